@@ -1,0 +1,148 @@
+"""The vocabulary: small immutable records that every other file speaks in.
+
+One thing has one name here, though the papers use the same words for different things (a paper's "experience" may be a
+`Trajectory`, an `Experience` or a `Lesson`). Standard library only, so that any file may import this one.
+
+Sequences are tuples. LangGraph's checkpoints give tuples back as lists, so every record turns its sequences into tuples
+again when it is made: a record that was checkpointed equals the one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = [
+    "RECORDS",
+    "Candidate",
+    "Experience",
+    "Neighbour",
+    "Observation",
+    "Task",
+    "Trajectory",
+    "Transition",
+    "UserError",
+]
+
+
+class UserError(Exception):
+    """Something the user can put right: the message says what was asked, what came, and what would do.
+
+    The command line shows it as one line and ends with exit code 2; other errors are ours, and keep their traceback.
+    """
+
+
+def _tuple(record: object, name: str, items: Iterable[Any]) -> None:
+    object.__setattr__(record, name, tuple(items))
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done: one instance of an environment (a game with its map, a domain with its rules)."""
+
+    id: str
+    """Unique within the environment, e.g. `coin-test-3`."""
+    instruction: str
+    """What the agent is told to do, in words."""
+    seed: int = 0
+    """Which instance the environment builds. The same task always means the same rules and the same start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What the world shows after an action (or at the start, after none)."""
+
+    text: str
+    """What the agent reads."""
+    actions: tuple[str, ...] = ()
+    """The admissible actions, sorted and without repeats; empty if the environment lists none."""
+    reward: float = 0.0
+    """r_t of the action that led here, in the environment's units; 0 at the start."""
+    over: bool = False
+    """True when the episode has ended; then `actions` is empty."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "actions", self.actions)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A proposed action. The papers write z(s, a) for its logit."""
+
+    action: str
+    logit: float
+    """Log-probability in nats, <= 0 as a policy proposes it; any real number after a logit update."""
+    source: str = "policy"
+    """Who proposed it: `policy`, or `memory` for an action that only the memory knows (JitRL, Eq. 23)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """What the memory knows of one action in one remembered state that resembles the present one.
+
+    The statistics are over the returns G of all visits to that (state, action): Welford's count, mean and M2.
+    """
+
+    id: str
+    """Id of the newest experience behind these numbers."""
+    similarity: float
+    """Of the remembered state to the present one, in [0, 1]."""
+    action: str
+    count: int
+    mean: float
+    """Mean return, in reward units."""
+    m2: float = 0.0
+    """Sum of squared deviations from the mean, in reward units squared; the variance is m2 / (count - 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step: (s_t, a_t, r_t)."""
+
+    state: str
+    """The abstract state in which the action was taken (JitRL's s = Abstract(observation))."""
+    action: str
+    reward: float | None
+    """r_t; None where nobody could say (a failed judge): missing, which is not zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A finished attempt at a task: what the papers call rollout, experience (AdaMEM, ICRL) or exemplar."""
+
+    id: str
+    """`<run>/<episode>`: derived, never random, so that storing it twice stores it once."""
+    task: Task
+    transitions: tuple[Transition, ...]
+    run: str = ""
+    """The run it belongs to; with `episode` it says what a replayed run must not see yet."""
+    episode: int = 0
+    """Number of the attempt within the run, from 0."""
+    score: float = 0.0
+    """What the environment paid in all, in its own units; the judge's opinion is in the transitions."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "transitions", self.transitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """Action a in state s was worth G: JitRL's triplet (s, a, G)."""
+
+    id: str
+    """`<trajectory id>/<step>`."""
+    state: str
+    action: str
+    value: float
+    """The discounted return G_t, in reward units (Eq. 3)."""
+    run: str = ""
+    episode: int = 0
+    task: str = ""
+    """Id of the task it was earned on."""
+    domain: str = field(default="")
+    """What the task shares with other tasks (an environment's name); the scope of cross-task memory."""
+
+
+RECORDS: tuple[type, ...] = (Task, Observation, Candidate, Neighbour, Transition, Trajectory, Experience)
+"""Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""
