@@ -16,12 +16,14 @@ from typing import Any
 __all__ = [
     "RECORDS",
     "Candidate",
+    "Estimate",
     "Experience",
     "Neighbour",
     "Observation",
     "Task",
     "Trajectory",
     "Transition",
+    "Usage",
     "UserError",
 ]
 
@@ -127,6 +129,45 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """What the memory makes of one candidate action in the present state."""
+
+    action: str
+    count: float
+    """Visits behind it, in (weighted) numbers of experiences; 0 for an action nobody tried near here."""
+    value: float
+    """Q(s, a) in reward units."""
+    advantage: float
+    """Q(s, a) - V(s), in reward units."""
+    shift: float
+    """The normalised advantage, without unit: what beta is multiplied with."""
+    explored: bool = False
+    """True where the exploration draw gave an untried action its bonus (Eq. 6); written down so that it can be replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was asked of models so far; adds up."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+    @classmethod
+    def of(cls, reply: Any) -> Usage:
+        """Count one reply (a LangChain `AIMessage`), by the usage metadata it carries."""
+        counted = getattr(reply, "usage_metadata", None) or {}
+        return cls(1, counted.get("input_tokens", 0), counted.get("output_tokens", 0))
+
+
+@dataclass(frozen=True, slots=True)
 class Experience:
     """Action a in state s was worth G: JitRL's triplet (s, a, G)."""
 
@@ -144,5 +185,15 @@ class Experience:
     """What the task shares with other tasks (an environment's name); the scope of cross-task memory."""
 
 
-RECORDS: tuple[type, ...] = (Task, Observation, Candidate, Neighbour, Transition, Trajectory, Experience)
+RECORDS: tuple[type, ...] = (
+    Task,
+    Observation,
+    Candidate,
+    Neighbour,
+    Estimate,
+    Usage,
+    Transition,
+    Trajectory,
+    Experience,
+)
 """Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""

@@ -1,0 +1,92 @@
+"""Ask a chat model: two pure functions, `messages(state)` and `read(reply, state)`, around one loop.
+
+The loop is written once, as a generator that yields what to send and is sent what came back; `invoke` and `ainvoke` only
+differ in how they wait. A reply that cannot be read is asked for again, with the error; in the end `BadReply` says so.
+Nothing here ever makes up an action, a score or a lesson.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from ..memory.records import Usage, UserError
+from .prompts import Prompt
+
+Messages = list[BaseMessage]
+State = Mapping[str, Any]
+
+
+class Unreadable(ValueError):
+    """Raised by a `read` function: what was asked for and what came. Leads to another try."""
+
+
+class BadReply(UserError, ValueError):
+    """The model's replies could not be read, after all tries. Names the prompt, the last reply, and why."""
+
+    def __init__(self, name: str, error: str, reply: str) -> None:
+        shown = reply if len(reply) <= 200 else reply[:200] + "…"
+        super().__init__(f"{name}: {error}; the last reply was {shown!r}")
+        self.name, self.error, self.reply = name, error, reply
+
+
+@dataclass(frozen=True)
+class Ask(Runnable[Any, Any]):
+    """A node that asks a model and reads the reply into channels; also counts tokens into the channel `usage`."""
+
+    role: ClassVar[str] = "model"
+
+    asks: str
+    """What is asked, `<method>/<purpose>`: named in errors, and in pictures."""
+    model: BaseChatModel
+    messages: Callable[[State], Messages]
+    """State -> messages to send. Pure."""
+    read: Callable[[AIMessage, State], Mapping[str, Any]]
+    """Reply, state -> the channels that change. Pure; raises `Unreadable`."""
+    tries: int = 3
+    """How often to ask before giving up, at least 1."""
+    lost: Callable[[BadReply, State], Mapping[str, Any]] | None = None
+    """What to record when no reply could be read (a mark that something is missing); None: raise `BadReply`."""
+
+    def _dialogue(self, state: State) -> Generator[Messages, AIMessage, dict[str, Any]]:
+        messages, usage, error = self.messages(state), Usage(), ""
+        for _ in range(self.tries):
+            reply = yield messages
+            usage += Usage.of(reply)
+            try:
+                return {**self.read(reply, state), "usage": usage}
+            except Unreadable as unreadable:
+                error = str(unreadable)
+                messages = [*messages, reply, *Prompt.load("ask/again").messages(error=error)]
+        bad = BadReply(self.asks, error, text(reply))
+        if self.lost is None:
+            raise bad
+        return {**self.lost(bad, state), "usage": usage}
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        dialogue = self._dialogue(input)
+        try:
+            messages = next(dialogue)
+            while True:
+                messages = dialogue.send(self.model.invoke(messages, config))
+        except StopIteration as done:
+            return done.value
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        dialogue = self._dialogue(input)
+        try:
+            messages = next(dialogue)
+            while True:
+                messages = dialogue.send(await self.model.ainvoke(messages, config))
+        except StopIteration as done:
+            return done.value
+
+
+def text(reply: BaseMessage) -> str:
+    """The plain text of a reply, whether its content is a string or a list of blocks."""
+    return str(reply.text)

@@ -1,0 +1,78 @@
+"""Prompts are text files: `nodes/prompts/<method>/<purpose>.md`, with `## system` and `## user` parts and `$name` values.
+
+Strict both ways: a value that the text does not name, and a name that gets no value, are errors. A user overrides any prompt
+by a file of the same name in a directory of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from ..memory.records import UserError
+
+HERE = Path(__file__).parent / "prompts"
+_ROLES = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
+
+
+class PromptError(UserError, ValueError):
+    """A prompt that is missing or malformed, or values that do not fit it."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A list of (role, template) parts with a name."""
+
+    name: str
+    """`<method>/<purpose>`, as in the file's path."""
+    parts: tuple[tuple[str, Template], ...]
+
+    @classmethod
+    def load(cls, name: str, overrides: Path | None = None) -> Prompt:
+        """Read `<name>.md` from `overrides` if it is there, else the one that comes with the package."""
+        path = overrides / f"{name}.md" if overrides else HERE / f"{name}.md"
+        if overrides and not overrides.is_dir():
+            raise PromptError(f"prompts: {overrides} is not a directory")
+        if not path.is_file():
+            path = HERE / f"{name}.md"
+        if not path.is_file():
+            known = sorted(str(p.relative_to(HERE).with_suffix("")) for p in HERE.rglob("*.md"))
+            raise PromptError(f"prompt '{name}' does not exist; there are {known}")
+        return cls.read(name, path.read_text(encoding="utf-8"), source=str(path))
+
+    @classmethod
+    def read(cls, name: str, text: str, source: str = "text") -> Prompt:
+        """Split `text` at its `## role` headings."""
+        pieces = re.split(r"^## +(\w+) *$", text, flags=re.MULTILINE)
+        if pieces[0].strip() or len(pieces) < 3:
+            raise PromptError(f"prompt '{name}' ({source}) must begin with '## system' or '## user'")
+        parts = []
+        for role, body in zip(pieces[1::2], pieces[2::2], strict=True):
+            if role not in _ROLES:
+                raise PromptError(f"prompt '{name}' ({source}) has a part '## {role}'; parts are {sorted(_ROLES)}")
+            template = Template(body.strip("\n"))
+            if not template.is_valid():
+                raise PromptError(f"prompt '{name}' ({source}), part '{role}': a '$' must name a value, or be '$$'")
+            parts.append((role, template))
+        return cls(name, tuple(parts))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The values that the text asks for."""
+        return frozenset(n for _, template in self.parts for n in template.get_identifiers())
+
+    def messages(self, **values: object) -> list[BaseMessage]:
+        """The chat messages with every `$name` filled in.
+
+        Raises:
+            PromptError: naming the value that is missing, or the one that the text has no place for.
+        """
+        for name in sorted(values.keys() - self.names):
+            raise PromptError(f"prompt '{self.name}' has no ${name}; it has {sorted(self.names)}")
+        for name in sorted(self.names - values.keys()):
+            raise PromptError(f"prompt '{self.name}' needs ${name}; given were {sorted(values)}")
+        return [_ROLES[role](template.substitute(values)) for role, template in self.parts]
