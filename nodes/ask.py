@@ -11,12 +11,11 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ..memory.records import Usage, UserError
-from .prompts import Prompt
+from .prompt import Prompt
 
 Messages = list[BaseMessage]
 State = Mapping[str, Any]
@@ -43,7 +42,8 @@ class Ask(Runnable[Any, Any]):
 
     asks: str
     """What is asked, `<method>/<purpose>`: named in errors, and in pictures."""
-    model: BaseChatModel
+    model: Runnable[Any, Any]
+    """A chat model, or one with options bound to it."""
     messages: Callable[[State], Messages]
     """State -> messages to send. Pure."""
     read: Callable[[AIMessage, State], Mapping[str, Any]]

@@ -1,0 +1,72 @@
+"""The journal: every step of every episode, append-only, in one JSONL file.
+
+A graph's state holds only `head`, the id of the last step; the journal gives the history behind it. Step ids are hashes of
+(parent id, step), so writing a step twice stores it once, a resumed episode finds its own steps again, and two forks share
+their common past and never overwrite each other. That keeps checkpoints the same size however long an episode gets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from .records import Transition, UserError
+from .rows import Rows
+
+
+class JournalError(UserError, RuntimeError):
+    """A state points at a step that this journal does not hold."""
+
+
+class Journal:
+    """Steps by id, in memory, and in a JSONL file if a path is given."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._rows = Rows(path)
+
+    @staticmethod
+    def start(run: str, episode: int, task: str) -> str:
+        """The head of an episode that has no steps yet."""
+        return f"{run}/{episode}/{task}"
+
+    def append(self, head: str, step: Transition, **more: Any) -> str:
+        """Write `step` after `head` and return the new head. `more` goes into the row too (JSON values).
+
+        A step that is there already is not written again.
+        """
+        key = json.dumps([head, step.state, step.action, step.reward], ensure_ascii=False)
+        id = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
+        parent = self._rows.get(head)
+        t = parent["step"] + 1 if parent else 0
+        row = {"id": id, "parent": head, "step": t, "state": step.state, "action": step.action, "reward": step.reward}
+        self._rows.append({**row, **more})
+        return id
+
+    def history(self, head: str, last: int | None = None) -> tuple[Transition, ...]:
+        """The steps up to `head`, oldest first; only the `last` ones if given.
+
+        Raises:
+            JournalError: `head` is neither the start of an episode nor a step written here.
+        """
+        steps: list[Transition] = []
+        while last is None or len(steps) < last:
+            row = self._rows.get(head)
+            if row is None:
+                if "/" not in head:
+                    raise JournalError(f"{self} has no step {head!r}: the state belongs to another journal")
+                break
+            steps.append(Transition(row["state"], row["action"], row["reward"]))
+            head = row["parent"]
+        return tuple(reversed(steps))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+    def __repr__(self) -> str:
+        return f"Journal({str(self._rows.path) if self._rows.path else ''})"

@@ -1,0 +1,85 @@
+"""An append-only JSONL file whose rows have ids: writing a row twice writes it once, and a crash costs at most the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from .records import UserError
+
+
+class RowsError(UserError, RuntimeError):
+    """The file cannot be read or written."""
+
+
+class Rows:
+    """Rows by id (the row's `id` field), in the order they came; in memory only if no path is given.
+
+    One process writes to a file. A last line that a crash cut short is dropped when the file is opened: whoever wrote it
+    writes it again when it resumes.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path else None
+        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._lock = Lock()
+        self._file = None
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self.path.exists():
+                self._load(self.path)
+            self._file = self.path.open("ab")
+
+    def _load(self, path: Path) -> None:
+        end = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = json.loads(line)
+                    self._rows[row["id"]] = row
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RowsError(f"{path}, line {number}: expected a JSON object with an id, got {line[:60]!r}") from error
+                end += len(line)
+        if end < path.stat().st_size:
+            os.truncate(path, end)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write `row` unless one with its id is there."""
+        with self._lock:
+            if row["id"] in self._rows:
+                return
+            if self._file and self.path:
+                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+                end = self._file.tell()
+                try:
+                    self._file.write(line)
+                    self._file.flush()
+                except OSError as error:
+                    os.truncate(self.path, end)  # half a row must not stand before the next one
+                    raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
+            self._rows[row["id"]] = row
+
+    def get(self, id: str) -> Mapping[str, Any] | None:
+        """The row with this id, or None."""
+        return self._rows.get(id)
+
+    def values(self) -> list[Mapping[str, Any]]:
+        """All rows, oldest first."""
+        return list(self._rows.values())
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()

@@ -1,0 +1,97 @@
+"""Begin an episode, act in the environment, write the step down: the frame of every episode graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+from ..memory.journal import Journal
+from ..memory.records import Observation, Task, Transition, Usage
+from .state import Episode
+
+
+class Environment(Protocol):
+    """A world as a function of its history, so that resuming, forking and parallel rollouts are right by construction."""
+
+    @property
+    def name(self) -> str:
+        """The domain of its tasks, e.g. `twx:coin`."""
+        ...
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """What the world shows after these actions; `reward` is that of the last one."""
+        ...
+
+    def abstract(self, observation: Observation) -> str:
+        """The state key of an observation: JitRL's s = Abstract(o)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Show the start of the task, and set every counter to zero."""
+
+    role: ClassVar[str] = "environment"
+
+    environment: Environment
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        task, run, episode = state["task"], state["run"], state["episode"]
+        return {
+            "observation": self.environment.observe(task, ()),
+            "step": 0,
+            "head": Journal.start(run, episode, task.id),
+            "score": 0.0,
+            "best": 0.0,
+            "usage": Usage(),
+        }
+
+
+@dataclass(frozen=True)
+class Act:
+    """Take the chosen action in the environment, and write the step into the journal.
+
+    The environment is a function of its history and the journal of its contents, so doing this twice is doing it once.
+    """
+
+    role: ClassVar[str] = "environment"
+
+    environment: Environment
+    journal: Journal
+    detail: tuple[str, ...] = ()
+    """Channels that go into the journal's row beside the step, for whoever reads the run later."""
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        channels: Mapping[str, Any] = state
+        before, action = state["observation"], channels["action"]
+        actions = [step.action for step in self.journal.history(state["head"])]
+        after = self.environment.observe(state["task"], [*actions, action])
+        score = state["score"] + after.reward
+        head = self.journal.append(
+            state["head"],
+            Transition(self.environment.abstract(before), action, after.reward),
+            episode=state["episode"],
+            task=state["task"].id,
+            score=score,
+            over=after.over,
+            **{name: _plain(channels[name]) for name in self.detail},
+        )
+        return {
+            "observation": after,
+            "step": state["step"] + 1,
+            "head": head,
+            "score": score,
+            "best": max(state["best"], score),
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+
+
+def progress(state: Episode) -> Literal["next step", "over"]:
+    """Router: has the episode ended?"""
+    return "over" if state["observation"].over else "next step"

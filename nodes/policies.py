@@ -1,0 +1,213 @@
+"""Policies: nodes that propose candidate actions with logits. Three ways, one meaning: log-probabilities in nats.
+
+Whatever the way, the logits of the candidates are normalised over the candidates: exp of them sums to 1.
+
+- `LocalPolicy` scores every admissible action exactly, as the whole reply of a local model.
+- `logprobs_policy` reads the probabilities of the option letters from an API that reports them.
+- `verbalized_policy` asks the model to name options and say how confident it is.
+- `UniformPolicy` knows nothing: a control, not a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, ClassVar, Protocol
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+
+from ..memory.journal import Journal
+from ..memory.records import Candidate, Transition, UserError
+from .ask import Ask, State, Unreadable, text
+from .prompt import Prompt
+from .state import Episode
+
+FLOOR = 1e-3
+"""The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
+
+
+class PolicyError(UserError, ValueError):
+    """The policy cannot work with this environment or model."""
+
+
+class Scorer(Protocol):
+    """A model that tells how likely each option is as its whole reply."""
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Sequence[float]:
+        """Log-probabilities in nats, one per option."""
+        ...
+
+
+def log_normalised(logits: Sequence[float]) -> list[float]:
+    """Subtract the log of the sum of the exponentials: log-probabilities over these options, <= 0, in nats."""
+    top = max(logits)
+    total = top + math.log(sum(math.exp(z - top) for z in logits))
+    return [min(z - total, 0.0) for z in logits]
+
+
+def steps_text(steps: Sequence[Transition]) -> str:
+    """Earlier steps as prompts show them: the state, `> action`, `= reward` (left out where it is missing)."""
+    lines = []
+    for step in steps:
+        lines += [step.state, f"> {step.action}"]
+        if step.reward is not None:
+            lines.append(f"= {step.reward:g}")
+    return "".join(line + "\n" for line in lines)
+
+
+def candidates(actions: Sequence[str], logits: Sequence[float]) -> list[Candidate]:
+    """Pair actions with their normalised logits."""
+    return [Candidate(a, z) for a, z in zip(actions, log_normalised(logits), strict=True)]
+
+
+@dataclass(frozen=True)
+class UniformPolicy:
+    """Every admissible action is equally likely."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        actions = listed(state, "uniform")
+        return {"candidates": candidates(actions, [0.0] * len(actions))}
+
+
+@dataclass(frozen=True)
+class LocalPolicy:
+    """Score every admissible action with a local model."""
+
+    role: ClassVar[str] = "model"
+
+    model: Scorer
+    journal: Journal
+    prompt: Prompt
+    """Needs $instruction, $steps, $observation (`act/score`)."""
+    recent: int = 0
+    """How many earlier steps of the episode the model sees."""
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        actions = listed(state, "local")
+        messages = self.prompt.messages(**_seen(state, self.journal, self.recent))
+        return {"candidates": candidates(actions, self.model.score(messages, actions))}
+
+
+def logprobs_policy(model: BaseChatModel, journal: Journal, recent: int = 20, prompts: Path | None = None) -> Ask:
+    """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
+
+    An option whose letter is not among the reported ones gets what is left of the probability, shared among such options,
+    and never more than the least likely letter that was reported.
+    """
+    prompt = Prompt.load("act/choose", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        actions = listed(state, "logprobs")
+        if len(actions) > 20:
+            raise PolicyError(
+                f"the logprobs policy can tell 20 options apart (APIs report 20 log-probabilities), but there are "
+                f"{len(actions)} admissible actions; use --policy verbalized"
+            )
+        options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
+        return prompt.messages(**_seen(state, journal, recent), options=options)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        actions = listed(state, "logprobs")
+        content = (reply.response_metadata.get("logprobs") or {}).get("content") or []
+        if not content:
+            raise PolicyError(
+                "asked for the log-probabilities of the reply's tokens, but the server sent none; "
+                "use a model that reports them, or --policy verbalized"
+            )
+        letters = ascii_uppercase[: len(actions)]
+        for token in content:
+            seen: dict[str, float] = {}
+            for option in token.get("top_logprobs") or [token]:
+                letter = option["token"].strip().rstrip(".").upper()
+                if letter in letters and letter:
+                    seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
+            if token["token"].strip().rstrip(".").upper() in seen:
+                return {"candidates": candidates(actions, _complete(seen, letters))}
+        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]}, got {text(reply)[:40]!r}")
+
+    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read)
+
+
+def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
+    missing = [letter for letter in letters if letter not in seen]
+    rest = max(1 - sum(map(math.exp, seen.values())), 1e-9) / max(len(missing), 1)
+    floor = min(*seen.values(), math.log(rest), 0.0)
+    return [seen.get(letter, floor) for letter in letters]
+
+
+def verbalized_policy(
+    model: BaseChatModel, journal: Journal, count: int = 3, recent: int = 20, prompts: Path | None = None
+) -> Ask:
+    """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
+    prompt, admissible = Prompt.load("act/options", prompts), Prompt.load("act/admissible", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        actions = state["observation"].actions
+        told = text(admissible.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
+        count_ = min(count, len(actions)) if actions else count
+        return prompt.messages(**_seen(state, journal, recent), count=count_, admissible=told)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        options = json_object(text(reply)).get("options")
+        if not isinstance(options, list) or not options:
+            raise Unreadable('asked for {"options": [...]}, got no list of options')
+        stated: dict[str, float] = {}
+        for option in options:
+            try:
+                action, confidence = str(option["action"]).strip(), float(option["confidence"])
+            except (TypeError, KeyError, ValueError) as error:
+                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}") from error
+            if not action or not 0 <= confidence <= 100:
+                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}")
+            if state["observation"].actions and action not in state["observation"].actions:
+                raise Unreadable(f"{action!r} is not one of the admissible actions")
+            stated[action] = confidence
+        total = sum(stated.values()) or 1.0
+        return {"candidates": candidates(list(stated), [math.log(max(c / total, FLOOR)) for c in stated.values()])}
+
+    return Ask("act/options", model, messages, read)
+
+
+def json_object(reply: str) -> dict[str, Any]:
+    """The last JSON object in a text that may say other things around it.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    decoder, found, at = json.JSONDecoder(), None, reply.find("{")
+    while at >= 0:
+        try:
+            found, length = decoder.raw_decode(reply[at:])
+            at = reply.find("{", at + length)
+        except ValueError:
+            at = reply.find("{", at + 1)
+    if not isinstance(found, dict):
+        raise Unreadable(f"asked for a JSON object, got {reply[:80]!r}")
+    return found
+
+
+def listed(state: State | Episode, policy: str) -> tuple[str, ...]:
+    """The admissible actions, for a policy that cannot do without them."""
+    actions: tuple[str, ...] = state["observation"].actions
+    if not actions:
+        raise PolicyError(
+            f"the {policy} policy chooses among admissible actions, but task {state['task'].id} lists none at step "
+            f"{state['step']}; use --policy verbalized"
+        )
+    return actions
+
+
+def _seen(state: State | Episode, journal: Journal, recent: int) -> dict[str, str]:
+    steps = journal.history(state["head"], last=recent) if recent else ()
+    return {
+        "instruction": state["task"].instruction,
+        "steps": steps_text(steps),
+        "observation": state["observation"].text,
+    }

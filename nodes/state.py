@@ -1,0 +1,86 @@
+"""The groups of channels that graphs compose their state from: `class State(Episode, Recalled, Choice)`.
+
+A channel holds plain data and records, never a model, a store or a whole library. Steps are not kept here: `head` names the
+last one, and the journal knows the rest.
+"""
+
+from __future__ import annotations
+
+from operator import add
+from typing import Annotated
+
+from typing_extensions import TypedDict
+
+from ..memory.records import Candidate, Estimate, Neighbour, Observation, Task, Usage
+
+
+class Attempt(TypedDict):
+    """What an episode graph is asked to do; its input."""
+
+    task: Task
+    run: str
+    """Name of the run: with `episode` and `step` it makes every id and every random draw."""
+    episode: int
+    """Number of the attempt within the run, from 0."""
+
+
+class Episode(Attempt):
+    """Where the agent stands."""
+
+    observation: Observation
+    step: int
+    """t: how many actions were taken."""
+    head: str
+    """Id of the last step in the journal."""
+    score: float
+    """Sum of the environment's rewards so far, in its units."""
+    best: float
+    """The highest score so far in this episode (a game may take points away again)."""
+    usage: Annotated[Usage, add]
+    """What models were asked in this run so far."""
+
+
+class Recalled(TypedDict):
+    """What the memory holds about states like the present one."""
+
+    neighbours: list[Neighbour]
+
+
+class Choice(TypedDict):
+    """The decision at this step."""
+
+    candidates: list[Candidate]
+    """With the logits as the policy proposed them, in nats."""
+    action: str
+
+
+class Advised(TypedDict):
+    """A decision that memory had a part in."""
+
+    value: float
+    """V(s), in reward units (Eq. 4)."""
+    estimates: list[Estimate]
+    """One per candidate, in the same order."""
+    logits: list[float]
+    """z'(s, a) in nats, one per candidate (Eq. 10)."""
+
+
+class Judged(TypedDict):
+    """What each step of the finished episode was worth."""
+
+    rewards: list[float | None]
+    """r_t, one per step; None where the judge failed."""
+    unjudged: str
+    """Why rewards are missing, or empty."""
+
+
+class Played(TypedDict):
+    """What comes out of an episode graph."""
+
+    task: Task
+    episode: int
+    step: int
+    head: str
+    score: float
+    best: float
+    usage: Annotated[Usage, add]
