@@ -123,6 +123,8 @@ class Trajectory:
     """Number of the attempt within the run, from 0."""
     score: float = 0.0
     """What the environment paid in all, in its own units; the judge's opinion is in the transitions."""
+    domain: str = ""
+    """What the task shares with other tasks (the environment's name): the scope of cross-task memory."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)

@@ -44,6 +44,8 @@ class Recalled(TypedDict):
     """What the memory holds about states like the present one."""
 
     neighbours: list[Neighbour]
+    average: float
+    """The mean return over everything in scope, in reward units: what to expect where nothing is known."""
 
 
 class Choice(TypedDict):

@@ -1,0 +1,172 @@
+"""JitRL: just-in-time reinforcement learning (arXiv:2601.18510). The model is frozen; a memory of returns steers its logits.
+
+The agent plays a task again and again. Before every action it recalls what similar states earned, works out how much better
+or worse than usual each candidate action turned out (the advantage), and adds that to the model's logits. After every episode
+each step is credited with its discounted return and remembered. No gradients: it learns by what it can look up.
+
+    recall    N(s), the k most similar remembered states                         Eq. 24
+    propose   candidates with logits z(s, a) from the policy                     Sec. 4
+    augment   + actions that only the memory knows                               Eq. 23
+    advise    V(s), Q(s, a), A(s, a), scaled                                     Eq. 4-7, 25
+    modulate  z' = z + beta A: the optimum of a KL-regularised objective         Eq. 8-10
+    choose    draw from softmax(z')
+    judge     r_t of every step, once the episode is over
+    remember  G_t = r_t + gamma G_{t+1}                                          Eq. 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ..memory.experiences import Experiences
+from ..memory.journal import Journal
+from ..nodes.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice, modulated
+from ..nodes.episode import Act, Begin, Environment, progress
+from ..nodes.judge import EnvironmentJudge
+from ..nodes.recall import Recall, RecallVisits, Remember
+from ..nodes.state import Advised, Attempt, Choice, Episode, Judged, Played, Recalled
+from .flow import Node, wire
+
+FLOW = """
+flowchart LR
+  START --> begin --> recall --> propose --> augment --> advise --> modulate --> choose --> act
+  act -->|next step| recall
+  act -->|over| judge --> remember --> END
+"""
+
+
+class State(Episode, Recalled, Choice, Advised, Judged):
+    """The channels of a JitRL episode."""
+
+
+@dataclass(frozen=True)
+class JitRL:
+    """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
+
+    values: Literal["shrunk", "paper", "reference"] = "shrunk"
+    """How advantages are made of returns: `shrunk` (ours), `paper` (Eq. 4-7, 25 to the letter), `reference` (what the
+    authors' code does, defects included)."""
+    beta: float = 8.0
+    """beta, Eq. 10: nats by which the largest advantage moves a logit. Paper: not given."""
+    gamma: float = 0.9
+    """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
+    k: int = 10
+    """k: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
+    threshold: float = 0.95
+    """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
+    kappa: float = 0.5
+    """Pseudo-visits by which a mean return is shrunk towards the average (ours only)."""
+    bonus: float = 0.5
+    """The shift of an untried action, in units of the largest advantage, falling with the visits (ours only)."""
+    alpha: float = 5.0
+    """alpha, Eq. 6: bonus of an unseen action, in reward units (paper: 5; reference code: 1)."""
+    lam: float = 0.65
+    """lambda, Eq. 6: probability that an unseen action gets the bonus (paper only; Jericho 0.65, WebArena 0.05)."""
+    temperature: float = 1.0
+    """Of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
+    cross_task: bool = False
+    """Whether experience from other tasks of the same environment is recalled too."""
+
+    @classmethod
+    def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
+        """The paper's table. It gives no beta: 1 is what its formula says if the advantage is taken as it is."""
+        jericho = benchmark == "jericho"
+        return cls(
+            values="paper",
+            beta=1.0,
+            gamma=0.5 if jericho else 0.1,
+            threshold=0.95 if jericho else 0.8,
+            lam=0.65 if jericho else 0.05,
+        )
+
+    @classmethod
+    def reference(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
+        """What the authors' code does: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap."""
+        jericho = benchmark == "jericho"
+        return cls(
+            values="reference",
+            gamma=0.5 if jericho else 0.1,
+            threshold=0.95 if jericho else 0.8,
+            alpha=1.0,
+            temperature=0.0,
+        )
+
+
+def build(
+    environment: Environment,
+    policy: Node,
+    experiences: Experiences,
+    journal: Journal,
+    settings: JitRL | None = None,
+    judge: Node | None = None,
+    *,
+    chain: bool = False,
+    **compile: Any,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode: from `Attempt` (task, run, episode) to `Played` (score, steps, usage).
+
+    Args:
+        environment: the world.
+        policy: the node that proposes candidates (nodes/policies.py).
+        experiences: the memory; it outlives the episode.
+        journal: where steps are written.
+        settings: hyper-parameters.
+        judge: the node that rewards the steps; the environment's own rewards if not given.
+        chain: run the steps between two choices as one super-step (graphs/flow.py).
+        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
+    """
+    settings = settings or JitRL()
+    nodes: dict[str, Node] = {
+        "begin": Begin(environment),
+        "propose": policy,
+        "act": Act(environment, journal, detail=("candidates", "estimates", "logits")),
+        "judge": judge or EnvironmentJudge(journal),
+        "remember": Remember(experiences, environment, journal),
+        **VALUES[settings.values](settings, experiences, environment),
+    }
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return wire(builder, FLOW, nodes, {"act": progress}, chain=chain).compile(**{"name": "jitrl", **compile})
+
+
+def _shrunk(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+    return {
+        "recall": Recall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "augment": Augment(),
+        "advise": ShrunkAdvice(settings.kappa, settings.bonus),
+        "modulate": Modulate(settings.beta),
+        "choose": Choose(modulated, settings.temperature),
+    }
+
+
+def _paper(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+    return {
+        "recall": RecallVisits(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "augment": Augment(logit="zero"),
+        "advise": PaperAdvice(settings.alpha, settings.lam),
+        "modulate": Modulate(settings.beta),
+        "choose": Choose(modulated, settings.temperature),
+    }
+
+
+def _reference(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+    recall = RecallVisits(experiences, environment, settings.k, settings.threshold, settings.cross_task, 0.1, 0.98)
+    return {
+        "recall": recall,
+        "augment": Augment(logit="zero", positive_only=True),
+        "advise": ReferenceAdvice(settings.alpha),
+        "modulate": ReferenceModulate(),
+        "choose": Choose(modulated, settings.temperature),
+    }
+
+
+VALUES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[str, Node]]] = {
+    "shrunk": _shrunk,
+    "paper": _paper,
+    "reference": _reference,
+}
+"""The nodes behind each way of turning returns into advantages; the graph is the same."""

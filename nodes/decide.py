@@ -1,0 +1,239 @@
+"""From candidates to an action: add what memory knows of, update the logits by the advantage, draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ..memory.records import Candidate, Estimate, Neighbour
+from .advantage import (
+    action_values,
+    advantages,
+    draw,
+    normalised,
+    reference_exploration,
+    reference_normalised,
+    sample,
+    softmax,
+    state_value,
+    unseen_value,
+    updated,
+)
+from .policies import log_normalised
+from .state import Advised, Choice, Episode, Recalled
+
+
+class Proposed(Episode, Recalled, Choice):
+    """Candidates, and what the memory holds about states like this one."""
+
+
+class Weighed(Proposed, Advised):
+    """Candidates with what the memory makes of each."""
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Eq. 23: actions that only the memory knows become candidates too, if the world admits them here."""
+
+    role: ClassVar[str] = "compute"
+
+    logit: Literal["lowest", "zero"] = "lowest"
+    """z of a memory-only action. `lowest`: the policy's least likely candidate, since the policy did not think of it.
+    `zero`: as the paper says; on a scale of log-probabilities that is the highest there is."""
+    positive_only: bool = False
+    """Only actions with a positive mean return (the reference code)."""
+    admissible_only: bool = True
+    """Only actions that the environment lists, where it lists any. The reference code does not ask."""
+
+    def __call__(self, state: Proposed) -> dict[str, Any]:
+        candidates, admitted = state["candidates"], state["observation"].actions
+        known = {c.action for c in candidates}
+        logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
+        added = [
+            Candidate(action, logit, source="memory")
+            for action, (_, q) in sorted(action_values(state["neighbours"]).items())
+            if action not in known
+            and (q > 0 or not self.positive_only)
+            and (action in admitted or not admitted or not self.admissible_only)
+        ]
+        return {"candidates": candidates + added}
+
+
+@dataclass(frozen=True)
+class PaperAdvice:
+    """Eq. 4 to 7 and 25 as the paper states them."""
+
+    role: ClassVar[str] = "compute"
+
+    alpha: float
+    lam: float
+
+    def __call__(self, state: Proposed) -> dict[str, Any]:
+        neighbours = state["neighbours"]
+        value, seen, visits = state_value(neighbours), action_values(neighbours), len(neighbours)
+        random = draw(state["run"], state["episode"], state["step"], "explore")
+        q, explored = {}, set()
+        for candidate in state["candidates"]:
+            if candidate.action in seen:
+                q[candidate.action] = seen[candidate.action][1]
+            elif visits:
+                explore = random.random() < self.lam
+                explored |= {candidate.action} if explore else set()
+                q[candidate.action] = unseen_value(value, visits, self.alpha, explore)
+            else:
+                q[candidate.action] = value
+        a = advantages(q, value)
+        return _advice(state, value, q, a, normalised(a), seen, explored)
+
+
+@dataclass(frozen=True)
+class ReferenceAdvice:
+    """What the authors' code does instead: adaptive exploration, a baseline that mixes in pseudo-values, other scaling."""
+
+    role: ClassVar[str] = "compute"
+
+    alpha: float
+
+    def __call__(self, state: Proposed) -> dict[str, Any]:
+        neighbours = state["neighbours"]
+        value, seen, visits = state_value(neighbours), action_values(neighbours), len(neighbours)
+        random = draw(state["run"], state["episode"], state["step"], "explore")
+        chance = reference_exploration(neighbours)
+        q = {action: mean for action, (_, mean) in seen.items()} if visits else {}
+        explored = set()
+        for candidate in state["candidates"]:
+            if candidate.action not in seen:
+                explore = bool(visits) and random.random() < chance
+                explored |= {candidate.action} if explore else set()
+                q[candidate.action] = unseen_value(value, visits, self.alpha, explore) if visits else 0.0
+        baseline = value if all(c.action in seen for c in state["candidates"]) else sum(q.values()) / len(q)
+        a = advantages(q, baseline)
+        return _advice(state, baseline, q, a, reference_normalised(a), seen, explored)
+
+
+@dataclass(frozen=True)
+class ShrunkAdvice:
+    """Our own: means that count for as much as their evidence, and curiosity in proportion to what is untried.
+
+    - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits say little, and an action nobody tried is worth what the
+      average experience of this task is worth. No return can be good or bad merely by where zero lies.
+    - Neighbours count in proportion to their similarity.
+    - The advantage is scaled by the largest |A| plus the standard error of what it rests on: a clear gap counts fully
+      however small it is, a gap within the noise hardly, and ties not at all.
+    - An untried action is shifted by `bonus`, falling with the square root of the visits; nothing is drawn by lot.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    kappa: float
+    bonus: float
+
+    def __call__(self, state: Proposed) -> dict[str, Any]:
+        actions = [c.action for c in state["candidates"]]
+        q, counts, noise = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
+        value = sum(q.values()) / len(q)
+        a = advantages(q, value)
+        scale = max(map(abs, a.values())) + noise
+        shifts = {
+            action: (a[action] / scale if scale > 1e-12 else 0.0) + self.bonus / (1 + counts[action]) ** 0.5
+            for action in actions
+        }
+        seen = {action: (counts[action], q[action]) for action in actions}
+        return _advice(state, value, q, a, shifts, seen, set())
+
+
+def shrunk_values(
+    neighbours: Sequence[Neighbour], actions: Sequence[str], kappa: float, average: float
+) -> tuple[dict[str, float], dict[str, float], float]:
+    """Similarity-weighted mean returns per action, shrunk towards `average` by `kappa` pseudo-visits.
+
+    Returns {a: Q}, {a: weighted count}, and the standard error of the best-supported mean, in reward units.
+    """
+    counts, totals, squares, visits = dict.fromkeys(actions, 0.0), dict.fromkeys(actions, 0.0), 0.0, 0
+    for n in neighbours:
+        if n.action in counts:
+            counts[n.action] += n.similarity * n.count
+            totals[n.action] += n.similarity * n.count * n.mean
+            squares += n.m2
+            visits += n.count
+    q = {a: (totals[a] + kappa * average) / (counts[a] + kappa) for a in actions}
+    spread = squares / visits if visits else 0.0
+    return q, counts, (spread / max(visits, 1)) ** 0.5
+
+
+def _advice(
+    state: Proposed,
+    value: float,
+    q: dict[str, float],
+    a: dict[str, float],
+    shifts: dict[str, float],
+    seen: dict[str, tuple[Any, float]],
+    explored: set[str],
+) -> dict[str, Any]:
+    estimates = [
+        Estimate(
+            c.action, float(seen.get(c.action, (0, 0))[0]), q[c.action], a[c.action], shifts[c.action], c.action in explored
+        )
+        for c in state["candidates"]
+    ]
+    return {"value": value, "estimates": estimates}
+
+
+@dataclass(frozen=True)
+class Modulate:
+    """Eq. 10: add beta times the normalised advantage to each candidate's logit."""
+
+    role: ClassVar[str] = "compute"
+
+    beta: float
+    """Nats by which the largest advantage moves a logit."""
+
+    def __call__(self, state: Weighed) -> dict[str, Any]:
+        logits = [c.logit for c in state["candidates"]]
+        return {"logits": updated(logits, [e.shift for e in state["estimates"]], self.beta)}
+
+
+@dataclass(frozen=True)
+class ReferenceModulate:
+    """The reference code's update: the 'logit' is a probability in [0, 1] (0 for memory-only actions), beta grows from 1 to
+    1.5 over 50 episodes."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Weighed) -> dict[str, Any]:
+        policy = [c for c in state["candidates"] if c.source == "policy"]
+        chances = softmax(log_normalised([c.logit for c in policy]))
+        prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
+        beta = min(1 + 0.5 * state["episode"] / 50, 1.5)
+        scores = [prior.get(c.action, 0.0) for c in state["candidates"]]
+        return {"logits": updated(scores, [e.shift for e in state["estimates"]], beta)}
+
+
+def proposed(state: Any) -> list[float]:
+    """The logits as the policy proposed them."""
+    return [c.logit for c in state["candidates"]]
+
+
+def modulated(state: Any) -> list[float]:
+    """The logits after the update."""
+    logits: list[float] = state["logits"]
+    return logits
+
+
+@dataclass(frozen=True)
+class Choose:
+    """Draw an action from the softmax of the logits. The draw belongs to (run, episode, step): again is the same."""
+
+    role: ClassVar[str] = "compute"
+
+    logits: Callable[[Any], Sequence[float]] = proposed
+    temperature: float = 1.0
+    """0 takes the first of the highest."""
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        choice: Choice = state  # type: ignore[assignment]
+        chances = softmax(list(self.logits(state)), self.temperature)
+        random = draw(state["run"], state["episode"], state["step"], "choose")
+        picked = chances.index(max(chances)) if self.temperature == 0 else sample(chances, random)
+        return {"action": choice["candidates"][picked].action}
