@@ -1,0 +1,351 @@
+"""JitRL's memory M = {(s, a, G)}: which action, in which state, was followed by how much reward.
+
+What is kept for good is the trajectory, one stored item per episode. Returns, statistics and the index are derived from
+it when the memory is opened, so the discount and the tokens may change between two runs over the same memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from .records import Experience, Neighbour, Trajectory, UserError
+from .similarity import JaccardIndex, shingles
+
+__all__ = ["BadExperience", "Experiences", "TrajectoryShelf", "reference_returns", "returns"]
+
+
+class BadExperience(UserError, ValueError):
+    """A trajectory or a setting from which no returns can be computed."""
+
+
+def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+    """JitRL, Eq. 3: G_t = r_t + gamma * G_{t+1}, in reward units; G after the last step is 0.
+
+    A missing reward (None) is not zero: every return that it would be part of is missing too, that is its own and all
+    earlier ones (with gamma = 0 only its own).
+    """
+    if not 0 <= gamma <= 1:
+        raise BadExperience(f"a discount gamma is between 0 and 1, got {gamma}")
+    found: list[float | None] = []
+    following: float | None = 0.0
+    for reward in reversed(rewards):
+        if reward is None or gamma == 0:
+            following = reward
+        elif following is not None:
+            following = reward + gamma * following
+        found.append(following)
+    return found[::-1]
+
+
+def reference_returns(scores: Sequence[float], gamma: float) -> list[float]:
+    """The returns of JitRL's published code, which are not Eq. 3: to reproduce it, and for nothing else.
+
+    The defect: when the return of step t is summed up, each later step whose score is 0 counts with the score of step t
+    in place of its own 0. So [4, 0, 0, 0, 0] at gamma 0.5 gives 7.75 for the first step, where Eq. 3 gives 4.
+    """
+    return [sum(gamma**ahead * (score or scores[t]) for ahead, score in enumerate(scores[t:])) for t in range(len(scores))]
+
+
+class TrajectoryShelf(Protocol):
+    """Where the trajectories are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
+
+    def put(self, records: Iterable[Trajectory], /) -> None:
+        """Store these; one with a stored id takes its place."""
+
+    def all(self) -> Iterable[Trajectory]:
+        """Everything stored, oldest first."""
+        ...
+
+    def delete(self, ids: Iterable[str], /) -> None:
+        """Remove these."""
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Welford's running count, mean and M2 of the returns of one action in one state."""
+
+    newest: str = ""
+    count: int = 0
+    mean: float = 0.0
+    m2: float = 0.0
+
+    def add(self, experience: Experience) -> None:
+        self.newest = experience.id
+        self.count += 1
+        off = experience.value - self.mean
+        self.mean += off / self.count
+        self.m2 += off * (experience.value - self.mean)
+
+
+class _Scope:
+    """The experiences that may be neighbours of each other: those of one task, or of one domain."""
+
+    def __init__(self, tokens: Callable[[str], Iterable[Hashable]]) -> None:
+        self.tokens = tokens
+        self.index = JaccardIndex()  # one row per distinct state
+        self.rows: dict[str, int] = {}  # state text -> row
+        self.digests: dict[bytes, int] = {}  # of its tokens -> row: texts that no query can tell apart share one
+        self.experiences: list[Experience] = []  # in the order of storing
+        self.visits: list[list[int]] = []  # row -> its experiences' places in that list
+        self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
+        self.latest: dict[str, int] = {}  # run -> its last episode here
+
+    def add(self, experience: Experience) -> None:
+        row = self.rows.get(experience.state)
+        if row is None:
+            tokens = frozenset(self.tokens(experience.state))
+            digest = hashlib.blake2b(repr(sorted(map(repr, tokens))).encode(), digest_size=16).digest()
+            row = self.digests.get(digest)
+            if row is None:
+                row = self.digests[digest] = self.index.add(tokens)
+                self.visits.append([])
+                self.tallies.append({})
+            self.rows[experience.state] = row
+        self.visits[row].append(len(self.experiences))
+        self.experiences.append(experience)
+        tallies = self.tallies[row]
+        if experience.action not in tallies:
+            tallies[experience.action] = _Tally()
+        tallies[experience.action].add(experience)
+        self.latest[experience.run] = max(experience.episode, self.latest.get(experience.run, experience.episode))
+
+    def visible(self, before: tuple[str, int] | None, window: int | None) -> Callable[[int], bool] | None:
+        """Which places in `experiences` may be seen; None where that is all of them."""
+        run, episode = before or ("", 0)
+        if before is not None and self.latest.get(run, episode - 1) < episode:
+            before = None
+        if before is None and window is None:
+            return None
+
+        def shown(place: int) -> bool:
+            seen = self.experiences[place]
+            return before is None or seen.run != run or seen.episode < episode
+
+        if window is None:
+            return shown
+        start, trajectories = len(self.experiences), set[str]()
+        for place in reversed(range(len(self.experiences))):
+            if shown(place):
+                trajectories.add(self.experiences[place].id.rpartition("/")[0])
+                if len(trajectories) > window:
+                    break
+            start = place
+        return lambda place: place >= start and shown(place)
+
+    def places(self, row: int, shown: Callable[[int], bool] | None) -> list[int]:
+        return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
+
+    def nearest(self, state: str, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
+        """The k nearest states with something to show, as (row, similarity), as if nothing else had been stored."""
+        tokens = frozenset(self.tokens(state))
+        if shown is None or not k:
+            return self.index.search(tokens, k, threshold)
+        fetch = k
+        while True:
+            fetch = min(2 * fetch, len(self.index))
+            found = self.index.search(tokens, fetch, threshold)
+            first = {row: next(iter(self.places(row, shown)), -1) for row, _ in found}
+            states = [(row, similarity) for row, similarity in found if first[row] >= 0]
+            states = sorted(states, key=lambda state: (-state[1], -first[state[0]]))[:k]
+            if len(found) < fetch or fetch == len(self.index):
+                return states
+            if len(states) == k and states[-1][1] > found[-1][1]:  # nothing further down can tie with the k-th
+                return states
+
+
+class Experiences:
+    """Remembers finished episodes, and tells what each action was worth in states that resemble the present one.
+
+    `shelf`: where the trajectories are kept for good; None keeps them in this process only.
+    `gamma`: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
+    `tokens`: what of a state's text is compared. The similarity is the Jaccard index of these as sets (Eq. 24); give
+    `lambda text: bag(ngrams(words(text), 4))` for multisets of 4-grams.
+
+    A memory may hold several domains (`Trajectory.domain`), several tasks of each, and several runs at once. Episodes
+    count in the order in which they were stored. Safe to use from several threads; a second process sees what this one
+    stores after `reload`.
+    """
+
+    def __init__(
+        self,
+        shelf: TrajectoryShelf | None = None,
+        *,
+        gamma: float = 0.5,
+        tokens: Callable[[str], Iterable[Hashable]] = shingles,
+    ) -> None:
+        self.gamma = gamma
+        self._shelf = shelf
+        self._tokens = tokens
+        self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
+        self._lock = threading.Lock()
+        self._episodes: dict[str, tuple[Trajectory, tuple[Experience, ...]]] = {}
+        self._scopes: dict[tuple[str, str | None], _Scope] = {}  # (domain, task or None for all), made when asked for
+        returns((), gamma)  # refuses a bad gamma now rather than at the end of the first episode
+        self.reload()
+
+    def __repr__(self) -> str:
+        return f"Experiences({len(self)} of {len(self._episodes)} episodes, gamma={self.gamma})"
+
+    def __len__(self) -> int:
+        """The number of experiences, that is of steps with a known return."""
+        with self._lock:
+            return sum(len(experiences) for _, experiences in self._episodes.values())
+
+    def __iter__(self) -> Iterator[Experience]:
+        """Every experience, in the order of storing."""
+        with self._lock:
+            return iter([one for _, experiences in self._episodes.values() for one in experiences])
+
+    def reload(self) -> None:
+        """Read the shelf again, for what other processes have stored there since."""
+        if self._shelf is None:
+            return
+        with self._writing:
+            episodes = {trajectory.id: (trajectory, self._derive(trajectory)) for trajectory in self._shelf.all()}
+            with self._lock:
+                self._episodes = episodes
+                self._scopes.clear()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Remember a finished episode, with one write to the shelf; a stored id again replaces what it stood for.
+
+        Steps whose return is missing (see `returns`) leave no experience. Raises `BadExperience` for a reward that is
+        not a finite number; then nothing is stored.
+        """
+        experiences = self._derive(trajectory)
+        with self._writing:
+            known = self._episodes.get(trajectory.id)
+            if known is not None and known[0] == trajectory:
+                return
+            if self._shelf is not None:
+                self._shelf.put([trajectory])
+            with self._lock:
+                self._episodes[trajectory.id] = (trajectory, experiences)
+                for key in [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]:
+                    scope = self._scopes.pop(key, None)
+                    if scope is None or known is not None:
+                        continue  # made afresh when next asked for
+                    for experience in experiences:
+                        scope.add(experience)
+                    self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
+
+    def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
+        """Forget for good all but the last episodes stored, and those that `drop` says; return how many went."""
+        if keep_last is not None and keep_last < 0:
+            raise ValueError(f"cannot keep the last {keep_last} episodes: keep_last must be >= 0")
+        with self._writing:
+            stored = [trajectory for trajectory, _ in self._episodes.values()]
+            old = 0 if keep_last is None else max(len(stored) - keep_last, 0)
+            gone = [trajectory.id for i, trajectory in enumerate(stored) if i < old or drop(trajectory)]
+            if self._shelf is not None and gone:
+                self._shelf.delete(gone)
+            with self._lock:
+                for name in gone:
+                    del self._episodes[name]
+                if gone:
+                    self._scopes.clear()
+        return len(gone)
+
+    def neighbours(
+        self,
+        state: str,
+        k: int,
+        threshold: float = 0.0,
+        *,
+        task: str,
+        domain: str = "",
+        cross_task: bool = False,
+        before: tuple[str, int] | None = None,
+        window: int | None = None,
+    ) -> tuple[Neighbour, ...]:
+        """What is known of each action in the k remembered states most similar to this one.
+
+        k counts distinct states, however often they were visited; each must be at least `threshold` similar, and share
+        a token. Best state first, among equals the one that was met last for the first time; a state's actions in the
+        order of their first try.
+
+        `task`, `domain`, `cross_task`: only experiences of this task of this domain, or of all tasks of the domain.
+        `before`: (run, episode): that run's episodes from this number on are treated as if they had never been stored,
+        so that a resumed or forked run learns only from its own past.
+        `window`: only the last so many episodes stored in this scope count, since old returns stem from an older policy.
+        Either of the two makes the statistics anew from the single returns, at a cost that grows with the visits.
+        """
+        with self._lock:
+            scope, shown = self._view(task, domain, cross_task, before, window)
+            neighbours = []
+            for row, similarity in scope.nearest(state, k, threshold, shown):
+                tallies = scope.tallies[row]
+                if shown is not None:
+                    tallies = {}
+                    for experience in map(scope.experiences.__getitem__, scope.places(row, shown)):
+                        tallies.setdefault(experience.action, _Tally()).add(experience)
+                neighbours += [
+                    Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2)
+                    for action, tally in tallies.items()
+                ]
+            return tuple(neighbours)
+
+    def raw_neighbours(
+        self,
+        state: str,
+        threshold: float = 0.0,
+        *,
+        task: str,
+        domain: str = "",
+        cross_task: bool = False,
+        before: tuple[str, int] | None = None,
+        window: int | None = None,
+    ) -> list[tuple[float, Experience]]:
+        """Every single experience in a state at least `threshold` similar, as (similarity, experience), oldest first.
+
+        For JitRL's published code, which neither merges repeated visits nor stops at k; the rest as in `neighbours`.
+        """
+        with self._lock:
+            scope, shown = self._view(task, domain, cross_task, before, window)
+            found = scope.nearest(state, len(scope.index), threshold, shown)
+            placed = sorted((place, similarity) for row, similarity in found for place in scope.places(row, shown))
+            return [(similarity, scope.experiences[place]) for place, similarity in placed]
+
+    def _view(
+        self, task: str, domain: str, cross_task: bool, before: tuple[str, int] | None, window: int | None
+    ) -> tuple[_Scope, Callable[[int], bool] | None]:
+        if window is not None and window < 0:
+            raise ValueError(f"cannot look at the last {window} episodes: window must be >= 0")
+        key = (domain, None if cross_task else task)
+        scope = self._scopes.get(key)
+        if scope is None:
+            scope = _Scope(self._tokens)
+            for trajectory, experiences in self._episodes.values():
+                if trajectory.domain == domain and (cross_task or trajectory.task.id == task):
+                    for experience in experiences:
+                        scope.add(experience)
+            self._scopes[key] = scope
+        return scope, scope.visible(before, window)
+
+    def _derive(self, trajectory: Trajectory) -> tuple[Experience, ...]:
+        rewards = [transition.reward for transition in trajectory.transitions]
+        for step, reward in enumerate(rewards):
+            if reward is not None and not math.isfinite(reward):
+                raise BadExperience(
+                    f"trajectory '{trajectory.id}': the reward of step {step} is {reward}; "
+                    "give a finite number, or None where it is not known"
+                )
+        return tuple(
+            Experience(
+                id=f"{trajectory.id}/{step}",
+                state=transition.state,
+                action=transition.action,
+                value=value,
+                run=trajectory.run,
+                episode=trajectory.episode,
+                task=trajectory.task.id,
+                domain=trajectory.domain,
+            )
+            for step, (transition, value) in enumerate(zip(trajectory.transitions, returns(rewards, self.gamma), strict=True))
+            if value is not None
+        )

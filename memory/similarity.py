@@ -1,0 +1,252 @@
+"""How alike two texts are, by the tokens they share (Jaccard), and an exact index for finding the most alike.
+
+Exact, because learning depends on it: an approximate index that misses the one remembered state that matters teaches
+the agent nothing. An inverted index answers over a million 60-token texts in milliseconds on one core, grows by one
+row at a time, and needs no rebuild.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from math import ceil
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "JaccardIndex",
+    "bag",
+    "jaccard",
+    "multiset_jaccard",
+    "ngrams",
+    "reference_words",
+    "shingles",
+    "words",
+]
+
+_WORD = re.compile(r"\d+(?:\.\d+)+|[^\W_]+(?:['’][^\W_]+)*")
+
+
+def words(text: str) -> list[str]:
+    """The lower-cased words and numbers of a text, in order, without the punctuation around them.
+
+    `2.50` and `don't` stay whole, `well-lit` is two words. A text without any word (a map drawn in symbols) is split
+    on whitespace instead: its symbols are then all there is to compare.
+    """
+    return _WORD.findall(text.lower()) or text.split()
+
+
+def reference_words(text: str) -> list[str]:
+    """The tokens that JitRL's published code compares: split on whitespace, only wholly alphanumeric ones kept.
+
+    A word that touches punctuation is lost with it, so `a lamp.` and `a sword.` are equal. Kept to reproduce the
+    published code; use `words` otherwise.
+    """
+    return [token for token in text.lower().split() if token.isalnum()]
+
+
+def ngrams(tokens: Sequence[str], n: int) -> list[str]:
+    """The runs of n neighbouring tokens, each joined by spaces; the single tokens where there are fewer than n."""
+    if n < 1:
+        raise ValueError(f"n-grams need n >= 1, got n={n}")
+    if len(tokens) < n:
+        return list(tokens)
+    return [" ".join(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def shingles(text: str) -> list[str]:
+    """The words of a text and its runs of two and three neighbouring words.
+
+    Which tokens tell states apart? 15 hand-written states of 8 rooms were compared, full descriptions (TextWorld and
+    Zork style) and two-line ones, the same room with other items, doors and inventory or another room of the same
+    phrasing. Margin: the least similarity to the same room less the greatest to another, averaged over the states.
+
+        tokens                      same room, min / mean    another, max / mean    margin
+        reference_words             0.33 / 0.61              0.82 / 0.19            -0.01
+        their 4-grams (Jericho)     0.00 / 0.31              0.45 / 0.02            +0.17
+        words                       0.33 / 0.65              0.60 / 0.17            +0.14
+        words, pairs                0.28 / 0.58              0.53 / 0.11            +0.15
+        words, pairs, triples       0.23 / 0.52              0.45 / 0.08            +0.18
+        4-grams of words            0.00 / 0.35              0.25 / 0.01            +0.23
+
+    Long runs separate best and lose short texts altogether (similarity 0 to the same room); single words never do, and
+    confuse rooms that share their phrasing. The three together keep both ends.
+    """
+    tokens = words(text)
+    return [" ".join(tokens[i : i + n]) for n in (1, 2, 3) for i in range(len(tokens) - n + 1)]
+
+
+def bag(tokens: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
+    """Number the occurrences of each token, so that a multiset becomes a set: a a b -> (a, 0) (a, 1) (b, 0).
+
+    The set Jaccard of two bags equals the multiset Jaccard (sum of minima over sum of maxima) of their tokens, so one
+    index serves both.
+    """
+    seen: Counter[Hashable] = Counter()
+    tagged = []
+    for token in tokens:
+        tagged.append((token, seen[token]))
+        seen[token] += 1
+    return tagged
+
+
+def jaccard(a: AbstractSet[Hashable], b: AbstractSet[Hashable]) -> float:
+    """JitRL, Eq. 24: |A and B| / |A or B|, in [0, 1]; 0 when a side is empty, even when both are."""
+    common = len(a & b)
+    return common / (len(a) + len(b) - common) if common else 0.0
+
+
+def multiset_jaccard(a: Counter[Hashable], b: Counter[Hashable]) -> float:
+    """The same over token counts: sum of the smaller over sum of the larger counts; 0 when a side is empty."""
+    common = (a & b).total()
+    return common / (a.total() + b.total() - common) if common else 0.0
+
+
+class JaccardIndex:
+    """Finds the k rows most similar to a query, exactly as comparing with every row would, and grows row by row.
+
+    Each token has a list of the rows that contain it; a query adds up those lists, rarest token first. Frequent tokens
+    make nearly all of the work and say the least: they are left out as soon as no row that shares only them can be
+    among the k best, and the few rows that still can are compared in full. Memory: about 8 bytes per token of a row.
+    Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ids: dict[Hashable, int] = {}  # token -> its number
+        self._postings: list[array[int]] = []  # token number -> the rows that contain it, ascending
+        self._tokens = array("i")  # the token numbers of row 0, of row 1, ...
+        self._starts = array("q")  # row -> where its token numbers begin
+        self._sizes = array("i")  # row -> how many distinct tokens it has
+        # numpy reads these arrays in place, and an array cannot grow while it is being read: below, no such view is
+        # ever bound to a name, so that none outlives its expression, not even in the traceback of an interrupted search.
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __repr__(self) -> str:
+        return f"JaccardIndex({len(self)} rows, {len(self._ids)} tokens)"
+
+    def add(self, tokens: Iterable[Hashable]) -> int:
+        """Append a row and return its id: 0, 1, 2, ... Repeated tokens count once (see `bag` for multisets)."""
+        distinct = dict.fromkeys(tokens)
+        with self._lock:
+            row = len(self._sizes)
+            self._starts.append(len(self._tokens))
+            for token in distinct:
+                number = self._ids.get(token)
+                if number is None:
+                    number = self._ids[token] = len(self._postings)
+                    self._postings.append(array("i"))
+                self._postings[number].append(row)
+                self._tokens.append(number)
+            self._sizes.append(len(distinct))
+            return row
+
+    def search(self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
+        """The at most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.
+
+        A row that shares no token with the query is never returned, not even at threshold 0.
+        """
+        if k < 0:
+            raise ValueError(f"cannot return {k} rows: k must be >= 0")
+        query = set(tokens)
+        with self._lock:
+            known = [number for token in query if (number := self._ids.get(token)) is not None]
+            if not known or not k:
+                return []
+            known.sort(key=lambda number: len(self._postings[number]))
+            return self._search(known, len(query), k, threshold)
+
+    def _search(self, known: list[int], size: int, k: int, threshold: float) -> list[tuple[int, float]]:
+        """`known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
+        n = len(self._sizes)
+        floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
+        counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
+        done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before looking again: tripled every time
+        while True:
+            upto, work = done, 0
+            while upto < len(known) and (upto == done or work + len(self._postings[known[upto]]) <= batch):
+                work += len(self._postings[known[upto]])
+                upto += 1
+            counts += self._overlaps(known[done:upto], counts.dtype)
+            done, left, batch = upto, len(known) - upto, 3 * batch
+            rows = self._leaders(counts, max(64, 4 * k))
+            if len(rows) >= k:
+                overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
+                similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
+                floor = max(floor, float(np.partition(similarities, -k)[-k]))
+            needed = ceil(floor * size - 1e-9) - left  # a union is never smaller than the query
+            if left and needed < 1:
+                continue  # a row that shares only the tokens left out might still be among the best
+            rows = np.flatnonzero(counts >= max(needed, 1))
+            if left and len(rows) * _COMPARE > len(self._postings[known[done]]):
+                continue
+            sizes = self._sizes_of(rows)
+            most = np.minimum(counts[rows].astype(np.int64) + left, sizes)
+            rows = rows[most / (size + sizes - most) >= floor]
+            overlaps = self._compare(rows, known) if left else counts[rows].astype(np.int64)
+            return self._best(rows, overlaps, size, k, threshold)
+
+    def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """row -> how many of these tokens it has, in a type that can hold their number."""
+        n = len(self._sizes)
+        rows = np.frombuffer(b"".join([self._postings[token] for token in tokens]), np.int32)
+        if len(rows) < 1 << 16:
+            return np.bincount(rows, minlength=n).astype(dtype)
+        # The sparse matrix-vector product is the one public loop that counts in bytes rather than in 64-bit integers:
+        # a million counters then fit the cache, and counting is 4 times as fast as np.bincount.
+        from scipy.sparse import csc_array  # type: ignore[import-untyped, unused-ignore]
+
+        ends = np.array([0, len(rows)], np.int32)
+        column = csc_array((np.ones(len(rows), dtype), rows, ends), shape=(n, 1))
+        counts: NDArray[Any] = column @ np.ones(1, dtype)
+        return counts
+
+    @staticmethod
+    def _leaders(counts: NDArray[Any], wanted: int) -> NDArray[np.intp]:
+        """Some rows with the highest counts: `wanted` of them, or fewer if fewer have any."""
+        low, high = 1, int(counts.max()) + 1
+        while high - low > 1:  # the highest level that at least `wanted` rows reach
+            middle = (low + high) // 2
+            low, high = (middle, high) if np.count_nonzero(counts >= middle) >= wanted else (low, middle)
+        rows = np.flatnonzero(counts >= low)
+        return rows[np.argsort(counts[rows], kind="stable")[-wanted:]]
+
+    def _compare(self, rows: NDArray[np.intp], known: list[int]) -> NDArray[np.int64]:
+        """The overlap of each of these rows with all of the known tokens, from the rows' own tokens."""
+        if not len(rows):
+            return np.zeros(0, np.int64)
+        wanted = np.zeros(len(self._postings), np.bool_)
+        wanted[known] = True
+        sizes = self._sizes_of(rows)
+        starts = np.frombuffer(self._starts, np.int64)[rows]
+        ends = np.cumsum(sizes)
+        places = np.arange(ends[-1]) + np.repeat(starts - ends + sizes, sizes)
+        hits = wanted[np.frombuffer(self._tokens, np.int32)[places]]
+        overlaps: NDArray[np.int64] = np.add.reduceat(hits, ends - sizes, dtype=np.int64)
+        return overlaps  # every row has a count, hence a token: reduceat meets no empty segment
+
+    def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        return np.frombuffer(self._sizes, np.int32)[rows].astype(np.int64)
+
+    def _best(
+        self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float
+    ) -> list[tuple[int, float]]:
+        similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
+        if len(rows) > k:
+            threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
+        chosen = similarities >= threshold
+        rows, similarities = rows[chosen], similarities[chosen]
+        order = np.lexsort((-rows, -similarities))[:k]
+        return list(zip(rows[order].tolist(), similarities[order].tolist(), strict=True))
+
+
+_COMPARE = 200
+"""How many postings can be added up in the time that one row is compared in full; only speed depends on it."""

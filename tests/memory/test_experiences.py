@@ -1,0 +1,312 @@
+"""What the memory says equals what the definitions say of the raw trajectories, whatever was stored in which order."""
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
+from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition, UserError
+from learngraph.memory.similarity import bag, jaccard, ngrams, words
+
+STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
+rewards = st.none() | st.sampled_from([0.0, 1.0, -2.0, 0.1, 7.5])
+transitions = st.lists(
+    st.builds(Transition, st.sampled_from(STATES), st.sampled_from(["take", "go", "wait"]), rewards), max_size=6
+)
+discounts = st.sampled_from([0.0, 0.5, 0.9, 1.0])
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    run, episode = draw(st.sampled_from(["a", "b"])), draw(st.integers(0, 4))
+    task = Task(draw(st.sampled_from(["coin-0", "coin-1"])), "find the coin")
+    steps = tuple(draw(transitions))
+    return Trajectory(f"{run}/{episode}", task, steps, run, episode, domain=draw(st.sampled_from(["twx", "toy"])))
+
+
+class Drawer:
+    """A shelf in a dictionary that counts its writes."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Trajectory] = {}
+        self.writes = 0
+
+    def put(self, records: Iterable[Trajectory], /) -> None:
+        self.writes += 1
+        self.items.update((record.id, record) for record in records)
+
+    def all(self) -> list[Trajectory]:
+        return list(self.items.values())
+
+    def delete(self, ids: Iterable[str], /) -> None:
+        for name in ids:
+            del self.items[name]
+
+
+def episode(*steps: tuple[str, str, float | None], number: int = 0, run: str = "a", task: str = "coin-0") -> Trajectory:
+    return Trajectory(
+        f"{run}/{number}", Task(task, "find"), tuple(Transition(*step) for step in steps), run, number, domain="twx"
+    )
+
+
+def ask(memory: Experiences, state: str, k: int = 10, threshold: float = 0.0, **scope: object) -> tuple[Neighbour, ...]:
+    return memory.neighbours(state, k, threshold, **{"task": "coin-0", "domain": "twx", **scope})  # type: ignore[arg-type]
+
+
+def filled(stored: Iterable[Trajectory], gamma: float = 0.5) -> Experiences:
+    memory = Experiences(gamma=gamma)
+    for trajectory in stored:
+        memory.add(trajectory)
+    return memory
+
+
+def test_returns_worked_out_by_hand():
+    assert returns([4, 0, 0, 0, 0], 0.5)[0] == 4
+    assert returns([-2, 0, 0, 0, 5], 0.5)[0] == -1.6875  # -2 + 5/16
+    assert returns([1, 2, 3], 1.0) == [6, 5, 3]
+    assert returns([], 0.5) == []
+
+
+def test_reference_returns_count_the_anchor_score_in_place_of_zeros():
+    assert reference_returns([4, 0, 0, 0, 0], 0.5)[0] == 7.75
+    assert reference_returns([-2, 0, 0, 0, 5], 0.5)[0] == -3.4375
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, -2.0, 0.3]), max_size=8), discounts)
+def test_returns_are_the_discounted_sums_of_eq_3(paid, gamma):
+    expected = [sum(gamma ** (u - t) * paid[u] for u in range(t, len(paid))) for t in range(len(paid))]
+    assert returns(paid, gamma) == pytest.approx(expected)
+
+
+def test_a_missing_reward_makes_what_includes_it_missing():
+    assert returns([1.0, None, 1.0], 0.5) == [None, None, 1.0]
+    assert returns([1.0, None, 1.0], 0.0) == [1.0, None, 1.0]
+
+
+@pytest.mark.parametrize("gamma", [-0.1, 1.1, math.nan])
+def test_a_bad_discount_is_refused_at_once(gamma):
+    with pytest.raises(BadExperience, match="between 0 and 1"):
+        Experiences(gamma=gamma)
+
+
+def test_missing_returns_leave_no_experience():
+    memory = filled([episode(("hall", "go", 1.0), ("attic", "go", None), ("cellar", "go", 2.0))])
+    assert [experience.id for experience in memory] == ["a/0/2"]
+    assert ask(memory, "hall") == ()
+    assert ask(memory, "cellar") == (Neighbour("a/0/2", 1.0, "go", 1, 2.0, 0.0),)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused_and_nothing_is_stored(reward):
+    shelf = Drawer()
+    memory = Experiences(shelf)
+    memory.add(episode(("hall", "go", 1.0)))
+    with pytest.raises(BadExperience, match=r"trajectory 'a/1': the reward of step 0 is .*; give a finite") as error:
+        memory.add(episode(("hall", "go", reward), number=1))
+    assert isinstance(error.value, UserError)
+    assert (len(memory), shelf.writes) == (1, 1)
+
+
+def expected(
+    stored: list[Trajectory], state: str, k: int, threshold: float, gamma: float, task: str | None, domain: str
+) -> list[Neighbour]:
+    """The answer by its definition: every remembered state compared, every return summed up anew."""
+    visits: dict[frozenset[str], list[Experience]] = {}
+    for one in stored:
+        if one.domain == domain and task in (None, one.task.id):
+            for step, value in enumerate(returns([t.reward for t in one.transitions], gamma)):
+                if value is not None:
+                    at = one.transitions[step]
+                    experience = Experience(f"{one.id}/{step}", at.state, at.action, value)
+                    visits.setdefault(frozenset(words(at.state)), []).append(experience)
+    query = set(words(state))
+    places = {key: place for place, key in enumerate(visits)}
+    near = sorted(visits, key=lambda key: (-jaccard(query, key), -places[key]))
+    near = [key for key in near if jaccard(query, key) > 0 and jaccard(query, key) >= threshold][:k]
+    answer = []
+    for key in near:
+        for action in dict.fromkeys(experience.action for experience in visits[key]):
+            mine = [experience for experience in visits[key] if experience.action == action]
+            values = np.array([experience.value for experience in mine])
+            m2 = float(((values - values.mean()) ** 2).sum())
+            answer.append(Neighbour(mine[-1].id, jaccard(query, key), action, len(mine), float(values.mean()), m2))
+    return answer
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(trajectories(), max_size=8),
+    st.sampled_from(STATES),
+    st.integers(0, 4),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    discounts,
+    st.booleans(),
+    st.none() | st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 5)),
+    st.none() | st.integers(0, 4),
+    st.booleans(),
+)
+def test_neighbours_are_what_the_raw_trajectories_say(
+    stored, state, k, threshold, gamma, cross_task, before, window, asked_early
+):
+    """Scope, exclusion and window included: what is hidden might as well never have been stored."""
+    memory = Experiences(gamma=gamma, tokens=words)
+    for trajectory in stored:
+        memory.add(trajectory)
+        if asked_early:  # then the index grows with every episode, instead of being made at the first question
+            ask(memory, state, cross_task=cross_task)
+    last = {trajectory.id: trajectory for trajectory in stored}  # the same id again replaces, in the first one's place
+    task = None if cross_task else "coin-0"
+    seen = [
+        one
+        for one in last.values()
+        if one.domain == "twx"
+        and task in (None, one.task.id)
+        and (before is None or one.run != before[0] or one.episode < before[1])
+        and any(value is not None for value in returns([t.reward for t in one.transitions], gamma))
+    ]
+    if window is not None:
+        seen = seen[len(seen) - min(window, len(seen)) :]
+    found = ask(memory, state, k, threshold, cross_task=cross_task, before=before, window=window)
+    wanted = expected(seen, state, k, threshold, gamma, task, "twx")
+    assert [(one.id, one.similarity, one.action, one.count) for one in found] == [
+        (one.id, one.similarity, one.action, one.count) for one in wanted
+    ]
+    assert [one.mean for one in found] == pytest.approx([one.mean for one in wanted])
+    assert [one.m2 for one in found] == pytest.approx([one.m2 for one in wanted], abs=1e-9)
+
+
+@given(st.lists(trajectories(), max_size=6), discounts)
+def test_storing_twice_is_storing_once_and_reopening_changes_nothing(stored, gamma):
+    shelf = Drawer()
+    once = Experiences(shelf, gamma=gamma)
+    unique = list({trajectory.id: trajectory for trajectory in stored}.values())
+    for trajectory in unique:
+        once.add(trajectory)
+    answers = [ask(once, state, cross_task=True) for state in STATES]
+    for trajectory in unique:
+        once.add(trajectory)
+    assert shelf.writes == len(unique)  # one write per episode, none for what is already there
+    assert [ask(once, state, cross_task=True) for state in STATES] == answers
+    reopened = Experiences(shelf, gamma=gamma)
+    assert [ask(reopened, state, cross_task=True) for state in STATES] == answers
+    assert list(reopened) == list(once)
+
+
+def test_another_discount_over_the_same_shelf():
+    shelf = Drawer()
+    Experiences(shelf, gamma=0.5).add(episode(("hall", "go", 0.0), ("attic", "take", 1.0)))
+    assert ask(Experiences(shelf, gamma=0.1), "hall")[0].mean == pytest.approx(0.1)
+
+
+def test_the_same_id_with_other_content_replaces():
+    memory = filled([episode(("hall", "go", 1.0))])
+    assert ask(memory, "hall")[0].mean == 1.0
+    memory.add(episode(("hall", "go", 3.0)))
+    assert [(one.count, one.mean) for one in ask(memory, "hall")] == [(1, 3.0)]
+
+
+def test_a_failed_write_leaves_the_memory_as_it_was():
+    class Broken(Drawer):
+        def put(self, records: Iterable[Trajectory], /) -> None:
+            raise OSError("disk full")
+
+    memory = Experiences(Broken())
+    with pytest.raises(OSError, match="disk full"):
+        memory.add(episode(("hall", "go", 1.0)))
+    assert len(memory) == 0
+
+
+def test_k_counts_states_and_not_visits():
+    memory = filled(
+        episode(("hall lamp", action, 1.0), ("hall rope", "go", 0.0), number=n) for n, action in enumerate(["go", "take", "go"])
+    )
+    assert {(one.action, one.count) for one in ask(memory, "hall lamp", k=1)} == {("go", 2), ("take", 1)}
+
+
+def test_before_hides_exactly_the_later_episodes_of_that_run():
+    memory = filled(episode(("hall", "go", float(n)), number=n, run=run) for run in ("a", "b") for n in range(3))
+    assert [(one.id, one.count, one.mean) for one in ask(memory, "hall", before=("a", 1))] == [("b/2/0", 4, 0.75)]
+    assert [(one.id, one.count, one.mean) for one in ask(memory, "hall", before=("b", 0))] == [("a/2/0", 3, 1.0)]
+    assert [one.count for one in ask(memory, "hall", before=("a", 3))] == [6]
+    raw = memory.raw_neighbours("hall", task="coin-0", domain="twx", before=("a", 1))
+    assert [experience.id for _, experience in raw] == ["a/0/0", "b/0/0", "b/1/0", "b/2/0"]
+
+
+def test_cross_task():
+    memory = filled(
+        [
+            episode(("hall", "go", 1.0), number=0, task="coin-0"),
+            episode(("hall", "take", 2.0), number=1, task="coin-1"),
+            Trajectory("c/0", Task("coin-0", "find"), (Transition("hall", "wait", 3.0),), "c", 0, domain="toy"),
+        ]
+    )
+    assert [one.action for one in ask(memory, "hall")] == ["go"]
+    assert [one.action for one in ask(memory, "hall", cross_task=True)] == ["go", "take"]
+    assert [one.action for one in ask(memory, "hall", domain="toy")] == ["wait"]
+    assert ask(memory, "hall", task="coin-7") == ()
+
+
+def test_raw_neighbours_are_single_experiences_in_the_order_of_storing():
+    memory = filled(
+        [
+            episode(("hall lamp", "go", 1.0), ("hall", "go", 0.0), number=0),
+            episode(("hall lamp", "go", 3.0), ("attic", "go", 0.0), number=1),
+        ],
+        gamma=0.0,
+    )
+    raw = memory.raw_neighbours("Hall. Lamp!", task="coin-0", domain="twx")
+    assert [(experience.id, experience.value) for _, experience in raw] == [("a/0/0", 1.0), ("a/0/1", 0.0), ("a/1/0", 3.0)]
+    assert raw[0][0] == raw[2][0] == 1.0 > raw[1][0] > 0
+    assert len(memory.raw_neighbours("hall lamp", 1.0, task="coin-0", domain="twx")) == 2
+
+
+def test_other_tokens_make_another_similarity():
+    memory = Experiences(tokens=lambda text: bag(ngrams(words(text), 4)))
+    memory.add(episode(("a b c d e", "go", 1.0)))
+    assert ask(memory, "a b c d x")[0].similarity == pytest.approx(1 / 3)
+    assert ask(memory, "a b c x e") == ()
+
+
+def test_prune_forgets_in_the_shelf_too():
+    shelf = Drawer()
+    memory = Experiences(shelf)
+    for n in range(5):
+        memory.add(episode(("hall", "go", float(n)), number=n))
+    assert ask(memory, "hall")[0].count == 5
+    assert memory.prune(keep_last=3) == 2
+    assert ask(memory, "hall")[0].mean == 3.0
+    assert memory.prune(drop=lambda trajectory: trajectory.transitions[0].reward == 3.0) == 1
+    assert sorted(shelf.items) == ["a/2", "a/4"]
+    assert [one.id for one in Experiences(shelf)] == [one.id for one in memory] == ["a/2/0", "a/4/0"]
+    assert memory.prune() == 0
+    with pytest.raises(ValueError, match="keep_last must be >= 0"):
+        memory.prune(keep_last=-1)
+
+
+def test_an_episode_that_cannot_be_compared_counts_wholly_or_not_at_all():
+    def tokens(text: str) -> list[str]:
+        if text == "unreadable":
+            raise LookupError(text)
+        return words(text)
+
+    memory = Experiences(tokens=tokens)
+    memory.add(episode(("hall", "go", 1.0)))
+    ask(memory, "hall")
+    bad = episode(("hall", "go", 5.0), ("unreadable", "go", 0.0), number=1)
+    with pytest.raises(LookupError):
+        memory.add(bad)
+    memory.prune(drop=lambda trajectory: trajectory.id == bad.id)
+    assert [(one.count, one.mean) for one in ask(memory, "hall")] == [(1, 1.0)]
+
+
+def test_reload_sees_what_another_process_stored():
+    shelf = Drawer()
+    mine, other = Experiences(shelf), Experiences(shelf)
+    other.add(episode(("hall", "go", 1.0)))
+    assert ask(mine, "hall") == ()
+    mine.reload()
+    assert len(ask(mine, "hall")) == 1
