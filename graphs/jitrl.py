@@ -25,7 +25,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.experiences import Experiences
 from ..memory.journal import Journal
-from ..nodes.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice, modulated
+from ..nodes.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.episode import Act, Begin, Environment, progress
 from ..nodes.judge import EnvironmentJudge
 from ..nodes.recall import Recall, RecallVisits, Remember
@@ -124,7 +124,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
         "propose": policy,
-        "act": Act(environment, journal, detail=("candidates", "estimates", "logits")),
+        "act": Act(environment, journal, detail=("prior", "candidates", "estimates")),
         "judge": judge or EnvironmentJudge(journal),
         "remember": Remember(experiences, environment, journal),
         **VALUES[settings.values](settings, experiences, environment),
@@ -139,7 +139,7 @@ def _shrunk(settings: JitRL, experiences: Experiences, environment: Environment)
         "augment": Augment(),
         "advise": ShrunkAdvice(settings.kappa, settings.bonus),
         "modulate": Modulate(settings.beta),
-        "choose": Choose(modulated, settings.temperature),
+        "choose": Choose(settings.temperature),
     }
 
 
@@ -149,7 +149,7 @@ def _paper(settings: JitRL, experiences: Experiences, environment: Environment) 
         "augment": Augment(logit="zero"),
         "advise": PaperAdvice(settings.alpha, settings.lam),
         "modulate": Modulate(settings.beta),
-        "choose": Choose(modulated, settings.temperature),
+        "choose": Choose(settings.temperature),
     }
 
 
@@ -160,7 +160,7 @@ def _reference(settings: JitRL, experiences: Experiences, environment: Environme
         "augment": Augment(logit="zero", positive_only=True),
         "advise": ReferenceAdvice(settings.alpha),
         "modulate": ReferenceModulate(),
-        "choose": Choose(modulated, settings.temperature),
+        "choose": Choose(settings.temperature),
     }
 
 

@@ -42,13 +42,14 @@ def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]
     return found[::-1]
 
 
-def reference_returns(scores: Sequence[float], gamma: float) -> list[float]:
+def reference_returns(scores: Sequence[float | None], gamma: float) -> list[float | None]:
     """The returns of JitRL's published code, which are not Eq. 3: to reproduce it, and for nothing else.
 
     The defect: when the return of step t is summed up, each later step whose score is 0 counts with the score of step t
     in place of its own 0. So [4, 0, 0, 0, 0] at gamma 0.5 gives 7.75 for the first step, where Eq. 3 gives 4.
     """
-    return [sum(gamma**ahead * (score or scores[t]) for ahead, score in enumerate(scores[t:])) for t in range(len(scores))]
+    known = [score or 0.0 for score in scores]  # that code has no way to say that a score is missing
+    return [sum(gamma**ahead * (score or known[t]) for ahead, score in enumerate(known[t:])) for t in range(len(known))]
 
 
 class TrajectoryShelf(Protocol):
@@ -94,6 +95,7 @@ class _Scope:
         self.visits: list[list[int]] = []  # row -> its experiences' places in that list
         self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
         self.latest: dict[str, int] = {}  # run -> its last episode here
+        self.all = _Tally()
 
     def add(self, experience: Experience) -> None:
         row = self.rows.get(experience.state)
@@ -108,6 +110,7 @@ class _Scope:
             self.rows[experience.state] = row
         self.visits[row].append(len(self.experiences))
         self.experiences.append(experience)
+        self.all.add(experience)
         tallies = self.tallies[row]
         if experience.action not in tallies:
             tallies[experience.action] = _Tally()
@@ -165,6 +168,7 @@ class Experiences:
     `gamma`: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
     `tokens`: what of a state's text is compared. The similarity is the Jaccard index of these as sets (Eq. 24); give
     `lambda text: bag(ngrams(words(text), 4))` for multisets of 4-grams.
+    `credit`: how rewards become returns; Eq. 3, unless a published defect is to be reproduced (`reference_returns`).
 
     A memory may hold several domains (`Trajectory.domain`), several tasks of each, and several runs at once. Episodes
     count in the order in which they were stored. Safe to use from several threads; a second process sees what this one
@@ -177,8 +181,10 @@ class Experiences:
         *,
         gamma: float = 0.5,
         tokens: Callable[[str], Iterable[Hashable]] = shingles,
+        credit: Callable[[Sequence[float | None], float], Sequence[float | None]] = returns,
     ) -> None:
         self.gamma = gamma
+        self._credit = credit
         self._shelf = shelf
         self._tokens = tokens
         self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
@@ -290,6 +296,23 @@ class Experiences:
                 ]
             return tuple(neighbours)
 
+    def average(
+        self,
+        *,
+        task: str,
+        domain: str = "",
+        cross_task: bool = False,
+        before: tuple[str, int] | None = None,
+        window: int | None = None,
+    ) -> float:
+        """The mean return of everything that `neighbours` would look at, in reward units; 0 while that is nothing."""
+        with self._lock:
+            scope, shown = self._view(task, domain, cross_task, before, window)
+            if shown is None:
+                return scope.all.mean
+            values = [one.value for place, one in enumerate(scope.experiences) if shown(place)]
+            return sum(values) / len(values) if values else 0.0
+
     def raw_neighbours(
         self,
         state: str,
@@ -346,6 +369,8 @@ class Experiences:
                 task=trajectory.task.id,
                 domain=trajectory.domain,
             )
-            for step, (transition, value) in enumerate(zip(trajectory.transitions, returns(rewards, self.gamma), strict=True))
+            for step, (transition, value) in enumerate(
+                zip(trajectory.transitions, self._credit(rewards, self.gamma), strict=True)
+            )
             if value is not None
         )

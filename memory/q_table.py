@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+from .experiences import TrajectoryShelf
 from .records import Trajectory
-
-
-class Trajectories(Protocol):
-    """Where finished episodes are kept (a `Shelf[Trajectory]`)."""
-
-    def put(self, records: Sequence[Trajectory]) -> None: ...
-
-    def all(self) -> Sequence[Trajectory]: ...
 
 
 class QTable:
@@ -23,7 +15,7 @@ class QTable:
     the table that it saw the first time.
     """
 
-    def __init__(self, shelf: Trajectories | None = None, gamma: float = 0.95, rate: float = 0.5) -> None:
+    def __init__(self, shelf: TrajectoryShelf | None = None, gamma: float = 0.95, rate: float = 0.5) -> None:
         self.shelf, self.gamma, self.rate = shelf, gamma, rate
         self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
         self._q: dict[tuple[str, str], float] = {}

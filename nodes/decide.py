@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ..memory.records import Candidate, Estimate, Neighbour
@@ -190,8 +190,7 @@ class Modulate:
     """Nats by which the largest advantage moves a logit."""
 
     def __call__(self, state: Weighed) -> dict[str, Any]:
-        logits = [c.logit for c in state["candidates"]]
-        return {"logits": updated(logits, [e.shift for e in state["estimates"]], self.beta)}
+        return _update(state, [c.logit for c in state["candidates"]], self.beta)
 
 
 @dataclass(frozen=True)
@@ -206,19 +205,17 @@ class ReferenceModulate:
         chances = softmax(log_normalised([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
         beta = min(1 + 0.5 * state["episode"] / 50, 1.5)
-        scores = [prior.get(c.action, 0.0) for c in state["candidates"]]
-        return {"logits": updated(scores, [e.shift for e in state["estimates"]], beta)}
+        return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def proposed(state: Any) -> list[float]:
-    """The logits as the policy proposed them."""
-    return [c.logit for c in state["candidates"]]
+def _update(state: Weighed, prior: Sequence[float], beta: float) -> dict[str, Any]:
+    logits = updated(prior, [e.shift for e in state["estimates"]], beta)
+    candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
+    return {"candidates": candidates, "prior": list(prior)}
 
 
-def modulated(state: Any) -> list[float]:
-    """The logits after the update."""
-    logits: list[float] = state["logits"]
-    return logits
+class Decision(Episode, Choice):
+    """Candidates whose logits are final."""
 
 
 @dataclass(frozen=True)
@@ -227,13 +224,14 @@ class Choose:
 
     role: ClassVar[str] = "compute"
 
-    logits: Callable[[Any], Sequence[float]] = proposed
     temperature: float = 1.0
     """0 takes the first of the highest."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
-        choice: Choice = state  # type: ignore[assignment]
-        chances = softmax(list(self.logits(state)), self.temperature)
-        random = draw(state["run"], state["episode"], state["step"], "choose")
-        picked = chances.index(max(chances)) if self.temperature == 0 else sample(chances, random)
-        return {"action": choice["candidates"][picked].action}
+    def __call__(self, state: Decision) -> dict[str, Any]:
+        logits = [c.logit for c in state["candidates"]]
+        if self.temperature == 0:
+            picked = logits.index(max(logits))
+        else:
+            random = draw(state["run"], state["episode"], state["step"], "choose")
+            picked = sample(softmax(logits, self.temperature), random)
+        return {"action": state["candidates"][picked].action}

@@ -62,9 +62,8 @@ class Act:
     detail: tuple[str, ...] = ()
     """Channels that go into the journal's row beside the step, for whoever reads the run later."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
-        channels: Mapping[str, Any] = state
-        before, action = state["observation"], channels["action"]
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        before, action = state["observation"], state["action"]
         actions = [step.action for step in self.journal.history(state["head"])]
         after = self.environment.observe(state["task"], [*actions, action])
         score = state["score"] + after.reward
@@ -75,7 +74,7 @@ class Act:
             task=state["task"].id,
             score=score,
             over=after.over,
-            **{name: _plain(channels[name]) for name in self.detail},
+            **{name: _plain(state[name]) for name in self.detail},
         )
         return {
             "observation": after,

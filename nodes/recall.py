@@ -32,12 +32,17 @@ class Recall:
     """Whether experience from other tasks of the same environment counts."""
 
     def __call__(self, state: Episode) -> dict[str, Any]:
-        scope = {"task": state["task"].id, "domain": self.environment.name, "cross_task": self.cross_task}
-        before = (state["run"], state["episode"])
+        task, domain, before = state["task"].id, self.environment.name, (state["run"], state["episode"])
         found = self.experiences.neighbours(
-            self.environment.abstract(state["observation"]), k=self.k, threshold=self.threshold, before=before, **scope
+            self.environment.abstract(state["observation"]),
+            k=self.k,
+            threshold=self.threshold,
+            task=task,
+            domain=domain,
+            cross_task=self.cross_task,
+            before=before,
         )
-        average = self.experiences.average(before=before, **scope)
+        average = self.experiences.average(task=task, domain=domain, cross_task=self.cross_task, before=before)
         return {"neighbours": list(found), "average": average}
 
 
@@ -60,17 +65,21 @@ class RecallVisits:
     def __call__(self, state: Episode) -> dict[str, Any]:
         found = self.experiences.raw_neighbours(
             self.environment.abstract(state["observation"]),
-            k=None if self.certain <= 1 else self.k,
             threshold=self.threshold - self.decay * min(state["step"] / 20, 1),
             task=state["task"].id,
             domain=self.environment.name,
             cross_task=self.cross_task,
             before=(state["run"], state["episode"]),
         )
+        found.sort(key=lambda one: (one[0], one[1].value), reverse=True)
         sure = [(similarity, e) for similarity, e in found if similarity > self.certain]
         others = [(similarity, e) for similarity, e in found if similarity <= self.certain]
         kept = sure + others[: max(self.k - len(sure), 0)]
         return {"neighbours": [Neighbour(e.id, similarity, e.action, 1, e.value) for similarity, e in kept]}
+
+
+class Finished(Episode, Judged):
+    """An episode that is over, with a reward (or none) for every step."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +95,14 @@ class Remember:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
-        judged: Judged = state  # type: ignore[assignment]
+    def __call__(self, state: Finished) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
         self.experiences.add(
             Trajectory(
                 id=f"{state['run']}/{state['episode']}",
                 task=state["task"],
                 transitions=tuple(
-                    Transition(step.state, step.action, reward) for step, reward in zip(steps, judged["rewards"], strict=True)
+                    Transition(step.state, step.action, reward) for step, reward in zip(steps, state["rewards"], strict=True)
                 ),
                 run=state["run"],
                 episode=state["episode"],

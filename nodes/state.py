@@ -52,7 +52,7 @@ class Choice(TypedDict):
     """The decision at this step."""
 
     candidates: list[Candidate]
-    """With the logits as the policy proposed them, in nats."""
+    """With their logits in nats: as the policy proposed them, and after a logit update the updated ones."""
     action: str
 
 
@@ -63,8 +63,8 @@ class Advised(TypedDict):
     """V(s), in reward units (Eq. 4)."""
     estimates: list[Estimate]
     """One per candidate, in the same order."""
-    logits: list[float]
-    """z'(s, a) in nats, one per candidate (Eq. 10)."""
+    prior: list[float]
+    """z(s, a) before the update, one per candidate."""
 
 
 class Judged(TypedDict):

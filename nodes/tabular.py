@@ -9,9 +9,10 @@ from ..memory.journal import Journal
 from ..memory.q_table import QTable
 from ..memory.records import Candidate, Trajectory
 from .advantage import draw
+from .decide import Decision
 from .episode import Environment
 from .policies import listed
-from .state import Choice, Episode
+from .state import Episode
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,9 @@ class EpsilonGreedy:
 
     epsilon: float
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
-        choice: Choice = state  # type: ignore[assignment]
+    def __call__(self, state: Decision) -> dict[str, Any]:
         random = draw(state["run"], state["episode"], state["step"], "choose")
-        candidates = choice["candidates"]
+        candidates = state["candidates"]
         if random.random() >= self.epsilon:
             top = max(c.logit for c in candidates)
             candidates = [c for c in candidates if c.logit == top]

@@ -47,7 +47,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
         "propose": policy,
-        "choose": Choose(temperature=(settings or Static()).temperature),
+        "choose": Choose((settings or Static()).temperature),
         "act": Act(environment, journal, detail=("candidates",)),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)

@@ -1,0 +1,706 @@
+"""A chat model on this machine: any causal transformers checkpoint, with exact scores of whole replies.
+
+Besides chatting (streaming, stop sequences, log-probabilities), it answers the question the policies ask: how probable is
+each of these actions as the reply? `LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose
+nodes are fed as one sequence under a mask that lets every node see the prompt and its own ancestors only. The prompt's keys
+and values stay cached between calls, so a prompt that grows step by step costs only what is new.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import AliasChoices, Field, PrivateAttr
+from typing_extensions import override
+
+from ..memory.records import UserError
+
+__all__ = ["LocalChatModel", "Usage"]
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""What a tokenizer without a chat template is given: `User: ...`, `Assistant: ...`, a line each; the end-of-sequence token
+(the line's end if there is none) ends a turn."""
+
+REPLIES = 100_000
+"""How many replies' token ids are remembered."""
+
+FUSED = 384
+"""Up to so many new prompt tokens go in one pass with the replies, in one dense mask; more are cheaper in a causal pass of
+their own, which needs no mask (tests/performance/bench_scoring.py)."""
+
+ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
+PROBE = "Qzq"
+SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+
+
+@dataclass
+class Usage:
+    """What a model has done since it was loaded (or since its caller set a new `Usage`)."""
+
+    prompt_tokens: int = 0
+    """Tokens of all prompts, cached or not."""
+    prefilled_tokens: int = 0
+    """Those of them that had to be computed."""
+    reply_tokens: int = 0
+    """Tokens fed for scoring: nodes of the token tries."""
+    generated_tokens: int = 0
+    forwards: int = 0
+    """Passes through the network."""
+
+
+@dataclass
+class _Prefix:
+    """Tokens whose keys and values are in `cache`; `logits`, shape (vocabulary,), follow the last of them."""
+
+    cache: Any
+    ids: list[int] = field(default_factory=list)
+    logits: torch.Tensor | None = None
+    weights: int = 0
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What the chat template puts around a reply."""
+
+    opening: str = ""
+    """A one-message prompt, up to where the reply begins."""
+    opening_ids: tuple[int, ...] = ()
+    lead: str = ""
+    """What stands before the reply's text, and is the model's to say (often nothing, sometimes a space)."""
+    ending: str = ""
+    """Text that ends the turn; empty where a token in `stops` does."""
+    stops: frozenset[int] = frozenset()
+    """Tokens that end the turn."""
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    top_logprobs: int | None
+    stop: tuple[str, ...]
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class _Token:
+    """One generated token; log-probabilities in nats."""
+
+    id: int
+    sampled: float
+    """Under the distribution it was drawn from (temperature and top-p applied; 0 for greedy decoding)."""
+    own: float
+    """Under the model's own distribution."""
+    top: tuple[tuple[int, float], ...]
+
+
+class LocalChatModel(BaseChatModel):
+    """A transformers causal language model as a LangChain chat model, with `score` for whole replies.
+
+    Two calls with the same messages and the same `seed` give the same reply; the global random generator is never used.
+    The reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the
+    distribution sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or
+    bound with `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`,
+    `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `stop`.
+
+    Raises `UserError` for a checkpoint that cannot be loaded, messages that are not text or that the chat template refuses,
+    and prompts that do not fit the window.
+    """
+
+    model: str
+    """Folder of a checkpoint, or its name on the Hugging Face hub."""
+    device: str = "cpu"
+    """Where it runs, as torch names it: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    dtype: str = "float32"
+    """Number format. In bfloat16 scores differ by about 0.02 nats with what else is in the pass; float32 is exact to 1e-5."""
+    temperature: float = 1.0
+    """0 takes the most probable token; 1 samples from the model's own distribution."""
+    top_p: float = 1.0
+    """Samples from the fewest most probable tokens whose probabilities reach this sum."""
+    max_new_tokens: int = Field(default=256, validation_alias=AliasChoices("max_new_tokens", "max_tokens"))
+    """Longest reply, in tokens."""
+    seed: int | None = None
+    """Of every call's own random generator; None draws a new one each time."""
+    stop: list[str] | None = None
+    """Texts that end a reply, and are not part of it."""
+    threads: int | None = None
+    """Threads torch computes with, in the whole process; None leaves torch's setting alone."""
+    prefixes: int = 4
+    """How many prompts' keys and values are kept between calls: two for an agent that asks two kinds of question by turns."""
+
+    usage: Usage = Field(default_factory=Usage, exclude=True, repr=False)
+    """Counts tokens and passes."""
+
+    _network: Any = PrivateAttr()
+    _tokenizer: Any = PrivateAttr()
+    _window: int = PrivateAttr()
+    _tree: bool = PrivateAttr()
+    _ends: frozenset[int] = PrivateAttr()
+    _frame: _Frame | None = PrivateAttr(default=None)
+    _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
+    _kept: list[_Prefix] = PrivateAttr(default_factory=list)
+    _weights: int = PrivateAttr(default=0)
+    _lock: Any = PrivateAttr(default_factory=threading.RLock)
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        import transformers
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UserError(f"dtype {self.dtype!r} is not a torch dtype; float32, bfloat16 or float16 would do")
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
+            network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+            self._network = network.to(self.device).eval()
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"model {self.model!r} cannot be loaded on {self.device}: {reason} "
+                "(a folder with config.json, weights and tokenizer.json would do, or a causal model's name on the hub)"
+            ) from error
+        config = network.config.get_text_config(decoder=True)
+        self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
+        self._tree = self._can_share_a_pass()
+        ends = [self._tokenizer.eos_token_id, getattr(network.generation_config, "eos_token_id", None)]
+        self._ends = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
+
+    def _can_share_a_pass(self) -> bool:
+        """Whether replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
+
+        Sliding-window and recurrent layers forget, so their caches cannot be cut back; models that derive positions from
+        the order of tokens cannot place a trie's nodes.
+        """
+        from transformers.cache_utils import DynamicLayer
+
+        layers = self._empty().layers
+        positions = "position_ids" in inspect.signature(self._network.forward).parameters
+        masks = self._network.config._attn_implementation in ("sdpa", "eager")
+        return positions and masks and all(type(layer) is DynamicLayer for layer in layers)
+
+    def _empty(self) -> Any:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self._network.config)
+
+    @property
+    def network(self) -> Any:
+        """The `PreTrainedModel` itself. Call `forget` after changing its weights."""
+        return self._network
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def window(self) -> int:
+        """Longest prompt and reply together, in tokens."""
+        return self._window
+
+    def forget(self) -> None:
+        """Drop all cached keys and values: the weights have changed."""
+        with self._lock:
+            self._weights += 1
+            self._kept.clear()
+
+    # Text to tokens
+
+    def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
+        """Token ids of the messages through the chat template, up to where the reply begins."""
+        if not messages:
+            raise UserError(f"{self.model}: asked with no messages; one message at least would do")
+        ids = self._encode(self._render([_turn(message) for message in messages], reply=True))
+        if len(ids) >= self._window:
+            raise UserError(
+                f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
+                "send fewer or shorter messages"
+            )
+        return ids
+
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` as a whole assistant reply: from the end of the prompt to the end of the turn, inclusive.
+
+        The reply is tokenised where the template puts it, behind the generation prompt, because tokens depend on what
+        stands before them (" go" and "go" differ). What the template puts before and after the text (a space, a token that
+        ends the turn) belongs to the reply; what it adds after an end-of-sequence token does not, as generation stops there.
+
+        Raises `UserError` if the template does not render a reply behind its own generation prompt, or if the tokenizer
+        merges the end of that prompt with the reply: then no sequence of tokens is "the reply".
+        """
+        found = self._replies.get(text)
+        if found is not None:
+            return found
+        frame = self._around()
+        ids = self._encode(self._render_reply(text, frame.opening))
+        before = len(frame.opening_ids)
+        if tuple(ids[:before]) != frame.opening_ids:
+            raise UserError(
+                f"{self.model}: its tokenizer merges the end of the generation prompt {frame.opening[-12:]!r} with the "
+                f"reply {text!r}; a chat template whose generation prompt ends with a special token or a line end would do"
+            )
+        end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stops), len(ids) - 1)
+        if len(self._replies) >= REPLIES:
+            self._replies.clear()
+        reply = self._replies[text] = tuple(ids[before : end + 1])
+        return reply
+
+    def _render_reply(self, text: str, opening: str) -> str:
+        turns = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": text}]
+        whole = self._render(turns, reply=False)
+        if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
+            raise UserError(
+                f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
+                f"generation prompt {opening!r} and go on with the reply; a template where it does would do"
+            )
+        return whole
+
+    def _around(self) -> _Frame:
+        """Found out by rendering one reply, once."""
+        if self._frame is None:
+            opening = self._render([{"role": "user", "content": PROBE}], reply=True)
+            whole = self._render_reply(PROBE, opening)
+            lead, _, ending = whole[len(opening) :].partition(PROBE)
+            tokens = self._encode(ending)
+            stops = self._ends
+            # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
+            if tokens and not stops.intersection(tokens) and tokens[0] in self._tokenizer.all_special_ids:
+                stops = stops | {tokens[0]}
+            if stops.intersection(tokens):
+                ending = ""
+            self._frame = _Frame(opening, tuple(self._encode(opening)), lead, ending, stops)
+        return self._frame
+
+    def _render(self, turns: list[dict[str, str]], *, reply: bool) -> str:
+        import jinja2
+
+        plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, chat_template=plain, tokenize=False, add_generation_prompt=reply
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise UserError(f"{self.model}: its chat template refuses messages in the roles {roles}: {error}") from error
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        # The template writes its special tokens itself.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    # Scores
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> list[float]:
+        """Log-probability in nats (<= 0) of each option as the whole assistant reply, end of turn included.
+
+        Equal to the sum of the token log-probabilities that a separate pass over prompt and option would give (within
+        1e-4 in float32), but all options share one pass. Returns one number per option, in their order. They are
+        comparable as they are: a longer option is not penalised beyond its own probability, and "go" and "go north"
+        exclude each other through the end of turn.
+
+        Raises `UserError` for no options, empty or repeated ones, options that are the same tokens to this model (words it
+        does not know), and prompts that do not fit the window.
+        """
+        if isinstance(options, str) or not options:
+            raise UserError(f"{self.model}: asked to score {options!r}; a list of at least one option would do")
+        replies: list[tuple[int, ...]] = []
+        seen: dict[tuple[int, ...], str] = {}
+        for option in options:
+            if not option.strip():
+                raise UserError(f"{self.model}: cannot score the empty option among {list(options)}")
+            reply = self.reply_ids(option)
+            if reply in seen:
+                same = "twice" if seen[reply] == option else f"like {seen[reply]!r}: the same tokens to this model"
+                raise UserError(f"{self.model}: option {option!r} stands {same}; options must differ")
+            seen[reply] = option
+            replies.append(reply)
+        prompt = self.prompt_ids(messages)
+        longest = max(len(reply) for reply in replies)
+        if len(prompt) + longest > self._window:
+            raise UserError(
+                f"{self.model}: prompt of {len(prompt)} tokens and option of {longest} do not fit "
+                f"its window of {self._window}; send fewer or shorter messages"
+            )
+        with self._lock:
+            return self._score_tree(prompt, replies) if self._tree else self._score_each(prompt, replies)
+
+    def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
+        # Node 0 is the end of the prompt; a reply's last token is read off its parent and need not be fed.
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        nodes: dict[tuple[int, int], int] = {}
+        heads: list[int] = []
+        for reply in replies:
+            node = 0
+            for depth, token in enumerate(reply, 1):
+                heads.append(node)
+                if depth < len(reply):
+                    child = nodes.get((node, token))
+                    if child is None:
+                        tokens.append(token)
+                        parents.append(node)
+                        depths.append(depth)
+                        child = nodes[node, token] = len(tokens)
+                    node = child
+
+        prefix = self._take(prompt)
+        self.usage.prompt_tokens += len(prompt)
+        if len(prompt) - len(prefix.ids) > FUSED:
+            self._prefill(prefix, prompt)
+        past, size = len(prefix.ids), len(tokens)
+        new = prompt[past:]
+        fed = len(new)
+        logits = prefix.logits[None] if prefix.logits is not None else torch.empty(0)
+        if fed or size:
+            mask = torch.zeros(fed + size, past + fed + size, dtype=self._network.dtype)
+            low = torch.finfo(mask.dtype).min
+            if fed:
+                mask[:fed, past:] = torch.full((fed, fed + size), low).triu_(1)
+            if size:
+                sees = torch.full((size, size), low)
+                for i, parent in enumerate(parents):
+                    if parent:
+                        sees[i] = sees[parent - 1]
+                    sees[i, i] = 0.0
+                mask[fed:, past + fed :] = sees
+            positions = [*range(past, past + fed), *(past + fed - 1 + depth for depth in depths)]
+            rows = self._forward(new + tokens, prefix.cache, keep=size + bool(fed), mask=mask, positions=positions)
+            if size:
+                prefix.cache.crop(-size)
+            logits = rows if fed else torch.cat((logits, rows))
+            prefix.ids = prompt
+            prefix.logits = logits[0].clone()
+        self.usage.prefilled_tokens += fed
+        self.usage.reply_tokens += size
+        self._keep(prefix)
+        return _sums(logits, heads, replies)
+
+    def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
+        """One pass per reply, for models whose layers forget."""
+        scores = []
+        for reply in replies:
+            logits = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
+            scores += _sums(logits, list(range(len(reply))), [reply])
+        self.usage.prompt_tokens += len(prompt)
+        self.usage.prefilled_tokens += len(prompt) * len(replies)
+        self.usage.reply_tokens += sum(len(reply) - 1 for reply in replies)
+        return scores
+
+    # The network and its cache
+
+    @torch.inference_mode()
+    def _forward(
+        self,
+        ids: list[int],
+        cache: Any,
+        *,
+        keep: int,
+        mask: torch.Tensor | None = None,
+        positions: list[int] | None = None,
+    ) -> torch.Tensor:
+        """Logits of the last `keep` tokens, shape (keep, vocabulary), in float32."""
+        device = self._network.device
+        self.usage.forwards += 1
+        extra: dict[str, Any] = {}
+        if positions is not None and mask is not None:
+            extra["position_ids"] = torch.tensor([positions], device=device)
+            extra["attention_mask"] = mask[None, None].to(device)
+        output = self._network(
+            input_ids=torch.tensor([ids], device=device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+            **extra,
+        )
+        logits: torch.Tensor = output.logits[0, -keep:]
+        return logits.float()
+
+    def _prefill(self, prefix: _Prefix, prompt: list[int]) -> None:
+        """Extend the prefix to the whole prompt by a causal pass, so that its `logits` predict the reply's first token."""
+        new = prompt[len(prefix.ids) :]
+        if new:
+            prefix.logits = self._forward(new, prefix.cache, keep=1)[0]
+            prefix.ids = prompt
+            self.usage.prefilled_tokens += len(new)
+
+    def _take(self, prompt: list[int]) -> _Prefix:
+        """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
+
+        While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
+        logits only if it is the whole prompt. If most of a prefix would have to go, a copy of the shared part is taken.
+        """
+        with self._lock:
+            found, shared = None, 0
+            for kept in self._kept:
+                if (common := _common(kept.ids, prompt)) > shared:
+                    found, shared = kept, common
+            if found is not None and shared == len(prompt) < len(found.ids):
+                shared -= 1  # the logits after the prompt are gone: its last token must be computed again
+            fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
+            if found is None or not shared:
+                return fresh
+            if 2 * shared < len(found.ids):
+                for i, layer in enumerate(found.cache.layers):
+                    fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
+                return fresh
+            self._kept = [kept for kept in self._kept if kept is not found]
+            if shared < len(found.ids):
+                found.cache.crop(shared - len(found.ids))
+            if shared < len(prompt):
+                found.logits = None
+            found.ids = prompt[:shared]
+            return found
+
+    def _keep(self, prefix: _Prefix) -> None:
+        with self._lock:
+            if self._tree and prefix.weights == self._weights:
+                self._kept.append(prefix)
+                del self._kept[: -self.prefixes]
+
+    # Chat
+
+    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: _Frame) -> _Sampling:
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        given.pop("stream", None)  # LangChain's own
+        unknown = sorted(set(given) - set(SETTINGS))
+        if unknown:
+            raise UserError(f"{self.model}: a local model has no {unknown}; it has {list(SETTINGS)} and 'stop'")
+        temperature = float(given.get("temperature", self.temperature))
+        top_p = float(given.get("top_p", self.top_p))
+        if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
+            raise UserError(f"{self.model}: temperature {temperature} and top_p {top_p}: wanted >= 0, and above 0 up to 1")
+        length = int(given.get("max_new_tokens", given.get("max_tokens", self.max_new_tokens)))
+        if length < 1:
+            raise UserError(f"{self.model}: asked for a reply of {length} tokens at most; 1 or more would do")
+        top = given.get("top_logprobs", 0) if given.get("logprobs") else None
+        generator = torch.Generator()
+        seed = given.get("seed", self.seed)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(int(seed))
+        stops = tuple(text for text in (*(stop or self.stop or ()), frame.ending) if text)
+        return _Sampling(temperature, top_p, length, top, stops, generator)
+
+    def _decode(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[_Token]:
+        """Sample token by token, each fed back through the cache, until the window or the longest reply is reached."""
+        self._prefill(prefix, prompt)
+        token: _Token | None = None
+        for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
+            if token is not None:
+                prefix.logits = self._forward([token.id], prefix.cache, keep=1)[0]
+                prefix.ids = [*prefix.ids, token.id]
+            assert prefix.logits is not None  # a prefix without them lacks a token of the prompt, and was extended
+            token = _sample(prefix.logits, sampling)
+            self.usage.generated_tokens += 1
+            yield token
+
+    def _parts(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> Iterator[tuple[str, AIMessage | None]]:
+        """The reply's text in parts as it grows, and at last an empty part with a message that has its metadata."""
+        try:
+            frame = self._around()
+        except UserError:  # a template that cannot frame a reply can still be talked to
+            frame = _Frame(stops=self._ends)
+        sampling = self._sampling(stop, kwargs, frame)
+        prompt = self.prompt_ids(messages)
+        prefix = self._take(prompt)
+        reused = len(prefix.ids)
+        self.usage.prompt_tokens += len(prompt)
+        drawn: list[_Token] = []
+        spoken: list[int] = []
+        shown = ""
+        reason = "length"
+        for token in self._decode(prefix, prompt, sampling):
+            drawn.append(token)
+            stopped = token.id in frame.stops
+            if not stopped:
+                spoken.append(token.id)
+            text, cut = _visible(self._text(spoken), frame.lead, sampling.stop, over=stopped)
+            if text[len(shown) :]:
+                yield text[len(shown) :], None
+                shown = text
+            if stopped or cut:
+                reason = "stop"
+                break
+        text, _ = _visible(self._text(spoken), frame.lead, sampling.stop, over=True)
+        if text[len(shown) :]:
+            yield text[len(shown) :], None
+        self._keep(prefix)
+        metadata: dict[str, Any] = {
+            "model_name": self.model,
+            "finish_reason": reason,
+            "token_ids": [token.id for token in drawn],
+            "sampled_logprobs": [token.sampled for token in drawn],
+            "model_logprobs": [token.own for token in drawn],
+        }
+        if sampling.top_logprobs is not None:
+            content = [
+                self._logprob(token.id, token.own) | {"top_logprobs": [self._logprob(id_, value) for id_, value in token.top]}
+                for token in drawn[: len(spoken)]
+            ]
+            metadata["logprobs"] = {"content": content}
+        usage = UsageMetadata(
+            input_tokens=len(prompt),
+            output_tokens=len(drawn),
+            total_tokens=len(prompt) + len(drawn),
+            input_token_details={"cache_read": reused},
+        )
+        yield "", AIMessage(content=text, response_metadata=metadata, usage_metadata=usage)
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def _logprob(self, id_: int, value: float) -> dict[str, Any]:
+        token: str = self._tokenizer.decode([id_])
+        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        *_, (_, message) = self._parts(messages, stop, kwargs)
+        assert message is not None  # the last part always has one
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        for part, end in self._parts(messages, stop, kwargs):
+            chunk = AIMessageChunk(content=part)
+            if end is not None:
+                chunk = AIMessageChunk(
+                    content="",
+                    response_metadata=end.response_metadata,
+                    usage_metadata=end.usage_metadata,
+                    chunk_position="last",
+                )
+            yield ChatGenerationChunk(message=chunk)
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "learngraph-local"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        names = ("model", "dtype", "temperature", "top_p", "max_new_tokens", "seed", "stop")
+        return {name: getattr(self, name) for name in names}
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = "local"
+        params["ls_max_tokens"] = int(kwargs.get("max_tokens") or self.max_new_tokens)
+        return params
+
+
+def _turn(message: BaseMessage) -> dict[str, str]:
+    role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
+    if isinstance(message, ChatMessage):
+        role = message.role
+    if role is None:
+        raise UserError(f"a {type(message).__name__} has no role in a local model's chat; it knows {[*ROLES.values()]}")
+    if not isinstance(message.content, str):
+        kinds = {"text" if isinstance(block, str) else str(block.get("type")) for block in message.content}
+        if kinds - {"text"}:
+            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
+    return {"role": role, "content": str(message.text)}
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """Length of the longest common prefix."""
+    shorter = min(len(a), len(b))
+    if a[:shorter] == b[:shorter]:
+        return shorter
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+
+
+@torch.inference_mode()
+def _sums(logits: torch.Tensor, heads: list[int], replies: list[tuple[int, ...]]) -> list[float]:
+    """Sum over each reply of log p(token | its head); `heads` has the replies' rows of `logits` one after another."""
+    targets = torch.tensor([token for reply in replies for token in reply], device=logits.device)
+    rows = torch.tensor(heads, device=logits.device)
+    values = (logits[rows, targets] - logits.logsumexp(-1)[rows]).tolist()
+    sums, start = [], 0
+    for reply in replies:
+        sums.append(min(0.0, math.fsum(values[start : start + len(reply)])))
+        start += len(reply)
+    return sums
+
+
+@torch.inference_mode()
+def _sample(logits: torch.Tensor, sampling: _Sampling) -> _Token:
+    own = logits.log_softmax(-1).cpu()
+    if sampling.temperature == 0:
+        choice, sampled = int(own.argmax()), 0.0
+    else:
+        drawn = (own / sampling.temperature).log_softmax(-1)
+        if sampling.top_p < 1:
+            ordered, order = drawn.sort(descending=True)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            drawn = drawn.index_fill(0, order[before >= sampling.top_p], -torch.inf).log_softmax(-1)
+        choice = int(torch.multinomial(drawn.exp(), 1, generator=sampling.generator))
+        sampled = float(drawn[choice])
+    top = own.topk(min(sampling.top_logprobs or 0, len(own)))
+    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    return _Token(choice, sampled, float(own[choice]), tuple(pairs))
+
+
+def _visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
+    """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
+
+    The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
+    an unfinished character is held back.
+    """
+    if text.startswith(lead):
+        text = text[len(lead) :]
+    elif not over and lead.startswith(text):
+        return "", False
+    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if cuts:
+        return text[: min(cuts)], True
+    if over:
+        return text, False
+    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+    return text[: len(text) - held].rstrip("\ufffd"), False
