@@ -94,8 +94,10 @@ def _open_api(name: str, settings: dict[str, Any], base_url: str | None, timeout
             "the base_url of a server without keys, 'pocket' or 'local:PATH' would do without"
         )
 
+    from pydantic import SecretStr
+
     from .openai_model import OpenAIChatModel
 
     return OpenAIChatModel(
-        model=name, base_url=base_url, api_key=key or "none", timeout=timeout, max_retries=max_retries, **settings
+        model=name, base_url=base_url, api_key=SecretStr(key or "none"), timeout=timeout, max_retries=max_retries, **settings
     )

@@ -28,7 +28,7 @@ class OpenAIChatModel(ChatOpenAI):
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
-        where = f"model {self.model_name!r} at {self.openai_api_base or 'api.openai.com'}"
+        where = self._where()
         tries = (self.max_retries if self.max_retries is not None else openai.DEFAULT_MAX_RETRIES) + 1
         try:
             yield
@@ -69,10 +69,7 @@ class OpenAIChatModel(ChatOpenAI):
                 f"{where}: error {error.status_code}{again} ({_said(error)}); see the server's log, or try again later"
             ) from error
         except (openai.APIError, json.JSONDecodeError) as error:
-            raise UserError(
-                f"{where}: the answer is not one of the OpenAI chat protocol ({error}); "
-                "the base URL of a compatible server, usually ending in /v1, would do"
-            ) from error
+            raise self._garbled(error) from error
 
     @override
     def _generate(
@@ -97,6 +94,22 @@ class OpenAIChatModel(ChatOpenAI):
             return await super()._agenerate(messages, stop, run_manager, **kwargs)
 
     @override
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        try:
+            return super()._create_chat_result(response, generation_info)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, but no chat completion
+            raise self._garbled(error) from error
+
+    def _garbled(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self._where()}: the answer is not one of the OpenAI chat protocol ({_line(str(error))}); "
+            "the base URL of a compatible server, usually ending in /v1, would do"
+        )
+
+    def _where(self) -> str:
+        return f"model {self.model_name!r} at {self.openai_api_base or 'api.openai.com'}"
+
+    @override
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
         with self._in_words():
             yield from super()._stream(*args, **kwargs)
@@ -112,4 +125,8 @@ def _said(error: openai.APIStatusError) -> str:
     """The server's own message, on one line."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else None
-    return " ".join(str(message or error.message).split())[:300]
+    return _line(str(message or error.message))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

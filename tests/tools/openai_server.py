@@ -47,7 +47,7 @@ class OpenAIServer:
         class Answer(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_POST(self) -> None:  # noqa: N802
+            def do_POST(self) -> None:
                 request = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 reply = outer._next(request, dict(self.headers))
                 outer._closing.wait(reply.delay)
