@@ -6,7 +6,6 @@ it when the memory is opened, so the discount and the tokens may change between 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -90,7 +89,7 @@ class _Scope:
         self.tokens = tokens
         self.index = JaccardIndex()  # one row per distinct state
         self.rows: dict[str, int] = {}  # state text -> row
-        self.digests: dict[bytes, int] = {}  # of its tokens -> row: texts that no query can tell apart share one
+        self.hashes: dict[int, int] = {}  # of its tokens -> row: texts that no query can tell apart share one
         self.experiences: list[Experience] = []  # in the order of storing
         self.visits: list[list[int]] = []  # row -> its experiences' places in that list
         self.tallies: list[dict[str, _Tally]] = []  # row -> action -> statistics
@@ -101,10 +100,9 @@ class _Scope:
         row = self.rows.get(experience.state)
         if row is None:
             tokens = frozenset(self.tokens(experience.state))
-            digest = hashlib.blake2b(repr(sorted(map(repr, tokens))).encode(), digest_size=16).digest()
-            row = self.digests.get(digest)
-            if row is None:
-                row = self.digests[digest] = self.index.add(tokens)
+            row = self.hashes.get(hash(tokens))
+            if row is None or not self.index.has(row, tokens):
+                row = self.hashes[hash(tokens)] = self.index.add(tokens)
                 self.visits.append([])
                 self.tallies.append({})
             self.rows[experience.state] = row

@@ -138,16 +138,25 @@ class JaccardIndex:
         distinct = dict.fromkeys(tokens)
         with self._lock:
             row = len(self._sizes)
-            self._starts.append(len(self._tokens))
-            for token in distinct:
-                number = self._ids.get(token)
-                if number is None:
-                    number = self._ids[token] = len(self._postings)
-                    self._postings.append(array("i"))
+            numbers = [self._ids.get(token, -1) for token in distinct]
+            if -1 in numbers:
+                for place, token in enumerate(distinct):
+                    if numbers[place] < 0:
+                        numbers[place] = self._ids[token] = len(self._postings)
+                        self._postings.append(array("i"))
+            for number in numbers:
                 self._postings[number].append(row)
-                self._tokens.append(number)
-            self._sizes.append(len(distinct))
+            self._starts.append(len(self._tokens))
+            self._tokens.extend(numbers)
+            self._sizes.append(len(numbers))
             return row
+
+    def has(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
+        """Whether these are exactly the tokens of the row."""
+        with self._lock:
+            start, size = self._starts[row], self._sizes[row]
+            numbers = self._tokens[start : start + size]
+            return size == len(tokens) and {self._ids.get(token) for token in tokens} == set(numbers)
 
     def search(self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
         """The at most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.

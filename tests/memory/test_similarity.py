@@ -71,8 +71,9 @@ def test_index_equals_brute_force_where_it_leaves_frequent_tokens_out(vocabulary
     queries += [[*row[: length * 3 // 4], -1, -2] for row in queries]
     queries += [draw.integers(0, vocabulary, length).tolist(), list(range(length)), [0], [-1], []]
     for query in queries:
+        everything = brute_force(sets, query, len(sets), 0.0)
         for k, threshold in [(10, 0.0), (1, 0.0), (10, 0.6), (3_000, 0.05), (0, 0.0)]:
-            assert index.search(query, k, threshold) == brute_force(sets, query, k, threshold)
+            assert index.search(query, k, threshold) == [match for match in everything if match[1] >= threshold][:k]
 
 
 def test_a_row_without_common_tokens_is_never_found():
@@ -90,6 +91,15 @@ def test_equally_similar_rows_come_newest_first():
         index.add(row)
     assert index.search(["a", "b"], 10) == [(2, 1.0), (0, 1.0), (1, pytest.approx(1 / 3))]
     assert index.search(["a"], 2) == [(2, 0.5), (1, 0.5)]
+
+
+def test_has_compares_the_tokens_of_a_row():
+    index = JaccardIndex()
+    index.add(["a", "b"])
+    index.add(["b", "c", "b"])
+    assert index.has(0, {"a", "b"})
+    assert index.has(1, {"c", "b"})
+    assert not any(index.has(0, tokens) for tokens in ({"a"}, {"a", "c"}, {"a", "new"}, {"a", "b", "c"}))
 
 
 def test_a_negative_k_is_refused():
