@@ -230,13 +230,13 @@ class Experiences:
                 self._shelf.put([trajectory])
             with self._lock:
                 self._episodes[trajectory.id] = (trajectory, experiences)
+                if known is not None:  # what it stood for may be anywhere: make everything afresh when asked for
+                    self._scopes.clear()
                 for key in [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]:
-                    scope = self._scopes.pop(key, None)
-                    if scope is None or known is not None:
-                        continue  # made afresh when next asked for
-                    for experience in experiences:
-                        scope.add(experience)
-                    self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
+                    if (scope := self._scopes.pop(key, None)) is not None:
+                        for experience in experiences:
+                            scope.add(experience)
+                        self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
 
     def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
         """Forget for good all but the last episodes stored, and those that `drop` says; return how many went."""

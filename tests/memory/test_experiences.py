@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition, UserError
+from learngraph.memory.shelf import Shelf
 from learngraph.memory.similarity import bag, jaccard, ngrams, words
 
 STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
@@ -210,6 +214,8 @@ def test_the_same_id_with_other_content_replaces():
     assert ask(memory, "hall")[0].mean == 1.0
     memory.add(episode(("hall", "go", 3.0)))
     assert [(one.count, one.mean) for one in ask(memory, "hall")] == [(1, 3.0)]
+    memory.add(replace(episode(("hall", "go", 5.0)), domain="toy"))
+    assert ask(memory, "hall") == ()
 
 
 def test_a_failed_write_leaves_the_memory_as_it_was():
@@ -313,3 +319,36 @@ def test_reload_sees_what_another_process_stored():
     assert ask(mine, "hall") == ()
     mine.reload()
     assert len(ask(mine, "hall")) == 1
+
+
+def test_on_a_real_shelf():
+    shelf = Shelf(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
+    memory = Experiences(shelf)
+    for number in range(3):
+        memory.add(episode(("hall", "go", 1.0), ("attic", "take", None if number == 1 else 2.0), number=number))
+    assert ask(Experiences(shelf), "hall") == ask(memory, "hall") == (Neighbour("a/2/0", 1.0, "go", 2, 2.0, 0.0),)
+    memory.prune(keep_last=1)
+    assert [one.id for one in Experiences(shelf)] == ["a/2/0", "a/2/1"]
+
+
+def test_many_threads_store_and_ask_at_once():
+    memory = Experiences(tokens=words)
+
+    def play(run: int) -> None:
+        for number in range(40):
+            memory.add(episode((f"hall lamp {number}", "go", 1.0), (f"attic {run}", "go", 0.0), number=number, run=str(run)))
+            assert ask(memory, f"hall lamp {number}", k=3)[0].similarity == 1.0
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(play, range(4)))
+    assert len(memory) == 4 * 40 * 2
+    assert [one.count for one in ask(memory, "hall lamp", k=1000) if one.similarity > 0.5] == [4] * 40
+
+
+def test_asking_where_much_is_hidden_still_finds_k():
+    """The search has to go past everything that is hidden, however much more similar that is."""
+    hidden = [episode((f"hall lamp rope {n}", "go", 1.0), number=n, run="mine") for n in range(50)]
+    shown = [episode((f"hall {n}", "take", 1.0), number=n, run="other") for n in range(5)]
+    memory = filled([*hidden, *shown])
+    found = ask(memory, "hall lamp rope", k=5, before=("mine", 0))
+    assert [one.id for one in found] == [f"other/{n}/0" for n in (4, 3, 2, 1, 0)]

@@ -170,7 +170,8 @@ def storing(count: int, draw: np.random.Generator) -> None:
     mirror = Experiences(tokens=words)
     for one in first:
         mirror.add(one)
-    state, scope = text(near_query(np.array(rows[0]), draw)), {"task": "task-0", "domain": "bench"}
+    state = text(near_query(np.array(rows[0]), draw))
+    scope: dict[str, Any] = {"task": "task-0", "domain": "bench"}
     mirror.neighbours(state, K, **scope)
     asking = float(np.median([cpu(lambda: mirror.neighbours(state, K, **scope)) for _ in range(20)]))
     report("1", f"Experiences.neighbours at {count:,} steps, tokenising included, CPU ms", f"{asking * 1e3:.2f}", "")
