@@ -17,9 +17,10 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -351,6 +352,7 @@ class _Chroma:
         database, signed = directory / "chroma.sqlite3", (directory / "owner.pid").exists()
         if database.exists() and (database.stat().st_size or not signed):
             self._sign(directory)
+            self._check(database)
             return False
         others = sorted(p.name for p in directory.iterdir() if p.name not in ("owner.lock", "owner.pid"))
         if signed or others:
@@ -359,6 +361,20 @@ class _Chroma:
                 f"{', '.join(others[:5]) or 'nothing else'}; restore it from a copy, or name an empty directory"
             )
         return True
+
+    def _check(self, database: Path) -> None:
+        """Find damage before Chroma opens the file, because Chroma would write to it first."""
+        try:
+            with closing(sqlite3.connect(database)) as connection:
+                found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.DatabaseError as error:
+            found = str(error)
+        found = " ".join(found.split())
+        if found != "ok":
+            raise UserError(
+                f"memory at {self.where} is damaged (chroma.sqlite3: {found}); nothing was changed: restore the "
+                "directory from a copy, or name a new one"
+            )
 
     def _sign(self, directory: Path) -> None:
         """Note who owns the directory, for the message that the next process gets."""

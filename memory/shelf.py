@@ -69,7 +69,7 @@ class Shelf(Generic[R]):
         return self._record(item.key, item.value) if item else None
 
     def all(self) -> list[R]:
-        """Everything stored, oldest first."""
+        """Everything stored, oldest first (by the store's clock, then by id)."""
         items = [item for item in self._items() if item.namespace == self.namespace]
         items.sort(key=lambda item: (item.created_at, item.key))
         return [self._record(item.key, item.value) for item in items]
