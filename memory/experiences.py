@@ -276,7 +276,7 @@ class Experiences:
         `task`, `domain`, `cross_task`: only experiences of this task of this domain, or of all tasks of the domain.
         `before`: (run, episode): that run's episodes from this number on are treated as if they had never been stored,
         so that a resumed or forked run learns only from its own past.
-        `window`: only the last so many episodes stored in this scope count, since old returns stem from an older policy.
+        `window`: only the last so many episodes here with a known return count, since old ones stem from an older policy.
         Either of the two makes the statistics anew from the single returns, at a cost that grows with the visits.
         """
         with self._lock:
