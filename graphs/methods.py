@@ -45,6 +45,8 @@ class Method:
     build: Callable[..., Graph]
     """(parts, settings, chain=, **compile) -> the graph of an episode."""
     needs_model: bool = True
+    remembers: bool = True
+    """Whether it keeps finished episodes on a shelf."""
 
 
 def _jitrl(parts: Parts, settings: jitrl.JitRL, **compile: Any) -> Graph:
@@ -68,8 +70,8 @@ def _tabular(parts: Parts, settings: tabular.Tabular, **compile: Any) -> Graph:
 
 METHODS: Mapping[str, Method] = {
     "jitrl": Method("recalls what similar states earned, adds the advantage to the logits", jitrl.JitRL, _jitrl),
-    "static": Method("the policy alone, every episode as if it were the first", static.Static, _static),
-    "random": Method("any admissible action", static.Static, _random, needs_model=False),
+    "static": Method("the policy alone, every episode as if it were the first", static.Static, _static, remembers=False),
+    "random": Method("any admissible action", static.Static, _random, needs_model=False, remembers=False),
     "tabular": Method("Q-learning over exact states, no language model", tabular.Tabular, _tabular, needs_model=False),
 }
 

@@ -1,0 +1,212 @@
+"""Statistics over seeds, tables and learning curves: what a comparison of methods comes down to. Pure, but for the picture.
+
+A method plays every seed for the same number of episodes. Episodes of one seed depend on each other (that is the point of
+learning), so the unit of all statistics is the seed: first a number per seed, then its mean and 95 % interval over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What one method did on one seed, episode by episode."""
+
+    method: str
+    seed: int
+    optimum: float
+    """What the gold path scores, in the environment's units."""
+    scores: tuple[float, ...]
+    """The score of each episode, in the environment's units."""
+    bests: tuple[float, ...]
+    """The highest score within each episode."""
+    steps: tuple[int, ...]
+    """Steps taken in each episode."""
+    tokens: int = 0
+    """Input and output tokens of all model calls."""
+    seconds: tuple[float, ...] = ()
+    """Wall time of each episode, as far as it was measured."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One method over all seeds: a row of the table. Scores are in the environment's units."""
+
+    method: str
+    env: str
+    model: str
+    seeds: list[int]
+    episodes: int
+    avg: float
+    """Mean score over all episodes."""
+    avg_ci: Interval | None
+    """Its 95 % interval over seeds; None with a single seed, which says nothing about others."""
+    final: float
+    """Mean score over the last tenth of the episodes, at least three."""
+    final_ci: Interval | None
+    optimum: float
+    """Mean over seeds of what the gold path scores."""
+    regret: float
+    """Sum over episodes of optimum - score, mean over seeds."""
+    best: float
+    """The highest score within an episode, mean over episodes and seeds."""
+    avg_of_optimum: float | None
+    """Mean over seeds of (mean score / optimum); None where an optimum is not above 0."""
+    final_of_optimum: float | None
+    steps: float
+    """Steps per episode."""
+    tokens: int
+    """Tokens of all model calls together."""
+    seconds: float | None
+    """Wall time per episode; None if it was not measured."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def last(episodes: int) -> int:
+    """How many episodes count as the end of a run: a tenth, at least three (or all, if there are fewer)."""
+    return min(episodes, max(3, episodes // 10))
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """The arithmetic mean; there must be at least one number."""
+    return math.fsum(numbers) / len(numbers)
+
+
+def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
+    """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+    n = len(numbers)
+    if n < 2:
+        return None
+    middle = mean(numbers)
+    error = math.sqrt(math.fsum((x - middle) ** 2 for x in numbers) / (n - 1) / n)
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    return middle - half, middle + half
+
+
+def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
+    """Sum up one method's attempts, one per seed, all of the same number of episodes."""
+    episodes = len(attempts[0].scores)
+    if any(len(a.scores) != episodes for a in attempts):
+        raise ValueError(f"all seeds must have the same number of episodes, got {[len(a.scores) for a in attempts]}")
+    averages = [mean(a.scores) for a in attempts]
+    finals = [mean(a.scores[-last(episodes) :]) for a in attempts]
+    fractions = all(a.optimum > 0 for a in attempts)
+    seconds = [s for a in attempts for s in a.seconds]
+    return Summary(
+        method=attempts[0].method,
+        env=env,
+        model=model,
+        seeds=[a.seed for a in attempts],
+        episodes=episodes,
+        avg=mean(averages),
+        avg_ci=interval(averages),
+        final=mean(finals),
+        final_ci=interval(finals),
+        optimum=mean([a.optimum for a in attempts]),
+        regret=mean([math.fsum(a.optimum - score for score in a.scores) for a in attempts]),
+        best=mean([mean(a.bests) for a in attempts]),
+        avg_of_optimum=mean([x / a.optimum for x, a in zip(averages, attempts, strict=True)]) if fractions else None,
+        final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
+        steps=mean([mean(a.steps) for a in attempts]),
+        tokens=sum(a.tokens for a in attempts),
+        seconds=mean(seconds) if seconds else None,
+    )
+
+
+def table(rows: Sequence[Summary]) -> str:
+    """A Markdown table with one row per method, and one for the gold path.
+
+    Where the optimum is not 1, scores are also given as a fraction of it.
+    """
+    first = rows[0]
+    fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
+    head = ["method", "mean score", f"last {last(first.episodes)} episodes"]
+    head += ["last / gold"] if fractions else []
+    head += ["best in episode", "regret", "steps/episode", "tokens", "s/episode"]
+    lines = [head]
+    for r in rows:
+        line = [r.method, _with(r.avg, r.avg_ci), _with(r.final, r.final_ci)]
+        line += [f"{r.final_of_optimum:.2f}"] if fractions else []
+        line += [f"{r.best:.3g}", f"{r.regret:.3g}", f"{r.steps:.1f}", f"{r.tokens:,}"]
+        lines.append([*line, "–" if r.seconds is None else f"{r.seconds:.2f}"])
+    gold = ["gold path", f"{first.optimum:.3g}", f"{first.optimum:.3g}", *(["1.00"] if fractions else [])]
+    lines.append([*gold, f"{first.optimum:.3g}", "0", "–", "–", "–"])
+    return _aligned(lines)
+
+
+def _with(number: float, ci: Interval | None) -> str:
+    return f"{number:.3g}" if ci is None else f"{number:.3g} [{ci[0]:.3g}, {ci[1]:.3g}]"
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    shown = [
+        "| "
+        + " | ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        + " |"
+        for line in lines
+    ]
+    rule = "|" + "|".join("-" * (w + 1) + ("-" if i == 0 else ":") for i, w in enumerate(widths)) + "|"
+    return "\n".join([shown[0], rule, *shown[1:]])
+
+
+def smoothed(numbers: Sequence[float], width: int = 3) -> list[float]:
+    """Centred moving average over `width` (odd) neighbours, fewer at the ends."""
+    half = width // 2
+    return [mean(numbers[max(0, i - half) : i + half + 1]) for i in range(len(numbers))]
+
+
+COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#17a2b8", "#7f4f24")
+"""One per method, in the order of the command."""
+
+
+def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[Path]) -> None:
+    """Draw learning curves: per method the mean over seeds with its 95 % interval, smoothed, and the gold path.
+
+    Args:
+        attempts: for each method its attempts, one per seed.
+        title: above the picture.
+        paths: where to; the suffix says the format (.png, .svg).
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.6, 4.2), dpi=160, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for colour, seeds in zip(COLOURS * len(attempts), attempts, strict=False):
+        smooth = [smoothed(a.scores) for a in seeds]
+        episodes = range(1, len(smooth[0]) + 1)
+        axes.plot(episodes, [mean(x) for x in zip(*smooth, strict=True)], color=colour, lw=2, label=seeds[0].method)
+        bands = [interval(x) for x in zip(*smooth, strict=True)]
+        if bands and bands[0] is not None:
+            low, high = zip(*(band for band in bands if band is not None), strict=True)
+            axes.fill_between(episodes, low, high, color=colour, alpha=0.15, lw=0)
+    optimum = mean([a.optimum for a in attempts[0]])
+    axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label="gold path")
+    seeds_said = f"mean of {n} seeds, 95 % interval" if (n := len(attempts[0])) > 1 else "one seed"
+    axes.set_xlabel(f"episode ({seeds_said}; moving average over 3 episodes)")
+    axes.set_ylabel("score")
+    axes.set_title(title, loc="left", fontsize=11)
+    lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
+    axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
+    axes.set_xlim(1, max(len(attempts[0][0].scores), 2))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", lw=0.8)
+    axes.set_axisbelow(True)
+    figure.legend(loc="outside right upper", frameon=False)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)

@@ -1,0 +1,712 @@
+"""The command line: `learngraph run`, `list`, `draw`, `memory`, `pocket`. The one place that joins tools to graphs.
+
+Every import that takes time stands inside the command that needs it: `learngraph --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from functools import lru_cache
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..memory.records import UserError
+
+if TYPE_CHECKING:
+    from .sweep import Job
+
+PRESETS = ("default", "paper", "reference")
+
+
+class CommandError(UserError, ValueError):
+    """The command line cannot be understood."""
+
+
+class Interrupted(UserError):
+    """Ctrl-C: says how to go on."""
+
+
+# learngraph run
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to play, with what, how often."""
+
+    env: str = "twx:coin"
+    """The environment: `twx:GAME`, `toy`, `jericho:GAME` (see `learngraph list`)."""
+    model: str = "pocket"
+    """The model behind the policy: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
+    episodes: int = 30
+    """Episodes of each run: the same task again and again."""
+    seeds: str = "5"
+    """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Seed s plays the s-th task."""
+    compare: tuple[str, ...] = ()
+    """Further methods, with their default hyper-parameters; `jitrl:paper` is a method with a preset."""
+    split: Literal["train", "dev", "test"] = "test"
+    """The fold of the environment's tasks."""
+    horizon: int | None = None
+    """Steps after which an episode ends; the environment's own if not given."""
+    prior: Literal["model", "uniform"] = "model"
+    """`uniform`: every admissible action is equally likely, and no model is loaded. A control."""
+    policy: Literal["auto", "local", "logprobs", "verbalized"] = "auto"
+    """How the model gives logits: exact scores of a local model, an API's log-probabilities, or stated confidences."""
+    judge: Literal["environment", "model"] = "environment"
+    """Who rewards the steps of a finished episode."""
+    history: int | None = None
+    """How many earlier steps of the episode the model is shown; the policy's own if not given."""
+    base_url: str | None = None
+    """The server behind `openai:MODEL`."""
+    prompts: Path | None = None
+    """A directory whose prompt files take the place of those of the same name."""
+    out: Path | None = None
+    """The run folder; made from the settings under `runs/` if not given. The same command resumes what stands there."""
+    memory: str | None = None
+    """Where memories are kept: a directory (one memory per method and seed under it), or a Chroma server's
+    `http://host:port`. In the run folder if not given."""
+    checkpoints: str | None = None
+    """`postgresql://…`, or a directory. In the run folder if not given."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Processes that play at the same time."""
+    json: bool = False
+    """Print one JSON object per method to stdout, and nothing else."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know to put a method together."""
+
+    options: Run
+    methods: Mapping[str, Any]
+    """Method name -> its settings."""
+
+
+def run(args: Sequence[str]) -> int:
+    """play a method, or compare several, on an environment; the same command resumes a killed run"""
+    from . import methods, sweep
+
+    if not args or args[0].startswith("-"):
+        wanted = args and args[0] in ("-h", "--help")
+        if not wanted:
+            raise CommandError(f"learngraph run METHOD …: which method? there are {', '.join(methods.METHODS)}")
+        print("usage: learngraph run METHOD [OPTIONS]\n\nmethods:")
+        print("".join(f"  {name:<10}{method.summary}\n" for name, method in methods.METHODS.items()))
+        _parse(Run, ["--help"], "learngraph run METHOD")
+    name, *rest = args
+    preset, rest = _preset(rest)
+    form = make_dataclass(
+        "form",
+        [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
+    )
+    about = f"{methods.method(name.partition(':')[0]).summary}. --preset {{{','.join(PRESETS)}}} sets other defaults."
+    parsed = _parse(form, rest, f"learngraph run {name}", about)
+    options: Run = parsed.options
+    chosen = {name: parsed.settings} | {other: _settings(other) for other in options.compare if other != name}
+    return _sweep(Setup(options, chosen), sweep)
+
+
+def _default(settings: Any) -> tuple[type, Any]:
+    return type(settings), field(default_factory=lambda: settings)
+
+
+def _preset(args: Sequence[str]) -> tuple[str, list[str]]:
+    """Take `--preset X` out of the arguments: it decides the defaults of the others."""
+    rest, preset = list(args), "default"
+    for i, arg in enumerate(args):
+        if arg == "--preset" or arg.startswith("--preset="):
+            preset = arg.partition("=")[2] or (args[i + 1] if i + 1 < len(args) else "")
+            del rest[i : i + (1 if "=" in arg else 2)]
+            break
+    return preset, rest
+
+
+def _settings(name: str, preset: str = "default") -> Any:
+    """The hyper-parameters of `METHOD` or `METHOD:PRESET`."""
+    from .methods import method
+
+    name, _, named = name.partition(":")
+    made, preset = method(name).settings, named or preset
+    known = [p for p in PRESETS if p == "default" or hasattr(made, p)]
+    if preset not in known:
+        raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
+    return made() if preset == "default" else getattr(made, preset)()
+
+
+def _sweep(setup: Setup, sweep: Any) -> int:
+    options = setup.options
+    seeds = _seeds(options.seeds)
+    if options.episodes < 1 or options.workers < 1:
+        raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
+    settings = _recorded(setup, seeds)
+    folder = options.out or Path("runs") / _folder_name(setup, settings)
+    batches = [[_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
+    jobs = [job for batch in batches for job in batch]
+    with sweep.claimed(folder, settings):
+        if all(map(sweep.finished, jobs)):
+            _say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
+        else:
+            _check(options, needs_model=any(_needs_model(name, options) for name in setup.methods))
+            with _interruptible(folder), _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+                _play_all(setup, batches, sweep)
+        return _report(setup, folder, batches, sweep)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or (numbers == [0] and "," not in text):
+        raise CommandError(f"--seeds is a number like 5, or a list like 0,3,7; got {text!r}")
+    return sorted(set(numbers)) if "," in text else list(range(numbers[0]))
+
+
+def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
+    """What makes the numbers what they are: all but where things lie and how many work on it."""
+    options = asdict(setup.options)
+    for name in ("out", "workers", "json", "base_url", "compare"):
+        del options[name]
+    return {
+        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        "seeds": list(seeds),
+        "methods": {name: asdict(settings) for name, settings in setup.methods.items()},
+    }
+
+
+def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
+    import hashlib
+    import json
+    import re
+
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
+    model = setup.options.model if setup.options.prior == "model" else "uniform"
+    words = "-".join([next(iter(setup.methods)), setup.options.env, model])
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest}"
+
+
+def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
+    from .methods import method as find
+    from .sweep import Job
+
+    options = setup.options
+    plain = method.replace(":", "-")
+    name = f"{plain}-s{seed}"
+    # Under one roof with other runs, ids must not meet.
+    shared = options.memory or options.checkpoints
+    of = plain if _across_tasks(setup, method) else name
+    namespace: tuple[str, ...] = ("trajectories",)
+    if options.memory and "://" in options.memory:
+        where, namespace = options.memory, ("trajectories", of)
+    else:
+        where = str(Path(options.memory) / of if options.memory else folder / of / "memory")
+    checkpoints = str(folder / name / "checkpoints.sqlite")
+    if options.checkpoints:
+        url = "://" in options.checkpoints
+        checkpoints = options.checkpoints if url else str(Path(options.checkpoints) / f"{name}.sqlite")
+    return Job(
+        method=method,
+        seed=seed,
+        episodes=options.episodes,
+        folder=folder / name,
+        run=f"{folder.name}-{name}" if shared else name,
+        memory=where if find(method.partition(":")[0]).remembers else "",
+        namespace=namespace,
+        checkpoints=checkpoints,
+    )
+
+
+def _across_tasks(setup: Setup, method: str) -> bool:
+    """Whether the method's runs share one memory: then they are played one after the other, in the order of the seeds."""
+    return bool(getattr(setup.methods[method], "cross_task", False))
+
+
+def _check(options: Run, needs_model: bool) -> None:
+    """Find mistakes before workers start."""
+    from ..tools.environments.catalogue import open_environment
+    from ..tools.models import MODELS, open_model
+
+    open_environment(options.env, horizon=options.horizon).close()
+    kind = options.model.partition(":")[0]
+    known = {name.partition(":")[0] for name in MODELS}
+    if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
+        open_model(options.model, base_url=options.base_url)
+
+
+def _needs_model(name: str, options: Run) -> bool:
+    from .methods import method
+
+    return method(name.partition(":")[0]).needs_model and options.prior == "model"
+
+
+def _play_all(setup: Setup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
+    followers = {batch[0].method: [sweep.Follower(job) for job in batch] for batch in batches}
+    due: list[tuple[Setup, Sequence[Job]]] = []
+    for batch in batches:
+        left = tuple(job for job in batch if not sweep.finished(job))
+        in_turn = _across_tasks(setup, batch[0].method)
+        due += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
+    with _progress(followers, setup.options.episodes) as tick:
+        sweep.work(due, play, setup.options.workers, tick)
+        tick()
+
+
+def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
+    """Play runs in turn; what a worker process does. Returns what went wrong, if it is something the user can put right."""
+    setup, jobs = work
+    try:
+        for job in jobs:
+            _play(setup, job)
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+            raise
+        return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
+    return None
+
+
+def _play(setup: Setup, job: Job) -> None:
+    from . import sweep
+    from .methods import Parts, method
+
+    options = setup.options
+    chosen = method(job.method.partition(":")[0])
+    environment = _environment(options.env, options.horizon)
+    task = environment.task(job.seed, options.split)
+    model = _needs_model(job.method, options) or (options.judge == "model" and chosen.needs_model)
+
+    def episode(journal: Any, shelf: Any) -> Any:
+        from ..nodes.judge import model_judge
+        from ..nodes.policies import UniformPolicy
+
+        llm = _model(options.model, options.base_url) if model else None
+        policy = _policy(options, llm, journal) if options.prior == "model" and llm else UniformPolicy()
+        judge = model_judge(llm, journal, options.prompts) if llm and options.judge == "model" else None
+        parts = Parts(environment, policy, journal, shelf, judge)
+        return chosen.build(parts, setup.methods[job.method], chain=True)
+
+    sweep.play(job, task, environment.optimum(task), episode)
+
+
+@lru_cache(maxsize=1)
+def _environment(spec: str, horizon: int | None) -> Any:
+    from ..tools.environments.catalogue import open_environment
+
+    return open_environment(spec, horizon=horizon)
+
+
+@lru_cache(maxsize=1)
+def _model(spec: str, base_url: str | None) -> Any:
+    from ..tools.models import open_model
+
+    return open_model(spec, base_url=base_url, threads=1)
+
+
+def _policy(options: Run, model: Any, journal: Any) -> Any:
+    from ..nodes.policies import LocalPolicy, logprobs_policy, verbalized_policy
+    from ..nodes.prompt import Prompt
+
+    kind = options.policy
+    if kind == "auto":
+        kind = "local" if hasattr(model, "score") else "verbalized"
+    recent = {} if options.history is None else {"recent": options.history}
+    if kind == "local":
+        if not hasattr(model, "score"):
+            raise CommandError(f"--policy local needs a model in this process, not {options.model}; logprobs or verbalized do")
+        return LocalPolicy(model, journal, Prompt.load("act/score", options.prompts), **recent)
+    make = logprobs_policy if kind == "logprobs" else verbalized_policy
+    return make(model, journal, prompts=options.prompts, **recent)
+
+
+def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep: Any) -> int:
+    import json
+
+    from . import benchmark
+
+    options = setup.options
+    results = [[sweep.attempts(job) for job in batch] for batch in batches]
+    rows = [
+        benchmark.summary(attempts, options.env, options.model if _needs_model(attempts[0].method, options) else "none")
+        for attempts in results
+    ]
+    sweep.write(folder / "results.json", [row.as_dict() for row in rows])
+    pictures = [folder / "curves.png", folder / "curves.svg"]
+    if not all(picture.exists() for picture in pictures):
+        prior = options.model if options.prior == "model" else "uniform prior"
+        benchmark.curves(results, f"{options.env}, {prior}", pictures)
+    drawn = [_draw_into(folder, name) for name in setup.methods]
+    if options.json:
+        for row in rows:
+            print(json.dumps(row.as_dict()))
+    else:
+        print(f"{options.env}, {options.episodes} episodes, {len(results[0])} seeds; [95 % interval over seeds]\n")
+        print(benchmark.table(rows))
+        print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
+        print(f"graphs           {'  '.join(map(str, drawn))}")
+        print(f"all of it        {folder}")
+    return 0
+
+
+def _draw_into(folder: Path, method: str) -> Path:
+    from . import picture
+
+    path = folder / f"{method.replace(':', '-')}.svg"
+    if path.exists():
+        return path
+    graph = _blueprint(method)
+    if not picture.can_draw():
+        path = path.with_suffix(".mmd")
+    picture.save(graph, path)
+    return path
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(f"stopped; finished episodes are in {folder}, and the same command goes on from there") from None
+    except UserError as error:
+        raise UserError(f"{error}; finished episodes are in {folder}, and the same command goes on from there") from None
+
+
+@contextmanager
+def _environ(**variables: str) -> Iterator[None]:
+    """Set variables of the environment for the processes started within, where they are not set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+@contextmanager
+def _progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator[Callable[[], None]]:
+    """Show how far each method is, and its mean score so far: bars on a terminal, else a line now and then."""
+    from time import monotonic
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    def state(method: str) -> tuple[int, str]:
+        scores = [score for follower in followers[method] for score in follower.look()]
+        return len(scores), f"{sum(scores) / len(scores):.3g}" if scores else "–"
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes")
+        with Progress(*columns, TextColumn("mean score {task.fields[score]}"), TimeElapsedColumn(), console=console) as bars:
+            totals = {name: episodes * len(followers[name]) for name in followers}
+            tasks = {name: bars.add_task(name, total=total, score="–") for name, total in totals.items()}
+
+            def tick() -> None:
+                for name, task in tasks.items():
+                    done, score = state(name)
+                    bars.update(task, completed=done, score=score)
+
+            yield tick
+        return
+    said, before = monotonic(), ""
+
+    def line() -> None:
+        nonlocal said, before
+        states = {name: (state(name), len(followers[name]) * episodes) for name in followers}
+        text = ", ".join(f"{name} {done}/{total} mean {score}" for name, ((done, score), total) in states.items())
+        ended = all(done == total for (done, _), total in states.values())
+        if text != before and (ended or monotonic() - said > 10):
+            _say(text)
+            said, before = monotonic(), text
+
+    yield line
+
+
+# learngraph list, draw
+
+
+def listing(args: Sequence[str]) -> int:
+    """the methods, environments and models, with what each needs installed"""
+    from ..tools.environments.catalogue import ENVIRONMENTS
+    from ..tools.models import MODELS
+    from .methods import METHODS
+
+    _parse_nothing(args, "learngraph list")
+    for title, rows in (
+        ("methods", {name: (m.summary, "") for name, m in METHODS.items()}),
+        ("environments", {name: (e.summary, e.needs) for name, e in ENVIRONMENTS.items()}),
+        ("models", {name: (m.summary, m.needs) for name, m in MODELS.items()}),
+    ):
+        print(title)
+        for name, (summary, needs) in rows.items():
+            print(f"  {name:<20} {summary}" + (f"; needs {needs}" if needs else ""))
+    return 0
+
+
+def _blueprint(method: str) -> Any:
+    """The graph of a method's episode, put together without a model or an environment: to look at."""
+    from ..memory.journal import Journal
+    from ..nodes.policies import LocalPolicy
+    from ..nodes.prompt import Prompt
+    from .methods import Parts
+    from .methods import method as find
+
+    settings = _settings(method)
+    journal = Journal()
+    absent: Any = None
+    parts = Parts(absent, LocalPolicy(absent, journal, Prompt.load("act/score")), journal)
+    return find(method.partition(":")[0]).build(parts, settings)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where to, and what."""
+
+    out: Path
+    """The picture: .svg, .png, or .mmd for Mermaid text."""
+    run: bool = False
+    """Draw the graph of a whole run, not of an episode."""
+
+
+def draw(args: Sequence[str]) -> int:
+    """draw the graph of a method, without loading a model or an environment"""
+    from . import picture
+    from .methods import METHODS
+
+    if not args or args[0].startswith("-"):
+        raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join(METHODS)}")
+    name, *rest = ["--out" if arg == "-o" else arg for arg in args]
+    options = _parse(Draw, rest, f"learngraph draw {name}")
+    graph = _blueprint(name)
+    if options.run:
+        from . import run as runs
+
+        graph = runs.build(graph)
+    picture.save(graph, options.out)
+    print(options.out)
+    return 0
+
+
+# learngraph memory
+
+
+@dataclass(frozen=True)
+class Prune:
+    """What to keep."""
+
+    keep_last: int
+    """How many of the last episodes of each memory stay; the others are deleted for good."""
+
+
+def memory(args: Sequence[str]) -> int:
+    """show, export, import or prune what agents remember: learngraph memory show|export|import|prune PATH"""
+    if len(args) < 2 or args[0] not in ("show", "export", "import", "prune"):
+        raise CommandError("learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N")
+    verb, where, *rest = args
+    if verb in ("export", "import"):
+        if len(rest) != 1:
+            raise CommandError(f"learngraph memory {verb} PATH FILE: needs one file, got {rest or 'none'}")
+        return _export(where, rest[0]) if verb == "export" else _import(where, rest[0])
+    if verb == "show":
+        _parse_nothing(rest, "learngraph memory show PATH")
+        return _show(where)
+    return _prune(where, _parse(Prune, rest, "learngraph memory prune PATH").keep_last)
+
+
+@contextmanager
+def _shelves(where: str) -> Iterator[list[Any]]:
+    """The shelves of trajectories in a memory, a run folder, or a server."""
+    from ..memory.chroma_store import ChromaStore
+    from ..memory.records import Trajectory
+    from ..memory.shelf import Shelf
+
+    if "://" in where:
+        found = [where]
+    else:
+        found = sorted(str(path.parent) for path in Path(where).rglob("chroma.sqlite3"))
+        if not found:
+            raise CommandError(f"there is no memory in {where}; a run folder or one of its memory directories would do")
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
+        yield [
+            Shelf(store, namespace, Trajectory)
+            for store in stores
+            for namespace in store.list_namespaces(prefix=("trajectories",), limit=100_000)
+        ]
+
+
+def _show(where: str) -> int:
+    with _shelves(where) as shelves:
+        groups: dict[tuple[str, str, str], list[Any]] = {}
+        for shelf in shelves:
+            for trajectory in shelf.all():
+                groups.setdefault((trajectory.domain, trajectory.task.id, trajectory.run), []).append(trajectory)
+    lines = [("domain", "task", "run", "episodes", "steps", "mean score")]
+    for key, found in sorted(groups.items()):
+        steps = sum(len(t.transitions) for t in found)
+        lines.append((*key, str(len(found)), str(steps), f"{sum(t.score for t in found) / len(found):.3g}"))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return 0
+
+
+def _export(where: str, file: str) -> int:
+    import json
+
+    from ..memory.shelf import to_json
+
+    with _shelves(where) as shelves:
+        found = [trajectory for shelf in shelves for trajectory in shelf.all()]
+    try:
+        with sys.stdout if file == "-" else open(file, "w", encoding="utf-8") as out:
+            out.writelines(json.dumps(to_json(trajectory)) + "\n" for trajectory in found)
+    except OSError as error:
+        raise CommandError(f"cannot write {file}: {error.strerror or error}") from error
+    _say(f"{len(found)} episodes")
+    return 0
+
+
+def _import(where: str, file: str) -> int:
+    from ..memory.chroma_store import ChromaStore
+    from ..memory.records import Trajectory
+    from ..memory.shelf import Shelf
+
+    with ChromaStore.open(where) as store:
+        count = Shelf(store, ("trajectories",), Trajectory).import_jsonl(file)
+    _say(f"{count} episodes")
+    return 0
+
+
+def _prune(where: str, keep: int) -> int:
+    if keep < 0:
+        raise CommandError(f"--keep-last is at least 0, got {keep}")
+    with _shelves(where) as shelves:
+        for shelf in shelves:
+            ids = [trajectory.id for trajectory in shelf.all()]
+            gone = ids[: len(ids) - keep] if keep < len(ids) else []
+            shelf.delete(gone)
+            _say(f"{shelf}: {len(gone)} of {len(ids)} episodes deleted")
+    return 0
+
+
+# learngraph pocket
+
+
+def pocket(args: Sequence[str]) -> int:
+    """train the pocket model from scratch, or measure what it can do: learngraph pocket train|gate"""
+    if not args or args[0] not in ("train", "gate"):
+        raise CommandError("learngraph pocket train | gate")
+    from ..tools.pocket import train as training
+
+    if args[0] == "train":
+        training.train(_parse(training.PocketTraining, args[1:], "learngraph pocket train"))
+        return 0
+    raise CommandError("learngraph pocket gate: not there yet")
+
+
+# the rest
+
+COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "run": run,
+    "list": listing,
+    "draw": draw,
+    "memory": memory,
+    "pocket": pocket,
+}
+
+
+def _parse(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
+    """Flags into a dataclass; mistakes become one line."""
+    import tyro
+
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            parsed, unknown = tyro.cli(
+                form,
+                args=list(args),
+                prog=prog,
+                description=about or None,
+                return_unknown_args=True,
+                config=(tyro.conf.OmitArgPrefixes,),
+            )
+    except SystemExit as end:
+        if not end.code:
+            raise
+        inside = [line.strip("│ ").strip() for line in said.getvalue().splitlines() if line.startswith("│")]
+        upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
+        raise CommandError(f"{prog}: {' '.join(inside[:upto]) or said.getvalue()}") from None
+    if unknown:
+        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form))}")
+    return parsed
+
+
+def _flags(form: Any) -> list[str]:
+    from dataclasses import is_dataclass
+    from typing import get_type_hints
+
+    hints = get_type_hints(form)
+    flags = []
+    for one in fields(form):
+        hint = hints[one.name]
+        flags += _flags(hint) if is_dataclass(hint) else [f"--{one.name.replace('_', '-')}"]
+    return flags
+
+
+def _parse_nothing(args: Sequence[str], prog: str) -> None:
+    if args and args[0] in ("-h", "--help"):
+        print(f"usage: {prog}")
+        raise SystemExit(0)
+    if args:
+        raise CommandError(f"{prog} takes no further arguments, got {args[0]}")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _help() -> str:
+    lines = [f"  {name:<8} {command.__doc__}" for name, command in COMMANDS.items()]
+    about = "LangGraph agents that learn while they work.\n\nusage: learngraph COMMAND [OPTIONS]\n\ncommands:"
+    return "\n".join([about, *lines, "", "learngraph COMMAND --help says more; learngraph --version, which version this is."])
+
+
+def _command(args: Sequence[str]) -> int:
+    if not args or args[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if args[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("learngraph"))
+        return 0
+    if args[0] not in COMMANDS:
+        raise CommandError(f"learngraph has no command '{args[0]}'; there are {', '.join(COMMANDS)}")
+    return COMMANDS[args[0]](args[1:])
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """The entry point. 0: done; 2: something the user can put right, in one line on stderr; 130: interrupted."""
+    try:
+        return _command(sys.argv[1:] if args is None else args)
+    except Interrupted as error:
+        _say(str(error))
+        return 130
+    except UserError as error:
+        _say("learngraph: " + " ".join(str(error).split()))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

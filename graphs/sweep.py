@@ -1,0 +1,269 @@
+"""A sweep: several methods on several seeds, one run each, in worker processes, in a folder from which it can be resumed.
+
+    <folder>/settings.json                     what was asked for; another question needs another folder
+    <folder>/<method>-s<seed>/steps.jsonl      one row per step
+    <folder>/<method>-s<seed>/episodes.jsonl   one row per episode
+    <folder>/<method>-s<seed>/memory/          what the method remembers, if it does
+    <folder>/<method>-s<seed>/checkpoints.sqlite
+    <folder>/<method>-s<seed>/result.json      written last: the run is finished
+
+A run may be killed at any point. Whoever plays it again with the same settings goes on from the last checkpoint; every id and
+every random draw comes from (run, episode, step), so that the end is the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from ..memory.records import Task, UserError
+from .benchmark import Attempts
+
+# What plays a run (LangGraph, Chroma) is imported where it is needed: reading the results of a finished sweep is quick.
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method on one seed."""
+
+    method: str
+    """Its name in tables; with a preset, `jitrl:paper`."""
+    seed: int
+    """Which task of the environment is played."""
+    episodes: int
+    folder: Path
+    run: str
+    """Names the run in ids, random draws and checkpoints."""
+    memory: str
+    """Directory or URL of what it remembers; empty if the method remembers nothing."""
+    namespace: tuple[str, ...]
+    """Of the memory's shelf."""
+    checkpoints: str
+    """SQLite file or Postgres URL."""
+
+
+class World(Protocol):
+    """What a sweep asks of an environment, beside playing it."""
+
+    def task(self, seed: int, split: str = "test") -> Task: ...
+
+    def optimum(self, task: Task) -> float: ...
+
+
+@contextmanager
+def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the folder of a sweep with these settings (JSON values), made if missing.
+
+    Raises:
+        UserError: another process is at work there, or it belongs to a sweep with other settings.
+    """
+    from filelock import FileLock, Timeout
+
+    owner = folder / "owner.pid"
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(folder / "owner.lock", timeout=0))
+        except Timeout:
+            pid = owner.read_text().strip() if owner.exists() else "?"
+            raise UserError(f"process {pid} is at work in {folder}; wait until it ends, or give another --out") from None
+        except OSError as error:
+            raise UserError(f"cannot work in {folder}: {error.strerror or error}") from error
+        owner.write_text(f"{os.getpid()}\n")
+        stack.callback(owner.unlink, missing_ok=True)
+        _check_settings(folder / "settings.json", json.loads(json.dumps(settings)))
+        yield
+
+
+def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+    if not path.exists():
+        write(path, settings)
+        return
+    try:
+        there = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged ({error}); give another --out, or remove the folder") from error
+    if differing := sorted(_differences(there, settings)):
+        raise UserError(
+            f"{path.parent} holds a run with other settings: {'; '.join(differing)}; "
+            "give the same settings to resume it, or another --out"
+        )
+
+
+def _differences(there: Any, asked: Any, name: str = "") -> Iterator[str]:
+    if isinstance(there, dict) and isinstance(asked, dict):
+        for key in there.keys() | asked.keys():
+            yield from _differences(there.get(key), asked.get(key), f"{name}.{key}" if name else key)
+    elif there != asked:
+        yield f"{name} is {json.dumps(there)} there, {json.dumps(asked)} was asked for"
+
+
+def write(path: Path, value: Any) -> None:
+    """Write JSON in one piece: whoever reads sees all of it or the file before."""
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}; what was finished is kept") from error
+
+
+def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any]) -> None:
+    """Play a run to its end, from wherever it stands.
+
+    Args:
+        job: which run.
+        task: what every episode is about.
+        optimum: what the task's gold path scores.
+        episode: makes the graph of an episode from a journal and a shelf of trajectories (None without memory).
+    """
+    from filelock import FileLock
+
+    from ..memory.checkpoints import open_checkpoints
+    from ..memory.journal import Journal
+    from ..memory.records import Trajectory
+    from ..memory.rows import Rows
+    from . import run
+
+    with ExitStack() as stack:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        # A worker whose sweep was killed ends a moment after it.
+        stack.enter_context(FileLock(job.folder / "owner.lock", timeout=30))
+        journal = Journal(job.folder / "steps.jsonl")
+        log, times = Rows(job.folder / "episodes.jsonl"), Rows(job.folder / "seconds.jsonl")
+        for file in (journal, log, times):
+            stack.callback(file.close)
+        shelf = None
+        if job.memory:
+            from ..memory.chroma_store import ChromaStore
+            from ..memory.shelf import Shelf
+
+            shelf = Shelf(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
+        saver = stack.enter_context(open_checkpoints(job.checkpoints))
+        graph = run.build(episode(journal, shelf), log, checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
+        before = graph.get_state(config)
+        begin = None if before.created_at else run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes)
+        if begin or before.next:
+            started = perf_counter()
+            for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
+                if "tally" in update:
+                    done, now = update["tally"]["episode"] - 1, perf_counter()
+                    times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
+                    started = now
+    write(job.folder / "result.json", {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum})
+
+
+def finished(job: Job) -> bool:
+    """Whether there is nothing left to play."""
+    return (job.folder / "result.json").exists()
+
+
+def attempts(job: Job) -> Attempts:
+    """What a finished run did."""
+    rows = sorted(_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
+    if [row["episode"] for row in rows] != list(range(job.episodes)):
+        raise UserError(
+            f"{job.folder}/episodes.jsonl has {len(rows)} of {job.episodes} episodes; remove the folder and run again"
+        )
+    result = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+    seconds = job.folder / "seconds.jsonl"
+    return Attempts(
+        method=job.method,
+        seed=job.seed,
+        optimum=result["optimum"],
+        scores=tuple(row["score"] for row in rows),
+        bests=tuple(row["best"] for row in rows),
+        steps=tuple(row["steps"] for row in rows),
+        tokens=sum(row["input_tokens"] + row["output_tokens"] for row in rows),
+        seconds=tuple(row["seconds"] for row in _rows(seconds)) if seconds.exists() else (),
+    )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    # A last line without its end was cut short by a crash, and its writer will write it again.
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+class Follower:
+    """Reads the scores of a run while another process writes them."""
+
+    def __init__(self, job: Job) -> None:
+        self.path = job.folder / "episodes.jsonl"
+        self.scores: list[float] = []
+        self._at = 0
+
+    def look(self) -> list[float]:
+        """All scores so far."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    self.scores.append(json.loads(line)["score"])
+        return self.scores
+
+
+def work(
+    batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None] = lambda: None
+) -> None:
+    """Have worker processes (started by spawn, living as long as there is work) call `play` on every batch.
+
+    Args:
+        batches: what to hand out, in this order; must pickle.
+        play: a module's function; returns None, or in one line what went wrong.
+        workers: how many processes.
+        tick: called a few times a second.
+
+    Raises:
+        UserError: what went wrong first. The other workers are stopped: what they have finished is kept.
+    """
+    # Workers end when this pipe does: closed by us, or by the death of this process.
+    listen, hold = get_context("spawn").Pipe(duplex=False)
+    pool = ProcessPoolExecutor(
+        min(workers, len(batches)), mp_context=get_context("spawn"), initializer=_heed, initargs=(listen,)
+    )
+    try:
+        pending = {pool.submit(play, batch) for batch in batches}
+        while pending:
+            done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
+            tick()
+            for future in done:
+                try:
+                    wrong = future.result()
+                except BrokenProcessPool:
+                    wrong = "a worker process was killed (out of memory?)"
+                if wrong:
+                    raise UserError(wrong)
+    except BaseException:
+        hold.close()  # now, because the shutdown waits for what is running
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        hold.close()
+
+
+def _heed(listen: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what follows
+
+    def end() -> None:
+        try:
+            listen.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
