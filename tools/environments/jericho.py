@@ -1,0 +1,372 @@
+"""Jericho: parser games by human authors, with the admissible actions worked out (Hausknecht et al., 2020, arXiv:1909.05398).
+
+Needs the extra `[jericho]` and a compiler: `sudo apt install gcc make && pip install --no-deps jericho numpy` (with its
+dependencies it also brings spaCy, which is not used here). The package is GPL-2.0-or-later and is imported only when a game
+is opened. Game files are not part of it: point `games_dir` or $JERICHO_GAMES at a folder with `detective.z5` and the like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import re
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import Observation, Task, UserError
+from .live import LiveGames
+
+__all__ = ["Jericho", "ValidActions"]
+
+_INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
+_SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
+_TWO_OBJECT_VERBS = frozenset(
+    [
+        "ask",
+        "attack",
+        "break",
+        "burn",
+        "cut",
+        "dig",
+        "feed",
+        "fill",
+        "give",
+        "hit",
+        "insert",
+        "inflat",
+        "kill",
+        "light",
+        "lock",
+        "look",
+        "open",
+        "pour",
+        "push",
+        "put",
+        "read",
+        "show",
+        "shoot",
+        "strike",
+        "tell",
+        "throw",
+        "tie",
+        "turn",
+        "unlock",
+        "untie",
+    ]
+)
+"""Templates with two objects are tried with these verbs only, since they are most of the cost."""
+_WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
+"""Of these, the ones tried with any two things; the others (put, give, unlock with, attack with) want one that is carried."""
+_AMBIGUOUS = re.compile(r"(which|who) .*\bdo you mean\b", re.IGNORECASE)
+_EMPTY_WORDS = frozenset(
+    "a an and at each for here in it its me my of on one some that the there these this those to you your".split()  # noqa: SIM905
+)
+
+
+class Jericho:
+    """One game as an environment.
+
+    The observation is the game's answer, then what `look` and `inventory` would show (asked and taken back, so they cost no
+    step). `Observation.actions` are the actions that would change the world, worked out from the game's grammar and object
+    tree: good but not complete (in library a rewarded question is never among them). The game itself understands more, so any text may be taken as an action; what it does not understand costs a step.
+
+    Rewards are score changes and can be negative: the score of zork1 falls when the player dies. Points given before the
+    first action (detective: 10) are nobody's reward: they are in no sum and not in the optimum, so add them before comparing
+    with published scores (`given`).
+
+    Args:
+        game: name of a file in the folder, without its ending.
+        horizon: steps after which the episode ends.
+        games_dir: folder of the game files; $JERICHO_GAMES if not given.
+        live: how many games are kept open.
+        cache_dir: folder in which the lists of actions are kept from run to run; in memory only if not given.
+    """
+
+    def __init__(
+        self,
+        game: str = "detective",
+        horizon: int = 50,
+        games_dir: str | Path | None = None,
+        live: int = 8,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        self.game = game
+        self.name = f"jericho:{game}"
+        self.horizon = horizon
+        self._package = _package(self.name)
+        self.path = _game_file(self.name, game, games_dir)
+        self._live = LiveGames(self.name, self._start, horizon, size=live, free_text=True)
+        self._lock = threading.Lock()
+        self._idle: dict[int, list[Any]] = {}
+        self._best: float | None = None
+        probe = self._emulator(0)
+        self._walkthrough = tuple(probe.get_walkthrough())
+        self.given = float(probe.reset()[1]["score"])
+        """Points that the game gives before the first action."""
+        self._release(0, probe)
+        known = hashlib.md5(self.path.read_bytes()).hexdigest()
+        stored = None if cache_dir is None else Path(cache_dir) / f"{game}-{known[:12]}-actions-1.jsonl"
+        self.valid = ValidActions(stored)
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The game with the seed-th random numbers of a split; the game's text and map are always the same.
+
+        Task 0 of `test` has the walkthrough's random numbers. In detective seeds change nothing.
+        """
+        if split not in _SPLITS:
+            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(_SPLITS)}")
+        if not 0 <= seed < 1_000_000:
+            raise UserError(f"{self.name}: task seeds are 0 to 999999, got {seed}")
+        goal = f"You are playing the text adventure {self.game}. Score as many points as you can."
+        return Task(f"{self.game}-{split}-{seed}", goal, _SPLITS[split] + seed)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """What the game shows after these actions."""
+        return self._live.observe(task, actions)
+
+    def abstract(self, observation: Observation) -> str:
+        """Location and inventory without the game's answer to the last action; what lies there and what is carried sorted.
+        After the end there is neither, and the last answer is the state."""
+        blocks = observation.text.split("\n\n")
+        if len(blocks) < 2:
+            return observation.text
+        (place, *things), (heading, *carried) = (block.split("\n") for block in blocks[-2:])
+        return "\n".join([place, *sorted(things), heading, *sorted(carried)])
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """The published walkthrough, cut at the horizon. It is sure to work in task 0 of `test` only, and is not optimal
+        within a short horizon: it plays to win the whole game."""
+        return self._walkthrough[: self.horizon]
+
+    def optimum(self, task: Task) -> float:
+        """The points that the walkthrough earns within the horizon in task 0 of `test`, whatever the task."""
+        if self._best is None:
+            original, path = self.task(0), self.gold(task)
+            shown = (self.observe(original, path[: n + 1]) for n in range(len(path)))
+            self._best = sum(_until_over(shown))
+        return self._best
+
+    def close(self) -> None:
+        """End the live games."""
+        self._live.close()
+        with self._lock:
+            self._idle.clear()
+
+    def _emulator(self, seed: int) -> Any:
+        with self._lock:
+            if self._idle.get(seed):
+                return self._idle[seed].pop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an unknown game is refused below, in words
+            try:
+                emulator = self._package.FrotzEnv(str(self.path), seed or None)
+            except AttributeError:  # the package looks up a seed among the bindings, which an unknown game has not
+                emulator = None
+        if emulator is None or not emulator.is_fully_supported or not emulator.bindings:
+            raise UserError(f"{self.name}: {self.path} is not a version of a game that Jericho knows (by its checksum)")
+        return emulator
+
+    def _release(self, seed: int, emulator: Any) -> None:
+        with self._lock:
+            self._idle.setdefault(seed, []).append(emulator)
+
+    def _start(self, task: Task) -> tuple[_Episode, Observation]:
+        emulator = self._emulator(task.seed)
+        text, info = emulator.reset()
+        episode = _Episode(self, task.seed, emulator, float(info["score"]))
+        return episode, episode.show(text, 0.0)
+
+
+@dataclass
+class _Episode:
+    """One live game."""
+
+    world: Jericho
+    seed: int
+    emulator: Any
+    score: float
+
+    def step(self, action: str) -> Observation:
+        text, _, _, info = self.emulator.step(action)
+        score = float(info["score"])
+        reward, self.score = score - self.score, score
+        return self.show(text, reward)
+
+    def show(self, text: str, reward: float) -> Observation:
+        game = self.emulator
+        said = _tidy(text)
+        # An interpreter that has halted (the player typed `quit`) has ended the game too.
+        if game.game_over() or game.victory() or game._emulator_halted():
+            return Observation(said, (), reward, True)
+        state = game.get_state()
+        look, inventory = (_aside(game, state, command) for command in ("look", "inventory"))
+        actions = self.world.valid.of(game, look, inventory)
+        answer = "" if look.startswith(said) else _tidy(said.replace(look, ""))  # what `look` repeats is said once
+        return Observation("\n\n".join(part for part in (answer, look, inventory) if part), actions, reward)
+
+    def close(self) -> None:
+        self.world._release(self.seed, self.emulator)
+
+
+@dataclass
+class ValidActions:
+    """The actions that change the world, by state; worked out once for each state that is met.
+
+    A list costs 0.1 (zork1) to 0.4 (library) seconds of one core. States are told apart by the object tree (the package's
+    world hash, which leaves out turn counters) and the texts of `look` and `inventory`. Something may still be hidden from
+    both: of 68 states met again in random episodes one had another list (library: a joke that works once). Then the list of
+    the first visit stands; what an action does is always up to the game.
+    """
+
+    stored: Path | None = None
+    """A file of JSON lines `[key, [action, ...]]` that the lists are read from and appended to."""
+    known: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    worked_out: int = 0
+    """How many lists had to be worked out so far."""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        if self.stored is not None and self.stored.exists():
+            for line in self.stored.read_text(encoding="utf-8").splitlines():
+                try:
+                    key, actions = json.loads(line)
+                except ValueError:
+                    continue  # a line cut off by a crash: worked out again when needed
+                self.known[key] = tuple(actions)
+
+    def of(self, game: Any, look: str, inventory: str) -> tuple[str, ...]:
+        """The sorted actions of the present state of a game; the game is left as it was."""
+        whole = "\n\n".join((game.get_world_state_hash(), look, inventory))
+        key = hashlib.md5(whole.encode()).hexdigest()
+        if key not in self.known:
+            actions = work_out(game)
+            with self._lock:
+                self.worked_out += 1
+                self.known[key] = actions
+                if self.stored is not None:
+                    self.stored.parent.mkdir(parents=True, exist_ok=True)
+                    with self.stored.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps([key, actions]) + "\n")
+        return self.known[key]
+
+
+def work_out(game: Any) -> tuple[str, ...]:
+    """The sorted actions that change the world: the game's templates, filled with the names of what is near, tried one by
+    one. Of several actions with the same effect one is listed: naming a thing rather than `all`, with the most usual verb.
+
+    The package's own `get_valid_actions` takes names from the text by a spaCy model that is downloaded at first use, starts
+    a pool of processes that is never closed, and lists equivalent actions in the order of a set, which differs from process
+    to process. This takes the names from the object tree and the game's dictionary and breaks ties by the alphabet. Along
+    the walkthroughs it covers, of the steps that change the world and of the rewarded ones, all of the first 51 of detective
+    (46 and 26) and 60 of zork1 (59 and 6), and 28 of 29 and 9 of 10 in library.
+    """
+    usage = importlib.import_module("jericho.util").verb_usage_count
+    names, carried = _names(game)
+    tried: dict[str, None] = {}
+    for template in game.act_gen.templates:
+        holes, verb = template.count("OBJ"), template.split()[0]
+        if holes == 0:
+            tried[template] = None
+        for first in names if holes else ():
+            filled = template.replace("OBJ", first, 1)
+            if holes == 1:
+                tried[filled] = None
+            elif verb in _TWO_OBJECT_VERBS:
+                either = verb in _WITHOUT_TOOL or first in carried
+                for second in names if either else carried:
+                    if second != first:
+                        tried[filled.replace("OBJ", second, 1)] = None
+    effects = game._filter_candidate_actions(list(tried), use_ctypes=True, use_parallel=False)
+    return tuple(sorted({min(same, key=lambda a: ("all" in a.split(), -usage(a), len(a), a)) for same in effects.values()}))
+
+
+def _names(game: Any) -> tuple[list[str], list[str]]:
+    """One name for each thing that is near, and those of them that are carried.
+
+    A name is the noun of the thing's name in the object tree, or the whole of it, or an adjective: the first that the game
+    can examine without asking which one is meant.
+    """
+    util = importlib.import_module("jericho.util")
+    place = game.get_player_location()
+    if place is None:
+        return ["all"], []
+    words = _dictionary(game)
+    length = max(len(word) for word in words)
+    state = game.get_state()
+    objects = game.get_world_objects()
+    held = {thing.num for thing in util.get_subtree(game.get_player_object().child, objects)}
+    seen: dict[str, str] = {}
+    carried: set[str] = set()
+    for thing in util.get_subtree(place.child, objects):
+        full = thing.name.lower()
+        parts = [part for part in full.split() if part not in _EMPTY_WORDS and part[:length] in words]
+        if thing.num == game.player_obj_num or not parts:
+            continue
+        for name in dict.fromkeys([*parts[-1:], full, *parts[:-1]]):
+            answer = util.clean(_aside(game, state, f"examine {name}"))
+            if not util.recognized(answer) or _AMBIGUOUS.match(answer):
+                continue
+            chosen = seen.setdefault(answer, name)
+            if thing.num in held:
+                carried.add(chosen)
+            break
+    # Scenery that is no object of its own (or of another place) shows only in the text.
+    for word in sorted(set(re.findall(r"[a-z]+", _aside(game, state, "look").lower()))):
+        if word[:length] in words and words[word[:length]] and word not in _EMPTY_WORDS:
+            answer = util.clean(_aside(game, state, f"examine {word}"))
+            if util.recognized(answer) and not _AMBIGUOUS.match(answer):
+                seen.setdefault(answer, word)
+    return sorted({*seen.values(), "all"}), sorted(carried)
+
+
+def _dictionary(game: Any) -> dict[str, bool]:
+    """The words that the game knows, and whether each can be a noun."""
+    if not hasattr(game, "learngraph_words"):
+        game.learngraph_words = {word.word: bool(word.is_noun) for word in game.get_dictionary()}
+    words: dict[str, bool] = game.learngraph_words
+    return words
+
+
+def _aside(game: Any, state: Any, command: str) -> str:
+    """The game's answer to a command that is taken back."""
+    answer = _tidy(game.step(command)[0])
+    game.set_state(state)
+    return answer
+
+
+def _until_over(shown: Iterator[Observation]) -> Iterator[float]:
+    for observation in shown:
+        yield observation.reward
+        if observation.over:
+            return
+
+
+def _tidy(text: str) -> str:
+    """Without padding and empty lines: an empty line separates the parts of an observation."""
+    return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n") if line.strip())
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module("jericho")  # it carries no type information: imported by name
+    except ImportError as cause:
+        raise UserError(f"{name} needs the package jericho ({cause}): {_INSTALL}") from cause
+
+
+def _game_file(name: str, game: str, games_dir: str | Path | None) -> Path:
+    given = games_dir or os.environ.get("JERICHO_GAMES")
+    if not given:
+        raise UserError(f"{name} needs the game file {game}.z5: say games_dir=... or set JERICHO_GAMES to its folder")
+    folder = Path(given).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"{name}: {folder} is not a folder; put {game}.z5 into a folder and name that")
+    files = {path.stem: path for path in sorted(folder.glob("*.z[3-8]"))}
+    if game not in files:
+        raise UserError(f"{name}: no {game}.z3 ... .z8 in {folder}; it has {', '.join(files) or 'no game files'}")
+    return files[game]
