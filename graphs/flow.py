@@ -76,7 +76,7 @@ def _chain(line: str) -> list[Edge]:
         if name:
             label = (arrow.group(2) or "").strip()
             edges.append(Edge(source, name.group(), label, arrow.group(1) == "-.->"))
-    if not edges or at < len(line):
+    if not edges or at < len(line) or name is None:
         raise FlowError(f"cannot read {line[at:] or line!r} in the line {line!r}; lines look like 'a --> b -->|label| c'")
     return edges
 

@@ -1,0 +1,8 @@
+"""One BLAS thread per process: more only take turns on a small machine, and make sums depend on scheduling."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,0 +1,266 @@
+"""JitRL as a graph: it learns, only through its memory; it resumes, forks and embeds like any LangGraph graph."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.graph import StateGraph
+from typing_extensions import TypedDict
+
+from learngraph.graphs import jitrl, run
+from learngraph.graphs.baselines import static, tabular
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.journal import Journal
+from learngraph.memory.q_table import QTable
+from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
+from learngraph.nodes.judge import model_judge
+from learngraph.nodes.policies import UniformPolicy
+from learngraph.nodes.state import Episode
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = KeywordKeep()
+
+
+def episode(memory: Experiences | None = None, journal: Journal | None = None, **more: Any) -> Any:
+    """A JitRL episode in the toy world with a uniform prior."""
+    memory = memory if memory is not None else Experiences(gamma=0.5)
+    return jitrl.build(TOY, UniformPolicy(), memory, journal if journal is not None else Journal(), **more)
+
+
+def scores(graph: Any, seed: int = 0, episodes: int = 20) -> list[float]:
+    plan = {"task": TOY.task(seed), "run": f"r{seed}", "episode": 0, "episodes": episodes}
+    found: list[float] = run.build(graph).invoke(plan)["scores"]
+    return found
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+class Forgetful(Experiences):
+    """The memory, disconnected: it takes everything and recalls nothing."""
+
+    def add(self, trajectory: Trajectory) -> None:
+        pass
+
+
+def test_it_learns_and_only_through_its_memory() -> None:
+    """Toy world, uniform prior, 5 seeds: from .2 of the optimum to over .8; without the memory it stays where it was."""
+    learned = [scores(episode(chain=True), seed) for seed in range(5)]
+    forgot = [scores(episode(Forgetful(gamma=0.5), chain=True), seed) for seed in range(5)]
+    assert mean([mean(s[-5:]) for s in learned]) > 8
+    assert mean([mean(s[-5:]) for s in forgot]) < 4
+    assert mean([s[0] for s in learned]) < 4.5
+
+
+def test_static_does_not_learn_and_a_table_does() -> None:
+    still = [scores(static.build(TOY, UniformPolicy(), Journal(), chain=True), seed) for seed in range(4)]
+    assert abs(mean([mean(s[-5:]) for s in still]) - mean([mean(s[:5]) for s in still])) < 1.5
+    table = [scores(tabular.build(TOY, QTable(), Journal(), chain=True), seed) for seed in range(4)]
+    assert mean([mean(s[-5:]) for s in table]) > 6
+
+
+@pytest.mark.parametrize("settings", [jitrl.JitRL.paper(), jitrl.JitRL.reference(), jitrl.JitRL.paper("webarena")])
+def test_the_published_presets_run(settings: jitrl.JitRL) -> None:
+    assert len(scores(episode(settings=settings), episodes=4)) == 4
+
+
+def test_same_run_same_numbers_whether_chained_async_or_not() -> None:
+    plain = scores(episode())
+    assert scores(episode(chain=True)) == plain
+    plan = {"task": TOY.task(0), "run": "r0", "episode": 0, "episodes": 20}
+    assert asyncio.run(run.build(episode()).ainvoke(plan))["scores"] == plain
+    other = {**plan, "run": "another"}
+    assert run.build(episode()).invoke(other)["scores"] != plain
+
+
+def config(thread: str = "1", **more: Any) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread, **more}}
+
+
+def attempt(number: int = 0) -> dict[str, Any]:
+    return {"task": TOY.task(0), "run": "r0", "episode": number}
+
+
+def test_one_episode_node_by_node() -> None:
+    graph = episode(checkpointer=InMemorySaver())
+    graph.invoke(attempt(), config(), interrupt_before=["choose"])
+    state = graph.get_state(config())
+    assert state.next == ("choose",)
+    assert len(state.values["candidates"]) == len(state.values["estimates"]) == len(state.values["prior"])
+    graph.invoke(None, config(), interrupt_before=["choose"])
+    assert graph.get_state(config()).values["step"] == 1
+    out = graph.invoke(None, config())
+    assert set(out) == {"task", "episode", "score", "best", "step", "head", "usage"}
+
+
+def test_edit_the_state_and_fork() -> None:
+    """Go back to a decision, take another action there: another future, and the first one is still there."""
+    journal = Journal()
+    graph = episode(journal=journal, checkpointer=InMemorySaver())
+    first = graph.invoke(attempt(), config())
+    history = list(graph.get_state_history(config()))
+    at = next(s for s in history if s.next == ("act",) and s.values["step"] == 3)
+    other = next(a for a in at.values["observation"].actions if a != at.values["action"])
+    second = graph.invoke(None, graph.update_state(at.config, {"action": other}))
+    one, two = journal.history(first["head"]), journal.history(second["head"])
+    assert one[:3] == two[:3]
+    assert two[3].action == other != one[3].action
+    again = graph.invoke(None, graph.update_state(at.config, {"action": at.values["action"]}))
+    assert again["head"] == first["head"]
+
+
+def test_a_replayed_episode_does_not_see_what_it_learned_the_first_time() -> None:
+    memory, journal = Experiences(gamma=0.5), Journal()
+    graph = episode(memory, journal, checkpointer=InMemorySaver())
+    for n in range(4):
+        last = graph.invoke(attempt(n), config(f"{n}"))
+    count = len(memory)
+    start = list(graph.get_state_history(config("3")))[-2]
+    assert graph.invoke(None, start.config)["head"] == last["head"]
+    assert len(memory) == count
+
+
+def test_memory_outlives_the_graph(tmp_path: Path) -> None:
+    """What one graph learned, another one starts with."""
+    from langgraph.store.memory import InMemoryStore
+
+    from learngraph.memory.shelf import Shelf
+
+    store = InMemoryStore()
+    shelf = Shelf(store, ("toy",), Trajectory)
+    first = scores(episode(Experiences(shelf, gamma=0.5), chain=True), episodes=15)
+    again = Experiences(Shelf(store, ("toy",), Trajectory), gamma=0.5)
+    plan = {"task": TOY.task(0), "run": "later", "episode": 0, "episodes": 5}
+    assert mean(run.build(episode(again, chain=True)).invoke(plan)["scores"]) > mean(first[:2]) + 3
+
+
+def test_cross_task_memory_is_a_switch() -> None:
+    memory = Experiences(gamma=0.5)
+    scores(episode(memory, chain=True), seed=0, episodes=10)
+    task = TOY.variant(TOY.task(0), 1)
+    plan = {"task": task, "run": "other", "episode": 0, "episodes": 1}
+    for cross_task in (False, True):
+        graph = episode(memory, settings=jitrl.JitRL(cross_task=cross_task), checkpointer=InMemorySaver())
+        graph.invoke({**plan}, config(), interrupt_after=["recall"])
+        assert bool(graph.get_state(config()).values["neighbours"]) == cross_task
+
+
+# The judge
+
+
+def judge(*replies: str) -> Any:
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+
+    return GenericFakeChatModel(messages=iter([AIMessage(r) for r in replies]))
+
+
+def test_a_model_can_judge_the_steps() -> None:
+    journal, memory = Journal(), Experiences(gamma=0.0)
+    rewards = [float(n % 3) for n in range(16)]
+    graph = episode(memory, journal, judge=model_judge(judge(f'Here: {{"rewards": {rewards}}}'), journal))
+    out = graph.invoke(attempt())
+    assert out["step"] == 16
+    assert [e.value for e in memory] == rewards
+    assert out["usage"].calls == 1
+
+
+def test_a_failed_judge_leaves_nothing_behind_not_zeros() -> None:
+    journal, memory = Journal(), Experiences(gamma=0.5)
+    node = model_judge(judge("no", '{"rewards": [1]}', '{"rewards": "many"}'), journal)
+    graph = episode(memory, journal, judge=node, checkpointer=InMemorySaver())
+    graph.invoke(attempt(), config())
+    state = graph.get_state(config()).values
+    assert "jitrl/judge: asked for" in state["unjudged"]
+    assert state["rewards"] == [None] * 16
+    assert len(memory) == 0
+    assert memory.average(task=state["task"].id, domain=TOY.name) == 0
+
+
+# Embedding
+
+
+def test_as_a_subgraph_of_a_parent_with_its_own_state_and_context() -> None:
+    class Parent(TypedDict):
+        task: Task
+        run: str
+        episode: int
+        score: float
+        report: str
+
+    class Context(TypedDict):
+        language: str
+
+    def report(state: Parent, runtime: Any) -> dict[str, str]:
+        return {"report": f"{runtime.context['language']}: {state['score']:g}"}
+
+    builder = StateGraph(Parent, context_schema=Context)
+    builder.add_node("play", episode(chain=True))
+    builder.add_node("report", report)
+    builder.add_edge("__start__", "play")
+    builder.add_edge("play", "report")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    out = graph.invoke(attempt(), config(), context={"language": "en"})
+    assert out["report"] == f"en: {out['score']:g}"
+    assert "usage" not in out
+
+
+def test_as_a_tool() -> None:
+    tool = episode(chain=True).as_tool(
+        name="play", description="Play one episode", arg_types={"task": Task, "run": str, "episode": int}
+    )
+    assert tool.invoke(attempt())["step"] > 0
+
+
+def test_batched_and_streamed() -> None:
+    graph = episode(chain=True)
+    outs = graph.batch([attempt(n) for n in range(6)], config={"max_concurrency": 3})
+    assert [o["episode"] for o in outs] == list(range(6))
+    one_by_one = [episode(chain=True).invoke(attempt(n)) for n in (0,)]
+    assert outs[0]["head"] == one_by_one[0]["head"]
+    seen = [name for update in episode().stream(attempt(), stream_mode="updates") for name in update]
+    assert seen[:8] == ["begin", "recall", "propose", "augment", "advise", "modulate", "choose", "act"]
+    assert seen[-2:] == ["judge", "remember"]
+
+
+def test_checkpoints_do_not_grow_with_the_episode() -> None:
+    """Plain data only, and nothing that accumulates: 300 steps into an episode a checkpoint is as large as after 30."""
+    world = KeywordKeep(horizon=300)
+    graph = static.build(world, Look(), Journal(), chain=True, checkpointer=InMemorySaver())
+    graph.invoke({"task": world.task(0), "run": "r", "episode": 0}, config(), durability="async")
+    states = [s.values for s in graph.get_state_history(config()) if s.next]
+    size = {s["step"]: len(JsonPlusSerializer().dumps_typed(s)[1]) for s in states if "action" in s}
+    assert size[299] < size[30] * 1.02 + 4
+    assert size[299] < 2500
+
+
+@dataclass(frozen=True)
+class Look:
+    """A policy that never gets anywhere."""
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        return {"candidates": [Candidate("back", 0.0)]}
+
+
+def test_neighbours_are_what_the_memory_holds() -> None:
+    memory = Experiences(gamma=0.5)
+    scores(episode(memory, chain=True), episodes=5)
+    graph = episode(memory, checkpointer=InMemorySaver())
+    graph.invoke({**attempt(), "run": "x"}, config(), interrupt_after=["recall"])
+    values = graph.get_state(config()).values
+    place = values["observation"].text
+    mine = [e for e in memory if e.state == place]
+    found = values["neighbours"]
+    assert all(isinstance(n, Neighbour) and n.similarity == 1 for n in found)
+    assert sum(n.count for n in found) == len(mine)
+    assert values["average"] == pytest.approx(mean([e.value for e in memory]))
+
+
+def test_usage_adds_up() -> None:
+    assert Usage(1, 2, 3) + Usage(1, 1, 1) == Usage(2, 3, 4)

@@ -1,0 +1,73 @@
+"""Asking a model: read, ask again with the error, give up in words; the same sync and async."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+
+from learngraph.memory.records import Usage
+from learngraph.nodes.ask import Ask, BadReply, Unreadable, text
+
+
+class Heard(GenericFakeChatModel):
+    """Replies in order, and keeps what it was asked."""
+
+    heard: list[list[str]]
+
+    def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        self.heard.append([text(m) for m in messages])
+        return super()._generate(messages, *args, **kwargs)
+
+
+def model(*replies: str) -> Heard:
+    counted = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12}
+    return Heard(messages=iter([AIMessage(r, usage_metadata=counted) for r in replies]), heard=[])
+
+
+def number(reply: AIMessage, state: Any) -> dict[str, Any]:
+    try:
+        return {"n": int(text(reply)) + state["n"]}
+    except ValueError:
+        raise Unreadable(f"asked for a number, got {text(reply)!r}") from None
+
+
+def ask(model: Heard, **more: Any) -> Ask:
+    return Ask("test/number", model, lambda state: [HumanMessage(f"how many after {state['n']}?")], number, **more)
+
+
+@pytest.fixture(params=["sync", "async"])
+def run(request: pytest.FixtureRequest) -> Any:
+    if request.param == "sync":
+        return lambda node, state: node.invoke(state)
+    return lambda node, state: asyncio.run(node.ainvoke(state))
+
+
+def test_a_readable_reply(run: Any) -> None:
+    assert run(ask(model("3")), {"n": 4}) == {"n": 7, "usage": Usage(1, 10, 2)}
+
+
+def test_asks_again_with_the_error(run: Any) -> None:
+    m = model("three", "3")
+    assert run(ask(m), {"n": 4}) == {"n": 7, "usage": Usage(2, 20, 4)}
+    assert m.heard[1][:2] == ["how many after 4?", "three"]
+    assert "asked for a number, got 'three'" in m.heard[1][2]
+
+
+def test_gives_up_in_words(run: Any) -> None:
+    with pytest.raises(BadReply, match=r"test/number: asked for a number, got 'c'; the last reply was 'c'"):
+        run(ask(model("a", "b", "c")), {"n": 0})
+
+
+def test_or_records_that_it_is_missing(run: Any) -> None:
+    lost = ask(model("a", "b"), tries=2, lost=lambda bad, state: {"n": None, "why": bad.error})
+    assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'b'", "usage": Usage(2, 20, 4)}
+
+
+def test_other_errors_pass_through(run: Any) -> None:
+    def broken(reply: AIMessage, state: Any) -> dict[str, Any]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(Ask("test/broken", model("1"), lambda state: [HumanMessage("?")], broken), {})

@@ -1,0 +1,108 @@
+"""Who may import whom, what loads when, and what is in the wheel."""
+
+import ast
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("graphs", "nodes", "memory", "tools")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+
+MAY_IMPORT = {
+    "memory": {"memory"},
+    "nodes": {"nodes", "memory"},
+    "tools": {"tools", "memory.records"},
+    "graphs": {"graphs", "nodes", "memory"},
+}
+"""Folder -> what of ours its files may import."""
+JOINS = {"graphs/cli.py"}
+"""The one place that joins tools to graphs."""
+ONLY_IN = {
+    "chromadb": {"memory/chroma_store.py"},
+    "torch": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
+    "transformers": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
+    "fastapi": {"tools/chat_server.py"},
+}
+"""Heavy package -> the files that may import it."""
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute dotted names of everything a file imports, ours as `folder.module`."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                above = package[: len(package) - node.level + 1]
+                base = ".".join((*above, node.module) if node.module else above)
+                found |= {base} if node.module else {f"{base}.{alias.name}".lstrip(".") for alias in node.names}
+            else:
+                found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    name = str(path.relative_to(ROOT))
+    folder = name.split("/")[0]
+    allowed = MAY_IMPORT[folder] | ({"tools"} if name in JOINS else set())
+    for imported in imports(path):
+        assert not imported.startswith("learngraph"), f"{name} imports {imported}: inside the package, imports are relative"
+        if imported.split(".")[0] in FOLDERS:
+            assert any(imported == a or imported.startswith(a + ".") for a in allowed), f"{name} must not import {imported}"
+        for heavy, places in ONLY_IN.items():
+            if imported.split(".")[0] == heavy:
+                assert any(name.startswith(place) for place in places), f"{name} must not import {heavy}"
+
+
+def test_no_two_files_import_each_other() -> None:
+    """The graph of imports among our files has no cycle."""
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
+    edges = {name: {i for i in imports(path) if i in modules} for name, path in modules.items()}
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name not in done:
+            for target in edges[name]:
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in modules:
+        visit(name, ())
+
+
+def loaded_after(code: str) -> set[str]:
+    """Names of the top-level modules in a fresh interpreter after running `code`."""
+    show = f"{code}\nimport sys; print(' '.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    out = subprocess.run([sys.executable, "-c", show], capture_output=True, text=True, check=True, cwd="/")
+    return set(out.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["graphs.jitrl", "graphs.methods", "graphs.cli", "graphs.baselines.tabular"])
+def test_importing_a_graph_is_light_and_leaves_no_bare_names(module: str) -> None:
+    loaded = loaded_after(f"import learngraph.{module}")
+    assert "learngraph" in loaded
+    assert not loaded & {"torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express"}
+    assert not loaded & set(FOLDERS)
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    ours = {n for n in names if n.startswith("learngraph/")}
+    assert all(n.startswith(("learngraph/", "learngraph-")) for n in names)
+    for path in FILES:
+        assert f"learngraph/{path.relative_to(ROOT)}" in ours
+    assert {f"learngraph/{folder}/py.typed" for folder in FOLDERS} <= ours
+    assert "learngraph/nodes/prompts/jitrl/judge.md" in ours
+    assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)
+    assert not any(n.endswith((".pyc", ".ipynb")) or "/tests/" in n for n in ours)
