@@ -13,6 +13,7 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from langchain_core.messages import (
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import AliasChoices, Field, PrivateAttr
+from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ..memory.records import UserError
@@ -43,6 +45,9 @@ PLAIN_TEMPLATE = (
 )
 """What a tokenizer without a chat template is given: `User: ...`, `Assistant: ...`, a line each; the end-of-sequence token
 (the line's end if there is none) ends a turn."""
+
+LOW = torch.finfo(torch.float16).min
+"""Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
 
 REPLIES = 100_000
 """How many replies' token ids are remembered."""
@@ -73,12 +78,54 @@ class Usage:
 
 @dataclass
 class _Prefix:
-    """Tokens whose keys and values are in `cache`; `logits`, shape (vocabulary,), follow the last of them."""
+    """Tokens whose keys and values are in `cache`, and the log-probabilities, shape (vocabulary,), of what follows them."""
 
     cache: Any
     ids: list[int] = field(default_factory=list)
-    logits: torch.Tensor | None = None
+    logps: torch.Tensor | None = None
     weights: int = 0
+
+
+@dataclass(frozen=True)
+class _Trie:
+    """Replies as one tree of tokens. Their last tokens are read off the parents, and are no nodes."""
+
+    tokens: list[int]
+    depths: list[int]
+    """1 for tokens that follow the prompt."""
+    mask: torch.Tensor
+    """(nodes, nodes): 0 where a node sees an ancestor or itself, else `LOW`."""
+    firsts: torch.Tensor
+    """(replies,): their first tokens."""
+    owners: torch.Tensor
+    """(scored,): of every other token of a reply, the reply it belongs to, ..."""
+    heads: torch.Tensor
+    """... the node before it ..."""
+    targets: torch.Tensor
+    """... and the token itself."""
+
+
+class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """A cache layer with room to grow, so that a step copies what is new, not everything that is old."""
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.get_seq_length()
+        end = size + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.room: list[torch.Tensor] = []
+        if not self.room or self.room[0].shape[-2] < end:
+            room = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (key_states, value_states)]
+            for old, spare in zip((self.keys, self.values), room, strict=True):
+                if size and old is not None:
+                    spare[..., :size, :] = old
+            self.room = room
+        self.room[0][..., size:end, :], self.room[1][..., size:end, :] = key_states, value_states
+        self.keys, self.values = (room[..., :end, :] for room in self.room)
+        return self.keys, self.values
 
 
 @dataclass(frozen=True)
@@ -197,17 +244,16 @@ class LocalChatModel(BaseChatModel):
         Sliding-window and recurrent layers forget, so their caches cannot be cut back; models that derive positions from
         the order of tokens cannot place a trie's nodes.
         """
-        from transformers.cache_utils import DynamicLayer
-
-        layers = self._empty().layers
+        layers = DynamicCache(config=self._network.config).layers
         positions = "position_ids" in inspect.signature(self._network.forward).parameters
         masks = self._network.config._attn_implementation in ("sdpa", "eager")
         return positions and masks and all(type(layer) is DynamicLayer for layer in layers)
 
     def _empty(self) -> Any:
-        from transformers import DynamicCache
-
-        return DynamicCache(config=self._network.config)
+        cache = DynamicCache(config=self._network.config)
+        if self._tree:
+            cache.layers = [_RoomyLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
+        return cache
 
     @property
     def network(self) -> Any:
@@ -352,63 +398,43 @@ class LocalChatModel(BaseChatModel):
             return self._score_tree(prompt, replies) if self._tree else self._score_each(prompt, replies)
 
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
-        # Node 0 is the end of the prompt; a reply's last token is read off its parent and need not be fed.
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        nodes: dict[tuple[int, int], int] = {}
-        heads: list[int] = []
-        for reply in replies:
-            node = 0
-            for depth, token in enumerate(reply, 1):
-                heads.append(node)
-                if depth < len(reply):
-                    child = nodes.get((node, token))
-                    if child is None:
-                        tokens.append(token)
-                        parents.append(node)
-                        depths.append(depth)
-                        child = nodes[node, token] = len(tokens)
-                    node = child
-
+        trie = _trie(tuple(replies))
         prefix = self._take(prompt)
         self.usage.prompt_tokens += len(prompt)
         if len(prompt) - len(prefix.ids) > FUSED:
             self._prefill(prefix, prompt)
-        past, size = len(prefix.ids), len(tokens)
+        past, size = len(prefix.ids), len(trie.tokens)
         new = prompt[past:]
         fed = len(new)
-        logits = prefix.logits[None] if prefix.logits is not None else torch.empty(0)
+        logps = torch.empty(0, 0)
         if fed or size:
-            mask = torch.zeros(fed + size, past + fed + size, dtype=self._network.dtype)
-            low = torch.finfo(mask.dtype).min
+            mask = torch.zeros(fed + size, past + fed + size)
             if fed:
-                mask[:fed, past:] = torch.full((fed, fed + size), low).triu_(1)
-            if size:
-                sees = torch.full((size, size), low)
-                for i, parent in enumerate(parents):
-                    if parent:
-                        sees[i] = sees[parent - 1]
-                    sees[i, i] = 0.0
-                mask[fed:, past + fed :] = sees
-            positions = [*range(past, past + fed), *(past + fed - 1 + depth for depth in depths)]
-            rows = self._forward(new + tokens, prefix.cache, keep=size + bool(fed), mask=mask, positions=positions)
+                mask[:fed, past:] = torch.full((fed, fed + size), LOW).triu_(1)
+            mask[fed:, past + fed :] = trie.mask
+            positions = [*range(past, past + fed), *(past + fed - 1 + depth for depth in trie.depths)]
+            logps = self._forward(new + trie.tokens, prefix.cache, keep=size + bool(fed), mask=mask, positions=positions)
             if size:
                 prefix.cache.crop(-size)
-            logits = rows if fed else torch.cat((logits, rows))
-            prefix.ids = prompt
-            prefix.logits = logits[0].clone()
+            if fed:
+                prefix.ids, prefix.logps, logps = prompt, logps[0].clone(), logps[1:]
         self.usage.prefilled_tokens += fed
         self.usage.reply_tokens += size
+        assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
+        # A reply's first token follows the prompt, its others a node of the trie.
+        scores = prefix.logps[trie.firsts].double()
+        if size:
+            scores = scores.index_add(0, trie.owners.to(scores.device), logps[trie.heads, trie.targets].double())
         self._keep(prefix)
-        return _sums(logits, heads, replies)
+        return [min(0.0, score) for score in scores.tolist()]
 
     def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
         """One pass per reply, for models whose layers forget."""
-        scores = []
+        scores: list[float] = []
         for reply in replies:
-            logits = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
-            scores += _sums(logits, list(range(len(reply))), [reply])
+            logps = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
+            values = logps.gather(1, torch.tensor(reply, device=logps.device)[:, None])
+            scores.append(min(0.0, float(values.double().sum())))
         self.usage.prompt_tokens += len(prompt)
         self.usage.prefilled_tokens += len(prompt) * len(replies)
         self.usage.reply_tokens += sum(len(reply) - 1 for reply in replies)
@@ -426,13 +452,13 @@ class LocalChatModel(BaseChatModel):
         mask: torch.Tensor | None = None,
         positions: list[int] | None = None,
     ) -> torch.Tensor:
-        """Logits of the last `keep` tokens, shape (keep, vocabulary), in float32."""
+        """Log-probabilities of what follows each of the last `keep` tokens, shape (keep, vocabulary), in float32."""
         device = self._network.device
         self.usage.forwards += 1
         extra: dict[str, Any] = {}
         if positions is not None and mask is not None:
             extra["position_ids"] = torch.tensor([positions], device=device)
-            extra["attention_mask"] = mask[None, None].to(device)
+            extra["attention_mask"] = mask[None, None].to(device, self._network.dtype)
         output = self._network(
             input_ids=torch.tensor([ids], device=device),
             past_key_values=cache,
@@ -441,13 +467,13 @@ class LocalChatModel(BaseChatModel):
             **extra,
         )
         logits: torch.Tensor = output.logits[0, -keep:]
-        return logits.float()
+        return logits.log_softmax(-1, dtype=torch.float32)  # ten times faster than logsumexp on a CPU
 
     def _prefill(self, prefix: _Prefix, prompt: list[int]) -> None:
-        """Extend the prefix to the whole prompt by a causal pass, so that its `logits` predict the reply's first token."""
+        """Extend the prefix to the whole prompt by a causal pass, so that its `logps` are those of the reply's first token."""
         new = prompt[len(prefix.ids) :]
         if new:
-            prefix.logits = self._forward(new, prefix.cache, keep=1)[0]
+            prefix.logps = self._forward(new, prefix.cache, keep=1)[0]
             prefix.ids = prompt
             self.usage.prefilled_tokens += len(new)
 
@@ -455,7 +481,7 @@ class LocalChatModel(BaseChatModel):
         """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
 
         While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
-        logits only if it is the whole prompt. If most of a prefix would have to go, a copy of the shared part is taken.
+        log-probabilities only if it is the whole prompt. If most of a prefix would have to go, a copy of the shared part is taken.
         """
         with self._lock:
             found, shared = None, 0
@@ -463,19 +489,20 @@ class LocalChatModel(BaseChatModel):
                 if (common := _common(kept.ids, prompt)) > shared:
                     found, shared = kept, common
             if found is not None and shared == len(prompt) < len(found.ids):
-                shared -= 1  # the logits after the prompt are gone: its last token must be computed again
+                shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
             fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
             if found is None or not shared:
                 return fresh
             if 2 * shared < len(found.ids):
-                for i, layer in enumerate(found.cache.layers):
-                    fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
+                with torch.inference_mode():
+                    for i, layer in enumerate(found.cache.layers):
+                        fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
                 return fresh
             self._kept = [kept for kept in self._kept if kept is not found]
             if shared < len(found.ids):
                 found.cache.crop(shared - len(found.ids))
             if shared < len(prompt):
-                found.logits = None
+                found.logps = None
             found.ids = prompt[:shared]
             return found
 
@@ -516,10 +543,10 @@ class LocalChatModel(BaseChatModel):
         token: _Token | None = None
         for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
             if token is not None:
-                prefix.logits = self._forward([token.id], prefix.cache, keep=1)[0]
+                prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
-            assert prefix.logits is not None  # a prefix without them lacks a token of the prompt, and was extended
-            token = _sample(prefix.logits, sampling)
+            assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
+            token = _sample(prefix.logps, sampling)
             self.usage.generated_tokens += 1
             yield token
 
@@ -656,22 +683,39 @@ def _common(a: list[int], b: list[int]) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
-@torch.inference_mode()
-def _sums(logits: torch.Tensor, heads: list[int], replies: list[tuple[int, ...]]) -> list[float]:
-    """Sum over each reply of log p(token | its head); `heads` has the replies' rows of `logits` one after another."""
-    targets = torch.tensor([token for reply in replies for token in reply], device=logits.device)
-    rows = torch.tensor(heads, device=logits.device)
-    values = (logits[rows, targets] - logits.logsumexp(-1)[rows]).tolist()
-    sums, start = [], 0
-    for reply in replies:
-        sums.append(min(0.0, math.fsum(values[start : start + len(reply)])))
-        start += len(reply)
-    return sums
+@lru_cache(maxsize=64)
+def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
+    """Games list the same actions again and again: the last few tries are kept."""
+    tokens: list[int] = []
+    depths: list[int] = []
+    lines: list[tuple[int, ...]] = []  # each node's ancestors and itself
+    nodes: dict[tuple[int, int], int] = {}
+    owners, heads, targets = [], [], []
+    for owner, reply in enumerate(replies):
+        node = -1
+        for depth, token in enumerate(reply, 1):
+            if depth > 1:
+                owners.append(owner)
+                heads.append(node)
+                targets.append(token)
+            if depth == len(reply):
+                break
+            child = nodes.setdefault((node, token), len(tokens))
+            if child == len(tokens):
+                tokens.append(token)
+                depths.append(depth)
+                lines.append((*(lines[node] if node >= 0 else ()), child))
+            node = child
+    mask = torch.full((len(tokens), len(tokens)), LOW)
+    for node, line in enumerate(lines):
+        mask[node, list(line)] = 0.0
+    firsts = torch.tensor([reply[0] for reply in replies])
+    return _Trie(tokens, depths, mask, firsts, torch.tensor(owners), torch.tensor(heads), torch.tensor(targets))
 
 
 @torch.inference_mode()
-def _sample(logits: torch.Tensor, sampling: _Sampling) -> _Token:
-    own = logits.log_softmax(-1).cpu()
+def _sample(logps: torch.Tensor, sampling: _Sampling) -> _Token:
+    own = logps.cpu()
     if sampling.temperature == 0:
         choice, sampled = int(own.argmax()), 0.0
     else:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from langchain_core.language_models import BaseChatModel
+from typing import TYPE_CHECKING, Any
 
 from ..memory.records import UserError
+
+if TYPE_CHECKING:  # half a second to import, for a name
+    from langchain_core.language_models import BaseChatModel
 
 __all__ = ["MODELS", "ModelKind", "open_model"]
 

@@ -1,0 +1,178 @@
+"""What scoring candidate actions costs, as ratios within one run (targets: rows 13 to 16).
+
+    python tests/performance/bench_scoring.py [--small] [--device cuda]
+
+A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), float32, one thread; the unit is one forward
+over the prompt that returns its last logits only. CPU time of the process on a CPU, wall time elsewhere; medians of
+interleaved rounds. Two kinds of options, six tokens each with the end of turn: "distinct" ones share nothing (five tokens
+an option must be fed), "actions" are a verb and four words, with 5 verbs and 8 objects, as games list them, which the trie
+feeds once. Nothing here is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import transformers
+from langchain_core.messages import HumanMessage
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from learngraph.tools.local_model import LocalChatModel, Usage
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }} >{% else %} {{ m['content'] }}{{ '\n' }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def make(folder: str, vocabulary: int, layers: int, hidden: int, ffn: int) -> None:
+    words = ["<unk>", "\n", ">", *(f"w{i}" for i in range(vocabulary - 3))]
+    raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=max(4, hidden // 64),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def text(rng: random.Random, n: int, top: int) -> str:
+    return " ".join(f"w{rng.randrange(200, top)}" for _ in range(n))
+
+
+def options(rng: random.Random, n: int, kind: str, top: int) -> list[str]:
+    if kind == "distinct":
+        return [f"w{i} {text(rng, 4, top)}" for i in range(n)]
+    objects = [text(rng, 4, top) for _ in range(8)]
+    return [f"w{verb} {object_}" for verb in range(5) for object_ in objects][:: max(1, 40 // n)][:n]
+
+
+def rounds(clock: Callable[[], float], repeat: int, *works: Callable[[int], object]) -> list[float]:
+    """Median seconds of each of the works, run by turns; they get the number of the round."""
+    spent: list[list[float]] = [[] for _ in works]
+    for i in range(repeat + 1):
+        for taken, work in zip(spent, works, strict=True):
+            start = clock()
+            work(i)
+            if i:  # the first round warms up
+                taken.append(clock() - start)
+    return [statistics.median(taken) for taken in spent]
+
+
+def line(row: str, name: str, value: float, target: float, *, least: bool = False) -> None:
+    met = value >= target if least else value <= target
+    print(f"{row:>3}  {name:<44} {value:7.3f}  target {'>=' if least else '<='} {target:<5} {'' if met else 'MISSED'}")
+
+
+def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repeat: int, top: int) -> None:
+    device = model.network.device
+    rng = random.Random(0)
+
+    def forward(ids: list[int]) -> None:
+        with torch.inference_mode():
+            model.network(torch.tensor([ids], device=device), logits_to_keep=1, use_cache=False).logits[0, -1, 0].item()
+
+    prompts = [[HumanMessage(text(rng, prompt - 1, top))] for _ in range(repeat + 1)]
+    for kind in ("distinct", "actions"):
+        for n, cold_target, warm_target in ((10, 1.15, 0.12), (30, 1.25, 0.2)):
+            chosen = options(rng, n, kind, top)
+            model.forget()
+            model.usage = Usage()
+            model.score(prompts[0], chosen)
+            fed = model.usage.reply_tokens
+            model.forget()
+            one, cold, warm = rounds(
+                clock,
+                repeat,
+                lambda i: forward(model.prompt_ids(prompts[i])),
+                lambda i, chosen=chosen: model.score(prompts[i], chosen),
+                lambda i, chosen=chosen: model.score(prompts[i], chosen),
+            )
+            what = f"N={n} P={prompt} {kind}, {fed} tokens fed"
+            line("13", f"cold, {what}", cold / one, cold_target)
+            line("14", f"warm, {what}", warm / one, warm_target)
+            if n == 30:
+                whole = [model.prompt_ids(prompts[0]) + list(model.reply_ids(option)) for option in chosen]
+                start = clock()
+                for ids in whole:
+                    forward(ids)
+                line("15", f"speed-up over {n} forwards, {kind}", (clock() - start) / cold, 25, least=True)
+
+
+def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
+    rng = random.Random(1)
+    chosen = options(rng, 12, "actions", top)
+    model.forget()
+    model.usage = Usage()
+    before: list[int] = []
+    history, new = "", 0
+    for _ in range(steps):
+        history += f" {text(rng, 20, top)} > {rng.choice(chosen)}"
+        messages = [HumanMessage(history)]
+        model.score(messages, chosen)
+        ids = model.prompt_ids(messages)
+        new += len(ids) - next((i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), len(before))
+        before = ids
+    usage = model.usage
+    line("16", f"prefilled / new tokens, {steps} steps", usage.prefilled_tokens / new, 1.05)
+    print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forwards} forwards")
+
+
+def pocket(folder: str, device: str, clock: Callable[[], float]) -> None:
+    make(folder, 256, 4, 128, 352)
+    model = LocalChatModel(model=folder, device=device, threads=1)
+    rng = random.Random(2)
+    chosen = options(rng, 12, "actions", 250)
+    fresh = [[HumanMessage(text(rng, 150, 250))] for _ in range(41)]
+    steps: list[list[HumanMessage]] = []
+    history = text(rng, 100, 250)
+    for _ in range(41):
+        history += " " + text(rng, 6, 250)
+        steps.append([HumanMessage(history)])
+    cold, step, warm = rounds(
+        clock,
+        40,
+        lambda i: model.score(fresh[i], chosen),
+        lambda i: model.score(steps[i], chosen),
+        lambda i: model.score(steps[i], chosen),
+    )
+    print(
+        f"     a decision of a 1M model, 12 actions: {1e3 * cold:.1f} ms cold (150 tokens), "
+        f"{1e3 * step:.1f} ms a step (7 new tokens), {1e3 * warm:.1f} ms repeated"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--small", action="store_true", help="prompts of 200 tokens, 3 rounds: a check that it runs")
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    clock = time.process_time if arguments.device == "cpu" else time.perf_counter
+    with tempfile.TemporaryDirectory() as large, tempfile.TemporaryDirectory() as small:
+        make(large, 24_000, 8, 384, 1024)
+        model = LocalChatModel(model=large, device=arguments.device, threads=1)
+        print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} thread")
+        scoring(model, clock, 200 if arguments.small else 1000, 3 if arguments.small else 7, 24_000)
+        episode(model, 24_000)
+        pocket(small, arguments.device, clock)
+
+
+if __name__ == "__main__":
+    main()
