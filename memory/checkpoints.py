@@ -42,10 +42,11 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
     """
     where = os.fspath(where)
     if _is_postgres(where):
-        with _postgres("langgraph.checkpoint.postgres").PostgresSaver.from_conn_string(where) as postgres:
-            postgres.serde = serializer()
-            postgres.setup()
-            yield postgres
+        opened = _postgres("langgraph.checkpoint.postgres").PostgresSaver.from_conn_string(where)
+        with _errors(where), opened as saver:
+            saver.serde = serializer()
+            saver.setup()
+            yield saver
         return
     from langgraph.checkpoint.sqlite import SqliteSaver
 
@@ -61,10 +62,12 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
     """The same for `ainvoke` and `astream`."""
     where = os.fspath(where)
     if _is_postgres(where):
-        async with _postgres("langgraph.checkpoint.postgres.aio").AsyncPostgresSaver.from_conn_string(where) as postgres:
-            postgres.serde = serializer()
-            await postgres.setup()
-            yield postgres
+        opened = _postgres("langgraph.checkpoint.postgres.aio").AsyncPostgresSaver.from_conn_string(where)
+        with _errors(where):
+            async with opened as saver:
+                saver.serde = serializer()
+                await saver.setup()
+                yield saver
         return
     import aiosqlite
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -96,9 +99,9 @@ def _is_postgres(where: str) -> bool:
 
 @contextmanager
 def _errors(where: str) -> Iterator[None]:
-    """SQLite's errors as the user's, also those of the steps that run while the saver is open."""
+    """The database's errors as the user's, also those of the steps that run while the saver is open."""
     try:
-        if where != ":memory:":
+        if where != ":memory:" and not _is_postgres(where):
             Path(where).parent.mkdir(parents=True, exist_ok=True)
         yield
     except sqlite3.OperationalError as error:
@@ -121,3 +124,8 @@ def _errors(where: str) -> Iterator[None]:
         if error.filename and str(error.filename) in (where, *map(str, Path(where).parents)):
             raise UserError(f"checkpoints at {where}: {error.strerror}") from error
         raise
+    except Exception as error:
+        if (type(error).__module__, type(error).__name__) != ("psycopg", "OperationalError"):
+            raise
+        # Without the URL, which may hold a password.
+        raise UserError(f"checkpoints in Postgres: {' '.join(str(error).split())}") from error

@@ -302,6 +302,9 @@ class ChromaStore(BaseStore):
             self._latest = max(self._latest, entry.updated_at)
 
 
+_DONE = {"open": "opened", "read": "read", "write": "written"}
+
+
 class _Chroma:
     """The collections behind a store: a directory that this process owns (`owned`), or a server shared with others."""
 
@@ -342,7 +345,7 @@ class _Chroma:
 
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(directory / "owner.lock")
+            lock = FileLock(directory / "owner.lock", thread_local=False)  # any thread may close the store
             lock.acquire(timeout=0)
         except Timeout:
             raise UserError(self._taken(directory)) from None
@@ -395,8 +398,6 @@ class _Chroma:
 
     def _open(self, embedder: tuple[str, int] | None) -> None:
         """Find or make the collections, and check what they say about themselves."""
-        from chromadb.errors import NotFoundError
-
         self._items = self._client.get_or_create_collection(
             "learngraph-items", metadata={"schema": SCHEMA}, embedding_function=None
         )
@@ -406,10 +407,7 @@ class _Chroma:
                 f"memory at {self.where} has layout {schema}, this learngraph knows layout {SCHEMA}: "
                 "install the version that wrote it, or a newer one"
             )
-        try:
-            self._vectors = self._client.get_collection("learngraph-vectors", embedding_function=None)
-        except NotFoundError:
-            self._vectors = None
+        self._vectors = self._indexed()
         if embedder is None:
             return
         name, dims = embedder
@@ -427,12 +425,22 @@ class _Chroma:
                 f"asked for {name} ({dims}): open it with that embedder, or export it into a new directory"
             )
 
+    def _indexed(self) -> Any:
+        from chromadb.errors import NotFoundError
+
+        try:
+            return self._client.get_collection("learngraph-vectors", embedding_function=None)
+        except NotFoundError:
+            return None
+
     def read(self, *, ids: Sequence[str] | None = None, where: dict[str, Any] | None = None) -> list[_Entry]:
         """All items, or those with these ids, or those with this metadata; in the order of their creation."""
         chosen: dict[str, Any] = {k: v for k, v in (("ids", ids), ("where", where)) if v is not None}
         with self._errors("read"):
             plain = self._items.get(**chosen, include=["metadatas"])
             entries = {id: _entry(meta) for id, meta in zip(plain["ids"], plain["metadatas"], strict=True)}
+            if self._vectors is None and not self.owned:  # another client may have made it since
+                self._vectors = self._indexed()
             if self._vectors is not None:
                 found = self._vectors.get(**chosen, include=["metadatas", "embeddings"])
                 if ids:
@@ -504,9 +512,9 @@ class _Chroma:
         except UserError:
             raise
         except Exception as error:
-            text = str(error)
+            text = " ".join(str(error).split())
             if not self.owned:
-                if isinstance(error, ValueError | OSError) or type(error).__module__.startswith(("httpx", "httpcore")):
+                if (doing == "open" and isinstance(error, ValueError)) or type(error).__module__.startswith("http"):
                     raise UserError(
                         f"no Chroma server answers at {self.where} ({text}): start one with 'chroma run --path <directory>'"
                     ) from error
@@ -515,12 +523,12 @@ class _Chroma:
                 raise UserError(
                     f"memory at {self.where}: the disk is full, the last write may be missing; make room and run again"
                 ) from error
-            if type(error).__module__.startswith("chromadb") or isinstance(error, KeyError | OSError):
-                raise UserError(
-                    f"memory at {self.where} cannot be {'opened' if doing == 'open' else doing} ({text}); nothing was "
-                    "deleted: restore the directory from a copy, or name a new one"
-                ) from error
-            raise
+            if doing == "write" and not type(error).__module__.startswith("chromadb"):
+                raise
+            raise UserError(
+                f"memory at {self.where} cannot be {_DONE[doing]} ({type(error).__name__}: {text}); nothing was deleted: "
+                "restore the directory from a copy, or name a new one"
+            ) from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -587,6 +595,7 @@ def _last_puts(ops: Iterable[Op]) -> list[PutOp]:
 
 def _json(put: PutOp) -> str:
     try:
+        "".join((*put.namespace, put.key)).encode()
         return json.dumps(put.value if isinstance(put.value, dict) else dict(put.value or {}))
     except (TypeError, ValueError) as error:
         raise UserError(f"item {put.key!r} in {put.namespace} cannot be stored as JSON: {error}") from error

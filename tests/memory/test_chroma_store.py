@@ -10,8 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +118,8 @@ def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path) 
     with ChromaStore.open(tmp_path) as store:
         with pytest.raises(UserError, match=r"item 'b' .* cannot be stored as JSON"):
             store.batch([PutOp(NS, "a", {"v": 1}), PutOp(NS, "b", {"v": object()})])
+        with pytest.raises(UserError, match="surrogates not allowed"):
+            store.put(NS, "\ud800", {})
         assert everything(store) == {}
 
 
@@ -243,6 +247,31 @@ def test_closing_releases_files_and_a_closed_store_says_so(tmp_path: Path) -> No
     shutil.move(tmp_path, tmp_path.with_name("moved"))
     with ChromaStore.open(tmp_path.with_name("moved")) as store:
         assert len(everything(store)) == 5
+
+
+def test_any_thread_may_close(tmp_path: Path) -> None:
+    store = ChromaStore.open(tmp_path)
+    thread = threading.Thread(target=store.close)
+    thread.start()
+    thread.join()
+    ChromaStore.open(tmp_path).close()
+
+
+def test_threads_write_and_read_at_once(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path) as store:
+
+        def work(name: int) -> None:
+            for i in range(5):
+                store.put(NS, f"{name}/{i}", {"i": i})
+                assert store.get(NS, f"{name}/{i}") is not None
+                store.search((), filter={"i": i})
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        shown = everything(store)
+        assert len(shown) == 40
+    with ChromaStore.open(tmp_path) as store:
+        assert everything(store) == shown
 
 
 def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +406,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
-    with ChromaStore.open(server, index=index()) as one, ChromaStore.open(server + "/", index=index()) as two:
+    with (
+        ChromaStore.open(server) as early,
+        ChromaStore.open(server, index=index()) as one,
+        ChromaStore.open(server + "/", index=index()) as two,
+    ):
         one.put(NS, "a", {"text": "1 0 0", "n": 1})
         one.put(NS, "b", {"text": "0 1 0", "more": "0 0 1", "n": 2}, index=["text", "more"])
         one.put(("runs", "other"), "c", {"n": 3}, index=False)
@@ -391,6 +424,7 @@ def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
         assert [(i.key, i.score) for i in two.search(("runs",), query="0 0 1")] == [("a", 1.0), ("b", 1.0), ("c", None)]
         assert [i.key for i in two.search(("runs",), filter={"n": {"$gt": 2}})] == ["a", "c"]
         assert [i.key for i in one.search(())] == ["a", "b", "c", "d"]
+        assert [i.key for i in early.search(())] == ["a", "b", "c", "d"]
         assert two.list_namespaces(prefix=["runs"]) == [("runs", "other"), NS]
         one.delete(NS, "b")
         assert two.get(NS, "b") is None
