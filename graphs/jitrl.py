@@ -51,9 +51,9 @@ class JitRL:
     values: Literal["shrunk", "paper", "reference"] = "shrunk"
     """How advantages are made of returns: `shrunk` (ours), `paper` (Eq. 4-7, 25 to the letter), `reference` (what the
     authors' code does, defects included)."""
-    beta: float = 8.0
+    beta: float = 10.0
     """beta, Eq. 10: nats by which the largest advantage moves a logit. Paper: not given."""
-    gamma: float = 0.9
+    gamma: float = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
     k: int = 10
     """k: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
