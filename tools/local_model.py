@@ -49,6 +49,9 @@ PLAIN_TEMPLATE = (
 LOW = torch.finfo(torch.float16).min
 """Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
 
+NODES = 1024
+"""Tokens of replies that share a pass at most: each needs a row of log-probabilities over the vocabulary."""
+
 REPLIES = 100_000
 """How many replies' token ids are remembered."""
 
@@ -141,6 +144,8 @@ class _Frame:
     """Text that ends the turn; empty where a token in `stops` does."""
     stops: frozenset[int] = frozenset()
     """Tokens that end the turn."""
+    trailing: int = 0
+    """How many tokens the template adds after the one that ends the turn."""
 
 
 @dataclass(frozen=True)
@@ -222,16 +227,21 @@ class LocalChatModel(BaseChatModel):
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise UserError(f"dtype {self.dtype!r} is not a torch dtype; float32, bfloat16 or float16 would do")
+        bars = transformers.utils.logging.is_progress_bar_enabled()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
             network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
             self._network = network.to(self.device).eval()
-        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+        except (OSError, ValueError, RuntimeError, AssertionError, ImportError) as error:
             reason = str(error).strip().split("\n")[0]
             raise UserError(
                 f"model {self.model!r} cannot be loaded on {self.device}: {reason} "
                 "(a folder with config.json, weights and tokenizer.json would do, or a causal model's name on the hub)"
             ) from error
+        finally:
+            if bars:
+                transformers.utils.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         config = network.config.get_text_config(decoder=True)
         self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
         self._tree = self._can_share_a_pass()
@@ -298,7 +308,8 @@ class LocalChatModel(BaseChatModel):
         ends the turn) belongs to the reply; what it adds after an end-of-sequence token does not, as generation stops there.
 
         Raises `UserError` if the template does not render a reply behind its own generation prompt, or if the tokenizer
-        merges the end of that prompt with the reply: then no sequence of tokens is "the reply".
+        merges the end of that prompt with the reply (then no sequence of tokens is "the reply"), or if the text has the
+        end of a turn in it.
         """
         found = self._replies.get(text)
         if found is not None:
@@ -312,6 +323,8 @@ class LocalChatModel(BaseChatModel):
                 f"reply {text!r}; a chat template whose generation prompt ends with a special token or a line end would do"
             )
         end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stops), len(ids) - 1)
+        if len(ids) - 1 - end != frame.trailing or (frame.ending and frame.ending in text):
+            raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; one turn's text would do")
         if len(self._replies) >= REPLIES:
             self._replies.clear()
         reply = self._replies[text] = tuple(ids[before : end + 1])
@@ -338,9 +351,11 @@ class LocalChatModel(BaseChatModel):
             # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
             if tokens and not stops.intersection(tokens) and tokens[0] in self._tokenizer.all_special_ids:
                 stops = stops | {tokens[0]}
+            trailing = 0
             if stops.intersection(tokens):
                 ending = ""
-            self._frame = _Frame(opening, tuple(self._encode(opening)), lead, ending, stops)
+                trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
+            self._frame = _Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
         return self._frame
 
     def _render(self, turns: list[dict[str, str]], *, reply: bool) -> str:
@@ -395,12 +410,14 @@ class LocalChatModel(BaseChatModel):
                 f"its window of {self._window}; send fewer or shorter messages"
             )
         with self._lock:
-            return self._score_tree(prompt, replies) if self._tree else self._score_each(prompt, replies)
+            self.usage.prompt_tokens += len(prompt)
+            if self._tree:
+                return [score for part in _passes(replies) for score in self._score_tree(prompt, part)]
+            return self._score_each(prompt, replies)
 
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
         trie = _trie(tuple(replies))
         prefix = self._take(prompt)
-        self.usage.prompt_tokens += len(prompt)
         if len(prompt) - len(prefix.ids) > FUSED:
             self._prefill(prefix, prompt)
         past, size = len(prefix.ids), len(trie.tokens)
@@ -435,7 +452,6 @@ class LocalChatModel(BaseChatModel):
             logps = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
             values = logps.gather(1, torch.tensor(reply, device=logps.device)[:, None])
             scores.append(min(0.0, float(values.double().sum())))
-        self.usage.prompt_tokens += len(prompt)
         self.usage.prefilled_tokens += len(prompt) * len(replies)
         self.usage.reply_tokens += sum(len(reply) - 1 for reply in replies)
         return scores
@@ -683,7 +699,19 @@ def _common(a: list[int], b: list[int]) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
 
 
-@lru_cache(maxsize=64)
+def _passes(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    part: list[tuple[int, ...]] = []
+    size = 0
+    for reply in replies:
+        if part and size + len(reply) > NODES:
+            yield part
+            part, size = [], 0
+        part.append(reply)
+        size += len(reply)
+    yield part
+
+
+@lru_cache(maxsize=16)
 def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
     """Games list the same actions again and again: the last few tries are kept."""
     tokens: list[int] = []

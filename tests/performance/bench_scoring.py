@@ -6,7 +6,7 @@ A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), flo
 over the prompt that returns its last logits only. CPU time of the process on a CPU, wall time elsewhere; medians of
 interleaved rounds. Two kinds of options, six tokens each with the end of turn: "distinct" ones share nothing (five tokens
 an option must be fed), "actions" are a verb and four words, with 5 verbs and 8 objects, as games list them, which the trie
-feeds once. Nothing here is asserted.
+feeds once. "limit" is arithmetic: multiplications over multiplications. Nothing here is asserted.
 """
 
 from __future__ import annotations
@@ -75,9 +75,20 @@ def rounds(clock: Callable[[], float], repeat: int, *works: Callable[[int], obje
     return [statistics.median(taken) for taken in spent]
 
 
-def line(row: str, name: str, value: float, target: float, *, least: bool = False) -> None:
+def line(row: str, name: str, value: float, target: float, limit: float, *, least: bool = False) -> None:
     met = value >= target if least else value <= target
-    print(f"{row:>3}  {name:<44} {value:7.3f}  target {'>=' if least else '<='} {target:<5} {'' if met else 'MISSED'}")
+    wanted = f"target {'>=' if least else '<='} {target:<5} {'met' if met else 'MISSED'}"
+    print(f"{row:>3}  {name:<44} {value:7.3f}  {wanted:<20}  limit {limit:.3f}")
+
+
+def share(model: LocalChatModel, prompt: int, fed: int) -> float:
+    """Multiplications that `fed` more tokens need, logits included, over those of the unit; the masked half is not counted."""
+    config = model.network.config
+    body = sum(weight.numel() for weight in model.network.model.layers.parameters())
+    head = config.vocab_size * config.hidden_size
+    attention = 2 * config.hidden_size * config.num_hidden_layers  # per token seen
+    unit = prompt * body + attention * prompt * prompt / 2 + head
+    return (fed * (body + head) + attention * fed * (prompt + 3)) / unit
 
 
 def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repeat: int, top: int) -> None:
@@ -105,14 +116,15 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
                 lambda i, chosen=chosen: model.score(prompts[i], chosen),
             )
             what = f"N={n} P={prompt} {kind}, {fed} tokens fed"
-            line("13", f"cold, {what}", cold / one, cold_target)
-            line("14", f"warm, {what}", warm / one, warm_target)
+            least = share(model, prompt, fed)
+            line("13", f"cold, {what}", cold / one, cold_target, 1 + least)
+            line("14", f"warm, {what}", warm / one, warm_target, least)
             if n == 30:
                 whole = [model.prompt_ids(prompts[0]) + list(model.reply_ids(option)) for option in chosen]
                 start = clock()
                 for ids in whole:
                     forward(ids)
-                line("15", f"speed-up over {n} forwards, {kind}", (clock() - start) / cold, 25, least=True)
+                line("15", f"speed-up over {n} forwards, {kind}", (clock() - start) / cold, 25, n / (1 + least), least=True)
 
 
 def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
@@ -130,7 +142,7 @@ def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
         new += len(ids) - next((i for i, (a, b) in enumerate(zip(ids, before, strict=False)) if a != b), len(before))
         before = ids
     usage = model.usage
-    line("16", f"prefilled / new tokens, {steps} steps", usage.prefilled_tokens / new, 1.05)
+    line("16", f"prefilled / new tokens, {steps} steps", usage.prefilled_tokens / new, 1.05, 1.0)
     print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forwards} forwards")
 
 

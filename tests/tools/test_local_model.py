@@ -70,6 +70,16 @@ def test_scores_of_an_option_that_begins_another(model: LocalChatModel) -> None:
     assert model.score(ask("hello"), actions) == pytest.approx(expected, abs=1e-4)
 
 
+def test_very_many_options_take_several_passes(model: LocalChatModel) -> None:
+    actions = [f"{i} go {i * i}" for i in range(400)]
+    model.usage = Usage()
+    scores = model.score(ask("hello"), actions)
+    assert model.usage.forwards > 1
+    for i in (0, 150, 399):
+        assert scores[i] == pytest.approx(naive(model, ask("hello"), actions[i]), abs=1e-4)
+    assert model.usage.prompt_tokens == len(model.prompt_ids(ask("hello")))
+
+
 def test_scores_of_one_token_replies_and_line_ends(worded: LocalChatModel) -> None:
     actions = ["go", "lamp", "take the lamp", "take"]
     expected = [naive(worded, ask("open the door"), action, "\n") for action in actions]
@@ -308,6 +318,12 @@ def test_a_tokenizer_without_a_template_gets_the_plain_one(checkpoint: Callable[
 def test_bad_options(model: LocalChatModel, options: Any, says: str) -> None:
     with pytest.raises(UserError, match=says):
         model.score(ask("hello"), options)
+
+
+def test_options_with_the_end_of_a_turn_in_them(model: LocalChatModel, worded: LocalChatModel) -> None:
+    for asked, option in ((model, "go<|end|>\nnorth"), (worded, "go\nnorth")):
+        with pytest.raises(UserError, match="has the end of a turn in it"):
+            asked.score(ask("hello"), ["look", option])
 
 
 def test_options_the_model_cannot_tell_apart(worded: LocalChatModel) -> None:
