@@ -261,9 +261,12 @@ class ChromaStore(BaseStore):
         entries, owners, matrix = self._matrices[prefix]
         scores = np.full(len(entries), -np.inf, np.float32)
         np.maximum.at(scores, owners, (matrix @ query[0]))
+        wanted, near = op.offset + op.limit, np.arange(len(entries))
+        if 0 < wanted < len(entries) and not op.filter:  # sort only the best, and all that tie with the last of them
+            near = np.flatnonzero(scores >= np.partition(scores, -wanted)[-wanted])
         page: list[tuple[_Entry, float]] = []
-        for i in np.argsort(-scores, kind="stable"):
-            if len(page) >= op.offset + op.limit:
+        for i in near[np.argsort(-scores[near], kind="stable")]:
+            if len(page) >= wanted:
                 break
             if _matches(entries[i], op.filter):
                 page.append((entries[i], float(scores[i])))

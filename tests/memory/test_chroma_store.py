@@ -135,10 +135,12 @@ def test_ranking_equals_brute_force_also_after_reopening(tmp_path: Path) -> None
         live = store.search(NS, query=" ".join(map(str, query)), limit=200)
     with ChromaStore.open(tmp_path, index=index()) as store:
         again = store.search(NS, query=" ".join(map(str, query)), limit=200)
+        few = store.search(NS, query=" ".join(map(str, query)), limit=7, offset=3)
         odd = store.search(NS, query=" ".join(map(str, query)), filter={"odd": 1}, limit=7, offset=3)
     cosine = rows @ query / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
     assert [item.score for item in live] == pytest.approx(sorted(cosine, reverse=True), abs=1e-6)
     assert [(i.key, i.score) for i in again] == [(i.key, i.score) for i in live]
+    assert few == again[3:10]
     assert [i.key for i in odd] == [i.key for i in live if i.value["odd"]][3:10]
 
 
