@@ -201,7 +201,7 @@ class LocalChatModel(BaseChatModel):
     """Texts that end a reply, and are not part of it."""
     threads: int | None = None
     """Threads torch computes with, in the whole process; None leaves torch's setting alone."""
-    prefixes: int = 4
+    prefixes: int = Field(default=4, ge=1)
     """How many prompts' keys and values are kept between calls: two for an agent that asks two kinds of question by turns."""
 
     usage: Usage = Field(default_factory=Usage, exclude=True, repr=False)
@@ -497,7 +497,7 @@ class LocalChatModel(BaseChatModel):
         """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
 
         While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
-        log-probabilities only if it is the whole prompt. If most of a prefix would have to go, a copy of the shared part is taken.
+        log-probabilities only if it is the whole prompt. Where most of a prefix would have to go, the shared part is copied.
         """
         with self._lock:
             found, shared = None, 0
@@ -506,10 +506,10 @@ class LocalChatModel(BaseChatModel):
                     found, shared = kept, common
             if found is not None and shared == len(prompt) < len(found.ids):
                 shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
-            fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
             if found is None or not shared:
-                return fresh
+                return _Prefix(self._empty(), weights=self._weights)
             if 2 * shared < len(found.ids):
+                fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
                 with torch.inference_mode():
                     for i, layer in enumerate(found.cache.layers):
                         fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)

@@ -3,12 +3,12 @@
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import transformers
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+if TYPE_CHECKING:  # seconds to import, and most tests here need none of it
+    from transformers import PreTrainedTokenizerFast
 
 CHATML = (
     "{% for m in messages %}<|start|>{{ m['role'] }}\n{{ m['content'] }}<|end|>\n{% endfor %}"
@@ -24,8 +24,11 @@ CORPUS = [
 ] * 20
 
 
-def byte_tokenizer(template: str | None = CHATML) -> transformers.PreTrainedTokenizerFast:
+def byte_tokenizer() -> "PreTrainedTokenizerFast":
     """Byte-level BPE: any text has tokens, and words split into several."""
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -34,12 +37,15 @@ def byte_tokenizer(template: str | None = CHATML) -> transformers.PreTrainedToke
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     raw.train_from_iterator(CORPUS, trainer)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|end|>")
-    tokenizer.chat_template = template
+    tokenizer.chat_template = CHATML
     return tokenizer
 
 
-def word_tokenizer() -> transformers.PreTrainedTokenizerFast:
+def word_tokenizer() -> "PreTrainedTokenizerFast":
     """A token a word and one for the line end, which ends a turn; other words are unknown."""
+    import transformers
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
     words = ["<unk>", "\n", ">", *dict.fromkeys(" ".join(CORPUS[:2]).split())]
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
@@ -55,7 +61,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
     Weights are drawn wide, so that scores differ by several nats.
     """
 
-    def make(tokenizer: transformers.PreTrainedTokenizerFast | None = None, kind: str = "Llama", **settings: Any) -> str:
+    import torch
+    import transformers
+
+    def make(tokenizer: Any = None, kind: str = "Llama", **settings: Any) -> str:
         tokenizer = tokenizer or byte_tokenizer()
         values = {
             "vocab_size": len(tokenizer),
