@@ -26,6 +26,8 @@ __all__ = ["Jericho", "ValidActions"]
 
 _INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
 _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
+_PASSING = ("look", "wait")
+"""Offered where nothing changes the world (detective: a man with a gun stares at you): time passes all the same."""
 _TWO_OBJECT_VERBS = frozenset(
     [
         "ask",
@@ -63,6 +65,13 @@ _TWO_OBJECT_VERBS = frozenset(
 """Templates with two objects are tried with these verbs only, since they are most of the cost."""
 _WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
 """Of these, the ones tried with any two things; the others (put, give, unlock with, attack with) want one that is carried."""
+_OUTSIDE = re.compile(
+    r"(^|[.,;]|\bthen\b)\s*#?(save|restore|restart|undo|oops|again|g|quit|q|script|unscript|noscript|transcript|notranscript|"
+    r"recording|record|replay)\b",
+    re.IGNORECASE,
+)
+"""Commands about the program rather than in the story. `save` and `restore` write and read files in the working directory, so
+that one episode would leak into another; `undo` and `again` would refer to the adapter's own `look` and `inventory`."""
 _AMBIGUOUS = re.compile(r"(which|who) .*\bdo you mean\b", re.IGNORECASE)
 _EMPTY_WORDS = frozenset(
     "a an and at each for here in it its me my of on one some that the there these this those to you your".split()  # noqa: SIM905
@@ -74,7 +83,8 @@ class Jericho:
 
     The observation is the game's answer, then what `look` and `inventory` would show (asked and taken back, so they cost no
     step). `Observation.actions` are the actions that would change the world, worked out from the game's grammar and object
-    tree: good but not complete (in library a rewarded question is never among them). The game itself understands more, so any text may be taken as an action; what it does not understand costs a step.
+    tree: good but not complete (in library a rewarded question is never among them). The game itself understands more, so any text may be taken as an action; what it does not understand costs a step. So do `save`, `restore`, `undo` and
+    other commands about the program, which are answered without asking the game.
 
     Rewards are score changes and can be negative: the score of zork1 falls when the player dies. Points given before the
     first action (detective: 10) are nobody's reward: they are in no sum and not in the optimum, so add them before comparing
@@ -193,6 +203,8 @@ class _Episode:
     score: float
 
     def step(self, action: str) -> Observation:
+        if _OUTSIDE.search(action):
+            return self.show("That command is not available here.", 0.0)
         text, _, _, info = self.emulator.step(action)
         score = float(info["score"])
         reward, self.score = score - self.score, score
@@ -201,7 +213,7 @@ class _Episode:
     def show(self, text: str, reward: float) -> Observation:
         game = self.emulator
         said = _tidy(text)
-        # An interpreter that has halted (the player typed `quit`) has ended the game too.
+        # An interpreter that has halted has ended the game too.
         if game.game_over() or game.victory() or game._emulator_halted():
             return Observation(said, (), reward, True)
         state = game.get_state()
@@ -283,7 +295,8 @@ def work_out(game: Any) -> tuple[str, ...]:
                     if second != first:
                         tried[filled.replace("OBJ", second, 1)] = None
     effects = game._filter_candidate_actions(list(tried), use_ctypes=True, use_parallel=False)
-    return tuple(sorted({min(same, key=lambda a: ("all" in a.split(), -usage(a), len(a), a)) for same in effects.values()}))
+    found = {min(same, key=lambda a: ("all" in a.split(), -usage(a), len(a), a)) for same in effects.values()}
+    return tuple(sorted(found or _PASSING))
 
 
 def _names(game: Any) -> tuple[list[str], list[str]]:
