@@ -95,9 +95,8 @@ def run(args: Sequence[str]) -> int:
         wanted = args and args[0] in ("-h", "--help")
         if not wanted:
             raise CommandError(f"learngraph run METHOD …: which method? there are {', '.join(methods.METHODS)}")
-        print("usage: learngraph run METHOD [OPTIONS]\n\nmethods:")
-        print("".join(f"  {name:<10}{method.summary}\n" for name, method in methods.METHODS.items()))
-        _parse(Run, ["--help"], "learngraph run METHOD")
+        listed = "; ".join(f"{name}: {method.summary}" for name, method in methods.METHODS.items())
+        _parse(Run, ["--help"], "learngraph run METHOD", f"{listed}. Each has further options: learngraph run METHOD --help")
     name, *rest = args
     preset, rest = _preset(rest)
     form = make_dataclass(
@@ -438,15 +437,37 @@ def listing(args: Sequence[str]) -> int:
     from .methods import METHODS
 
     _parse_nothing(args, "learngraph list")
-    for title, rows in (
-        ("methods", {name: (m.summary, "") for name, m in METHODS.items()}),
-        ("environments", {name: (e.summary, e.needs) for name, e in ENVIRONMENTS.items()}),
-        ("models", {name: (m.summary, m.needs) for name, m in MODELS.items()}),
-    ):
+    sections: Mapping[str, Mapping[str, str]] = {
+        "methods": {name: method.summary for name, method in METHODS.items()},
+        "environments": ENVIRONMENTS,
+        "models": {name: f"{model.summary}; needs {model.needs}" for name, model in MODELS.items()},
+    }
+    for title, rows in sections.items():
         print(title)
-        for name, (summary, needs) in rows.items():
-            print(f"  {name:<20} {summary}" + (f"; needs {needs}" if needs else ""))
+        for name, text in rows.items():
+            missing = _missing(name)
+            print(f"  {name:<20} {text}" + (f"  [not here: {missing}]" if missing else ""))
     return 0
+
+
+def _missing(name: str) -> str:
+    """What an environment or a model of this name still needs here; empty if nothing."""
+    from importlib.util import find_spec
+
+    match name.partition(":")[0]:
+        case "twx" if find_spec("textworld_express") is None:
+            return "textworld-express"
+        case "jericho" if find_spec("jericho") is None:
+            return "jericho"
+        case "jericho" if "JERICHO_GAMES" not in os.environ:
+            return "$JERICHO_GAMES"
+        case "pocket":
+            from ..tools.models import POCKET
+
+            return "" if (POCKET / "config.json").exists() else "its weights"
+        case "openai" if "OPENAI_API_KEY" not in os.environ:
+            return "$OPENAI_API_KEY"
+    return ""
 
 
 def _blueprint(method: str) -> Any:
@@ -479,6 +500,8 @@ def draw(args: Sequence[str]) -> int:
     from . import picture
     from .methods import METHODS
 
+    if args and args[0] in ("-h", "--help"):
+        _parse(Draw, ["--help"], "learngraph draw METHOD")
     if not args or args[0].startswith("-"):
         raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join(METHODS)}")
     name, *rest = ["--out" if arg == "-o" else arg for arg in args]
@@ -504,10 +527,16 @@ class Prune:
     """How many of the last episodes of each memory stay; the others are deleted for good."""
 
 
+MEMORY = "usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N"
+
+
 def memory(args: Sequence[str]) -> int:
     """show, export, import or prune what agents remember: learngraph memory show|export|import|prune PATH"""
+    if args and args[0] in ("-h", "--help"):
+        print(MEMORY)
+        return 0
     if len(args) < 2 or args[0] not in ("show", "export", "import", "prune"):
-        raise CommandError("learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N")
+        raise CommandError(MEMORY)
     verb, where, *rest = args
     if verb in ("export", "import"):
         if len(rest) != 1:
@@ -601,16 +630,39 @@ def _prune(where: str, keep: int) -> int:
 # learngraph pocket
 
 
+@dataclass(frozen=True)
+class Gate:
+    """How much to measure."""
+
+    model: Path | None = None
+    """Folder of the weights; those of the package if not given."""
+    keeps: int = 20
+    """Held-out domains of the toy world."""
+    tasks: int = 20
+    """Test tasks of each TextWorldExpress game; 0 leaves them out."""
+    seed: int = 0
+    """Of the draws."""
+
+
 def pocket(args: Sequence[str]) -> int:
     """train the pocket model from scratch, or measure what it can do: learngraph pocket train|gate"""
-    if not args or args[0] not in ("train", "gate"):
-        raise CommandError("learngraph pocket train | gate")
-    from ..tools.pocket import train as training
-
-    if args[0] == "train":
-        training.train(_parse(training.PocketTraining, args[1:], "learngraph pocket train"))
+    usage = "usage: learngraph pocket train --out DIR | gate; each with --help"
+    if args and args[0] in ("-h", "--help"):
+        print(usage)
         return 0
-    raise CommandError("learngraph pocket gate: not there yet")
+    if not args or args[0] not in ("train", "gate"):
+        raise CommandError(usage)
+    if args[0] == "train":
+        from ..tools.pocket.train import PocketTraining, train
+
+        _say(f"written to {train(_parse(PocketTraining, args[1:], 'learngraph pocket train'))}")
+        return 0
+    from ..tools.pocket import evaluate
+
+    asked: Gate = _parse(Gate, args[1:], "learngraph pocket gate")
+    where = {} if asked.model is None else {"model_dir": asked.model}
+    print(evaluate.table(evaluate.gate(**where, keeps=asked.keeps, tasks=asked.tasks, seed=asked.seed)))
+    return 0
 
 
 # the rest
@@ -706,6 +758,9 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read our output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 if __name__ == "__main__":

@@ -154,15 +154,21 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
         saver = stack.enter_context(open_checkpoints(job.checkpoints))
         graph = run.build(episode(journal, shelf), log, checkpointer=saver)
         config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
-        before = graph.get_state(config)
-        begin = None if before.created_at else run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes)
-        if begin or before.next:
-            started = perf_counter()
-            for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
-                if "tally" in update:
-                    done, now = update["tally"]["episode"] - 1, perf_counter()
-                    times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
-                    started = now
+        # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
+        # and whose successor has not begun.
+        plan = run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes)
+        begin = None if saver.get_tuple(config) else plan
+        started = perf_counter()
+        for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
+            if "tally" in update:
+                done, now = update["tally"]["episode"] - 1, perf_counter()
+                times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
+                started = now
+        if len(log) != job.episodes:
+            raise UserError(
+                f"{job.folder} has checkpoints of {job.episodes} episodes, but episodes.jsonl has {len(log)}: "
+                "they do not belong together; remove the folder and run again"
+            )
     write(job.folder / "result.json", {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum})
 
 

@@ -1,0 +1,188 @@
+"""kill -9 at any point of a run, then resume: nothing is lost, nothing happens twice, the end is the same.
+
+The runs are hot (high temperature, exploration): a draw that did not come from (run, episode, step) would show.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs import cli, sweep
+from learngraph.graphs.cli import Run, Setup
+from learngraph.graphs.sweep import Job
+from learngraph.memory.checkpoints import open_checkpoints
+from learngraph.memory.chroma_store import ChromaStore
+from learngraph.memory.journal import Journal
+from learngraph.memory.records import Trajectory
+from learngraph.memory.shelf import Shelf
+
+EPISODES = 8
+METHODS = {
+    "jitrl": cli._settings("jitrl"),
+    "jitrl:paper": cli._settings("jitrl:paper"),
+    "tabular": cli._settings("tabular"),
+}
+CONTEXT = get_context("forkserver")
+# A child then starts in a fraction of a second; it opens its own memory and checkpoints.
+CONTEXT.set_forkserver_preload(
+    ["learngraph.graphs.cli", "learngraph.graphs.methods", "learngraph.graphs.run", "learngraph.memory.checkpoints", "chromadb"]
+)
+
+
+def planned(folder: Path, method: str) -> tuple[Setup, Job]:
+    options = Run(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
+    settings = METHODS[method]
+    if hasattr(settings, "temperature"):
+        settings = type(settings)(**{**cli.asdict(settings), "temperature": 4.0})
+    setup = Setup(options, {method: settings})
+    return setup, cli._job(setup, folder, method, 1)
+
+
+def outcome(job: Job) -> dict[str, Any]:
+    """All that a run leaves behind, but for times."""
+    journal = Journal(job.folder / "steps.jsonl")
+    rows = [json.loads(line) for line in (job.folder / "episodes.jsonl").read_text().splitlines()]
+    with ChromaStore.open(job.memory) as store:
+        memory = Shelf(store, job.namespace, Trajectory).all()
+    with open_checkpoints(job.checkpoints) as saver:
+        kept = saver.get_tuple({"configurable": {"thread_id": job.run}})
+        assert kept is not None
+        values = kept.checkpoint["channel_values"]
+    found = {
+        "rows": rows,
+        "steps": [journal.history(row["head"]) for row in rows],
+        "all steps": sorted((job.folder / "steps.jsonl").read_text().splitlines()),
+        "memory": memory,
+        "state": {name: values[name] for name in ("scores", "bests", "lengths", "episode")},
+        "result": json.loads((job.folder / "result.json").read_text()),
+    }
+    journal.close()
+    return found
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def start(work: tuple[Setup, Job]) -> Any:
+    process = CONTEXT.Process(target=cli.play, args=((work[0], (work[1],)),))
+    process.start()
+    return process
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found = {}
+    for method in METHODS:
+        setup, job = planned(tmp_path_factory.mktemp("undisturbed"), method)
+        assert cli.play((setup, (job,))) is None
+        found[method] = outcome(job)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
+    method: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]
+) -> None:
+    chance = random.Random(method)
+    kills = runs = 0
+    while kills < 20:
+        work = planned(tmp_path / str(runs), method)
+        job = work[1]
+        while not sweep.finished(job):
+            steps = job.folder / "steps.jsonl"
+            process, until = start(work), lines(steps) + chance.randrange(0, 9)
+            if lines(steps) == until:  # before it gets anywhere: while it opens its files
+                time.sleep(chance.uniform(0, 0.6))
+            while process.is_alive() and lines(steps) < until:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.03))
+            if process.is_alive():
+                kills += 1
+                process.kill()
+                if steps.exists() and chance.random() < 0.3:  # what a power cut may leave
+                    with steps.open("ab") as file:
+                        file.write(b'{"id": "half a ro')
+            process.join()
+        assert outcome(job) == undisturbed[method]
+        runs += 1
+
+
+DIE = """
+import os, signal, sys, pickle
+from pathlib import Path
+from learngraph.graphs import cli
+from learngraph.memory.chroma_store import ChromaStore, _Chroma
+
+when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
+write, left = _Chroma.write, [3]
+
+def killed(self, kept, gone, before):
+    left[0] -= 1
+    if left[0] == 0 and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(self, kept, gone, before)
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+_Chroma.write = killed
+print(cli.play(work))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]) -> None:
+    import pickle
+
+    setup, job = planned(tmp_path, "jitrl")
+    work = pickle.dumps((setup, (job,))).hex()
+    ended = subprocess.run([sys.executable, "-c", DIE, when, work], timeout=120, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert lines(job.folder / "episodes.jsonl") == 2
+    assert cli.play((setup, (job,))) is None
+    assert outcome(job) == undisturbed["jitrl"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [True, False])
+def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None:
+    """With its workers, or alone: then its workers end by themselves, and the same command may start at once."""
+
+    def command(folder: str) -> list[str]:
+        flags = f"--env toy --prior uniform --temperature 3 --episodes 12 --seeds 2 --compare static --out {tmp_path / folder} --json"
+        return [sys.executable, "-m", "learngraph.graphs.cli", "run", "jitrl", *flags.split()]
+
+    steps = tmp_path / "killed" / "jitrl-s0" / "steps.jsonl"
+    for until in (1, 60):
+        process = subprocess.Popen(
+            command("killed"), start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 120
+        while lines(steps) < until and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if whole_group:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+    shown = {}
+    for folder in ("killed", "whole"):
+        ended = subprocess.run(command(folder), capture_output=True, text=True, timeout=300, check=False)
+        assert ended.returncode == 0, ended.stderr
+        rows = [json.loads(line) for line in ended.stdout.splitlines()]
+        shown[folder] = [{**row, "seconds": None} for row in rows]
+    assert shown["killed"] == shown["whole"]
+    assert [row["method"] for row in shown["killed"]] == ["jitrl", "static"]
