@@ -41,9 +41,10 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
     "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
 }
+QUICK = ("coin", "sorting", "simonsays")
 MARKS: dict[str, Any] = {
     "toy": (),
-    **{f"twx:{game}": needs_twx for game in GAMES},
+    **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [pytest.mark.slow])] for game in GAMES},
     "jericho:zork1": needs_jericho,
     "jericho:detective": [*needs_jericho, pytest.mark.slow],
 }

@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,12 @@ _TWO_OBJECT_VERBS = frozenset(
 _WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
 """Of these, the ones tried with any two things; the others (put, give, unlock with, attack with) want one that is carried."""
 _OUTSIDE = re.compile(
-    r"(^|[.,;]|\bthen\b)\s*#?(save|restore|restart|undo|oops|again|g|quit|q|script|unscript|noscript|transcript|notranscript|"
-    r"recording|record|replay)\b",
+    r"(^|[.,;]|\bthen\b)\s*#?(save|restore|restart|undo|quit|q|script|unscript|noscript|transcript|notranscript|recording|record|"
+    r"replay)\b",
     re.IGNORECASE,
 )
 """Commands about the program rather than in the story. `save` and `restore` write and read files in the working directory, so
-that one episode would leak into another; `undo` and `again` would refer to the adapter's own `look` and `inventory`."""
+that one episode would leak into another, and `undo` would take back the adapter's own `look` and `inventory`."""
 _AMBIGUOUS = re.compile(r"(which|who) .*\bdo you mean\b", re.IGNORECASE)
 _EMPTY_WORDS = frozenset(
     "a an and at each for here in it its me my of on one some that the there these this those to you your".split()  # noqa: SIM905
@@ -82,9 +82,10 @@ class Jericho:
     """One game as an environment.
 
     The observation is the game's answer, then what `look` and `inventory` would show (asked and taken back, so they cost no
-    step). `Observation.actions` are the actions that would change the world, worked out from the game's grammar and object
-    tree: good but not complete (in library a rewarded question is never among them). The game itself understands more, so any text may be taken as an action; what it does not understand costs a step. So do `save`, `restore`, `undo` and
-    other commands about the program, which are answered without asking the game.
+    step). `Observation.actions` are the actions that would change the world, worked out from the game's grammar, object
+    tree and dictionary: good but not complete (in library a rewarded question is never among them). The game itself
+    understands more, so any text may be taken as an action; what it does not understand costs a step. So do `save`,
+    `restore`, `undo` and other commands about the program, which are answered without asking the game.
 
     Rewards are score changes and can be negative: the score of zork1 falls when the player dies. Points given before the
     first action (detective: 10) are nobody's reward: they are in no sum and not in the optimum, so add them before comparing
@@ -157,9 +158,14 @@ class Jericho:
     def optimum(self, task: Task) -> float:
         """The points that the walkthrough earns within the horizon in task 0 of `test`, whatever the task."""
         if self._best is None:
-            original, path = self.task(0), self.gold(task)
-            shown = (self.observe(original, path[: n + 1]) for n in range(len(path)))
-            self._best = sum(_until_over(shown))
+            emulator, best, over = self._emulator(0), 0.0, False
+            emulator.reset()
+            for action in self.gold(task):
+                if not over:
+                    _, reward, over, _ = emulator.step(action)
+                    best += reward
+            self._release(0, emulator)
+            self._best = best
         return self._best
 
     def close(self) -> None:
@@ -249,7 +255,7 @@ class ValidActions:
                 try:
                     key, actions = json.loads(line)
                 except ValueError:
-                    continue  # a line cut off by a crash: worked out again when needed
+                    continue  # empty, or cut off by a crash: worked out again when needed
                 self.known[key] = tuple(actions)
 
     def of(self, game: Any, look: str, inventory: str) -> tuple[str, ...]:
@@ -264,7 +270,8 @@ class ValidActions:
                 if self.stored is not None:
                     self.stored.parent.mkdir(parents=True, exist_ok=True)
                     with self.stored.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps([key, actions]) + "\n")
+                        # The line break comes first: whatever a crash cut off before must not spoil this line.
+                        file.write("\n" + json.dumps([key, actions]))
         return self.known[key]
 
 
@@ -351,13 +358,6 @@ def _aside(game: Any, state: Any, command: str) -> str:
     answer = _tidy(game.step(command)[0])
     game.set_state(state)
     return answer
-
-
-def _until_over(shown: Iterator[Observation]) -> Iterator[float]:
-    for observation in shown:
-        yield observation.reward
-        if observation.over:
-            return
 
 
 def _tidy(text: str) -> str:
