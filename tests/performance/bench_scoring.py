@@ -6,7 +6,8 @@ A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), flo
 over the prompt that returns its last logits only. CPU time of the process on a CPU, wall time elsewhere; medians of
 interleaved rounds. Two kinds of options, six tokens each with the end of turn: "distinct" ones share nothing (five tokens
 an option must be fed), "actions" are a verb and four words, with 5 verbs and 8 objects, as games list them, which the trie
-feeds once. "limit" is arithmetic: multiplications over multiplications. Nothing here is asserted.
+feeds once. The forwards of row 15 return all logits, as a plain call does. "limit" is arithmetic: multiplications over
+multiplications. Nothing here is asserted.
 """
 
 from __future__ import annotations
@@ -81,23 +82,26 @@ def line(row: str, name: str, value: float, target: float, limit: float, *, leas
     print(f"{row:>3}  {name:<44} {value:7.3f}  {wanted:<20}  limit {limit:.3f}")
 
 
-def share(model: LocalChatModel, prompt: int, fed: int) -> float:
-    """Multiplications that `fed` more tokens need, logits included, over those of the unit; the masked half is not counted."""
+def work(model: LocalChatModel, prompt: int, fed: int) -> tuple[float, float]:
+    """Multiplications, in units of one forward: for `fed` more tokens with logits, and for the logits of a whole prompt.
+
+    Attention is counted over what a token may see.
+    """
     config = model.network.config
     body = sum(weight.numel() for weight in model.network.model.layers.parameters())
     head = config.vocab_size * config.hidden_size
     attention = 2 * config.hidden_size * config.num_hidden_layers  # per token seen
     unit = prompt * body + attention * prompt * prompt / 2 + head
-    return (fed * (body + head) + attention * fed * (prompt + 3)) / unit
+    return (fed * (body + head) + attention * fed * (prompt + 3)) / unit, prompt * head / unit
 
 
 def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repeat: int, top: int) -> None:
     device = model.network.device
     rng = random.Random(0)
 
-    def forward(ids: list[int]) -> None:
+    def forward(ids: list[int], keep: int = 1) -> None:
         with torch.inference_mode():
-            model.network(torch.tensor([ids], device=device), logits_to_keep=1, use_cache=False).logits[0, -1, 0].item()
+            model.network(torch.tensor([ids], device=device), logits_to_keep=keep, use_cache=False).logits[0, -1, 0].item()
 
     prompts = [[HumanMessage(text(rng, prompt - 1, top))] for _ in range(repeat + 1)]
     for kind in ("distinct", "actions"):
@@ -116,15 +120,16 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
                 lambda i, chosen=chosen: model.score(prompts[i], chosen),
             )
             what = f"N={n} P={prompt} {kind}, {fed} tokens fed"
-            least = share(model, prompt, fed)
+            least, logits = work(model, prompt, fed)
             line("13", f"cold, {what}", cold / one, cold_target, 1 + least)
             line("14", f"warm, {what}", warm / one, warm_target, least)
             if n == 30:
                 whole = [model.prompt_ids(prompts[0]) + list(model.reply_ids(option)) for option in chosen]
                 start = clock()
                 for ids in whole:
-                    forward(ids)
-                line("15", f"speed-up over {n} forwards, {kind}", (clock() - start) / cold, 25, n / (1 + least), least=True)
+                    forward(ids, keep=0)
+                times = (clock() - start) / cold
+                line("15", f"speed-up over {n} forwards, {kind}", times, 25, n * (1 + logits) / (1 + least), least=True)
 
 
 def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
