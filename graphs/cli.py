@@ -9,7 +9,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import lru_cache
 from io import StringIO
@@ -561,8 +561,6 @@ def _shelves(where: str) -> Iterator[list[Any]]:
         found = sorted(str(path.parent) for path in Path(where).rglob("chroma.sqlite3"))
         if not found:
             raise CommandError(f"there is no memory in {where}; a run folder or one of its memory directories would do")
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
         yield [
@@ -596,7 +594,7 @@ def _export(where: str, file: str) -> int:
     with _shelves(where) as shelves:
         found = [trajectory for shelf in shelves for trajectory in shelf.all()]
     try:
-        with sys.stdout if file == "-" else open(file, "w", encoding="utf-8") as out:
+        with nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8") as out:
             out.writelines(json.dumps(to_json(trajectory)) + "\n" for trajectory in found)
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}") from error

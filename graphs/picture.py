@@ -115,8 +115,8 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
         part = _part(node.runnable)
         drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
     for edge in parse(draw(graph)):
-        style = "dotted" if edge.dotted else "solid"
-        drawn.add_edge(edge.source, edge.target, key=edge.label or None, label=f" {edge.label} ", style=style)
+        look = {"label": f" {edge.label} "} if edge.label else {}
+        drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
     return cast(bytes, drawn.draw(format=form, prog="dot"))
 
 

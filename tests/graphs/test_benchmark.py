@@ -1,0 +1,76 @@
+"""Statistics with numbers worked out by hand, the table, and the picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from learngraph.graphs import benchmark
+from learngraph.graphs.benchmark import Attempts
+
+
+def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> Attempts:
+    n = len(scores)
+    return Attempts(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
+
+
+def test_interval_is_students() -> None:
+    # mean 3, s^2 = 2.5, standard error sqrt(2.5 / 5) = 0.70711, t(4, 0.975) = 2.77645
+    low, high = benchmark.interval([1, 2, 3, 4, 5]) or (0, 0)
+    assert low == pytest.approx(3 - 1.96324, abs=1e-4)
+    assert high == pytest.approx(3 + 1.96324, abs=1e-4)
+    assert benchmark.interval([2, 2, 2]) == (2, 2)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert benchmark.interval([1]) is None
+    row = benchmark.summary([attempts(0, [0, 1, 1])], "toy", "none")
+    assert (row.avg_ci, row.final_ci) == (None, None)
+    assert "[" not in benchmark.table([row])
+
+
+@pytest.mark.parametrize(("episodes", "expected"), [(1, 1), (2, 2), (3, 3), (10, 3), (30, 3), (39, 3), (40, 4), (100, 10)])
+def test_the_end_is_a_tenth_at_least_three(episodes: int, expected: int) -> None:
+    assert benchmark.last(episodes) == expected
+
+
+def test_summary_by_hand() -> None:
+    row = benchmark.summary([attempts(3, [0, 0, 1, 2], 2.0), attempts(5, [4, 4, 4, 4], 4.0)], "toy", "pocket")
+    assert (row.method, row.env, row.model, row.seeds, row.episodes) == ("jitrl", "toy", "pocket", [3, 5], 4)
+    assert row.avg == pytest.approx((0.75 + 4) / 2)
+    assert row.final == pytest.approx((1 + 4) / 2)
+    assert row.optimum == 3
+    assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
+    assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
+    assert (row.steps, row.tokens, row.seconds) == (10, 14, 0.5)
+    with pytest.raises(ValueError, match="same number of episodes"):
+        benchmark.summary([attempts(0, [1]), attempts(1, [1, 1])], "toy", "none")
+
+
+def test_table_is_aligned_markdown() -> None:
+    rows = [
+        benchmark.summary([attempts(s, [0.0, 5.0, 5.0 + s], 10, m) for s in (0, 1)], "toy", "none") for m in ("jitrl", "static")
+    ]
+    text = benchmark.table(rows)
+    lines = text.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [line.split("|")[1].strip() for line in lines] == ["method", "-" * 11, "jitrl", "static", "gold path"]
+    assert "last / gold" in lines[0]
+    ones = [benchmark.summary([attempts(0, [1.0, 1.0])], "toy", "none")]
+    assert "last / gold" not in benchmark.table(ones)
+
+
+def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
+    assert benchmark.smoothed([0, 3, 6, 0]) == [1.5, 3, 3, 3]
+    assert benchmark.smoothed([5]) == [5]
+
+
+def test_curves_as_png_and_svg(tmp_path: Path) -> None:
+    several = [[attempts(s, [0.1 * e * (s + 1) for e in range(6)], 1.0, m) for s in range(3)] for m in ("jitrl", "static")]
+    one = [[attempts(0, [1.0])]]
+    for name, runs in (("several", several), ("one", one)):
+        paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
+        benchmark.curves(runs, "toy, uniform prior", paths)
+        assert paths[0].read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in paths[1].read_text()

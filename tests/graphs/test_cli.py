@@ -1,0 +1,311 @@
+"""The command line: what it prints where, its errors, what it leaves behind, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs import cli, sweep
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.methods import METHODS
+from learngraph.memory.records import UserError
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = ["--env", "toy", "--prior", "uniform"]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
+
+    def work(batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None]) -> None:
+        for batch in batches:
+            if wrong := play(batch):
+                raise UserError(wrong)
+            tick()
+
+    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.chdir(tmp_path)
+    cli._environment.cache_clear()
+    return tmp_path
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("jump", "there are run, list, draw, memory, pocket"),
+        ("run", "there are jitrl, static, random, tabular"),
+        ("run jitlr", "there are jitrl"),
+        ("run jitrl --compare jitlr", "there are jitrl"),
+        ("run jitrl --env nowhere", "there are toy, twx:coin"),
+        ("run jitrl --env twx:nowhere", "twx:coin"),
+        ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
+        ("run jitrl --env toy --model nobody", "there are pocket, local:PATH_OR_NAME, openai:MODEL"),
+        ("run jitrl --bata 3", "--beta"),
+        ("run static --beta 3", "--temperature"),
+        ("run jitrl --beta much", "--beta: could not convert"),
+        ("run jitrl --policy best", "verbalized"),
+        ("run jitrl --preset best", "default, paper, reference"),
+        ("run static --preset paper", "it has default"),
+        ("run jitrl --seeds none", "0,3,7"),
+        ("run jitrl --seeds 0", "0,3,7"),
+        ("run jitrl --episodes 0", "at least 1"),
+        ("run jitrl --env toy --prior uniform --gamma 2", "between 0 and 1"),
+        ("run jitrl --env toy --prompts nowhere", "nowhere"),
+        ("draw", "there are jitrl"),
+        ("draw jitlr -o x.svg", "there are jitrl"),
+        ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
+        ("draw jitrl", "--out"),
+        ("list everything", "no further arguments"),
+        ("memory", "show PATH"),
+        ("memory show nowhere", "no memory in nowhere"),
+        ("memory prune nowhere", "--keep-last"),
+        ("memory import place nothing.jsonl", "nothing.jsonl"),
+        ("pocket", "train"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_there_is(
+    command: str, says: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learngraph.tools.models.open_model", _no_model) if "prompts" in command else None
+    assert cli.main(command.split()) == 2
+    shown = capsys.readouterr()
+    lines = [line for line in shown.err.splitlines() if "mean" not in line]
+    assert len(lines) == 1, shown.err
+    assert lines[0].startswith("learngraph: ")
+    assert says in lines[0]
+    assert shown.out == ""
+
+
+def _no_model(spec: str, **settings: Any) -> Any:
+    class Scores:
+        def score(self, messages: Any, options: Sequence[str]) -> list[float]:
+            return [0.0 for _ in options]
+
+    return Scores()
+
+
+def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "5", "--seeds", "2", "--compare", "random", "tabular", "--json"]
+    assert cli.main([*command, "--out", "run"]) == 0
+    rows = objects(capsys.readouterr().out)
+    assert [row["method"] for row in rows] == ["jitrl", "random", "tabular"]
+    for row in rows:
+        assert (row["env"], row["model"], row["seeds"], row["episodes"]) == ("toy", "none", [0, 1], 5)
+        assert row["avg_ci"][0] <= row["avg"] <= row["avg_ci"][1]
+        assert row["final_ci"][0] <= row["final"] <= row["final_ci"][1]
+        assert row["optimum"] == 10
+        assert row["regret"] == pytest.approx(5 * (10 - row["avg"]))
+    left = {path.name for path in (here / "run").iterdir()}
+    assert left >= {"settings.json", "results.json", "curves.png", "curves.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
+    assert "owner.pid" not in left
+    run = {path.name for path in (here / "run" / "jitrl-s0").iterdir()}
+    assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
+    assert not (here / "run" / "random-s0" / "memory").exists()
+    assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
+
+
+def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
+    (row,) = objects(capsys.readouterr().out)
+    assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
+
+
+def test_a_finished_run_shows_its_results_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "static", *TOY, "--episodes", "3", "--seeds", "2"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr()
+    assert "gold path" in first.out
+    (folder,) = (here / "runs").iterdir()
+    assert f"{folder.relative_to(here)}/curves.png" in first.out
+    monkeypatch.setattr(sweep, "work", None)  # nothing is played
+    assert cli.main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "finished already" in again.err
+
+
+def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "1", "--out", "run"]
+    assert cli.main(command) == 0
+    capsys.readouterr()
+    assert cli.main([*command, "--beta", "2", "--horizon", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "horizon is null there, 5 was asked for" in said
+    assert f"methods.jitrl.beta is {JitRL().beta} there, 2.0 was asked for" in said
+    assert "--out" in said
+
+
+def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hold = "from pathlib import Path; from learngraph.graphs import sweep\n"
+    hold += "with sweep.claimed(Path('run'), {}): print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+        assert f"process {other.pid} is at work in run" in capsys.readouterr().err
+        other.communicate("\n")
+
+
+def test_a_world_that_dies_loses_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "4", "--seeds", "1", "--temperature", "4", "--json", "--out"]
+    assert cli.main([*command, "whole"]) == 0
+    whole = objects(capsys.readouterr().out)
+    observe, left = KeywordKeep.observe, 40
+
+    def dies(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise UserError("toy: the keep fell in")
+        return observe(self, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", dies)
+    assert cli.main([*command, "torn"]) == 2
+    shown = capsys.readouterr()
+    assert "toy: the keep fell in; finished episodes are in torn, and the same command goes on" in shown.err
+    assert shown.out == ""
+    assert len(objects((here / "torn" / "jitrl-s0" / "episodes.jsonl").read_text())) == 2
+    assert cli.main([*command, "torn"]) == 0
+    torn = objects(capsys.readouterr().out)
+    assert [replaced(row) for row in torn] == [replaced(row) for row in whole]
+
+
+def replaced(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "seconds": None}
+
+
+def test_a_full_disk_is_said_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep, "play", full)
+    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "work", interrupted)
+    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_presets_and_flags_become_the_settings(here: Path) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
+    assert cli.main([*command, "--compare", "jitrl:reference"]) == 0
+    methods = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert (methods["jitrl"]["values"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
+    assert methods["jitrl:reference"]["values"] == "reference"
+    assert (here / "run" / "jitrl-reference-s0").is_dir()
+
+
+def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "2", "--out", "run", "--memory", "kept"]) == 0
+    capsys.readouterr()
+    assert cli.main(["memory", "show", "kept"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:4] for line in shown] == [["toy", f"keep-test-{seed}", f"run-jitrl-s{seed}", "3"] for seed in (0, 1)]
+    assert cli.main(["memory", "export", "kept", "all.jsonl"]) == 0
+    assert len(objects((here / "all.jsonl").read_text())) == 6
+    assert cli.main(["memory", "import", "copy", "all.jsonl"]) == 0
+    assert cli.main(["memory", "export", "copy", "again.jsonl"]) == 0
+    assert (here / "again.jsonl").read_text() == (here / "all.jsonl").read_text()
+    assert cli.main(["memory", "prune", "kept", "--keep-last", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main(["memory", "export", "kept", "-"]) == 0
+    assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
+
+
+def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[Any] = []
+    inline = sweep.work
+
+    def work(given: Sequence[Any], *rest: Any) -> None:
+        batches.extend([job.run for job in jobs] for _, jobs in given)
+        inline(given, *rest)
+
+    monkeypatch.setattr(sweep, "work", work)
+    command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
+    assert cli.main([*command, "--cross-task"]) == 0
+    assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
+    with cli._shelves("run") as (shelf,):
+        assert {trajectory.run for trajectory in shelf.all()} == {"jitrl-s0", "jitrl-s1"}
+
+
+def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in (*METHODS, "toy", "twx:coin", "jericho:GAME", "pocket", "openai:MODEL"):
+        assert f"\n  {name} " in shown
+    assert cli.main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
+    assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")
+
+
+def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "jitrl", "--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "beta, Eq. 10: nats by which the largest advantage moves a logit" in shown
+    assert f"(default: {JitRL().beta})" in shown
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'chromadb', 'langgraph', 'matplotlib', 'scipy', 'numpy', 'tyro', 'rich'}"
+    for flag in ("--help", "--version"):
+        look = (
+            f"import sys; from learngraph.graphs import cli; cli.main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
+        )
+        shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+        assert shown.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_workers_of_their_own_give_the_same_numbers(tmp_path: Path) -> None:
+    flags = [*TOY, "--episodes", "3", "--seeds", "2", "--compare", "tabular", "--json"]
+    shown = []
+    for workers in ("1", "2"):
+        ended = subprocess.run(
+            [sys.executable, "-m", "learngraph.graphs.cli", "run", "jitrl", *flags, "--workers", workers, "--out", workers],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+        )
+        shown.append([replaced(row) for row in objects(ended.stdout)])
+    assert shown[0] == shown[1]
+
+
+def test_jobs_do_not_meet_in_a_shared_place() -> None:
+    options = cli.Run(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
+    setup = cli.Setup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
+    jobs = [cli._job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
+    assert len({job.run for job in jobs}) == 4
+    assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
+    assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
+    plain = cli.Setup(replace(options, memory=None, checkpoints=None), setup.methods)
+    assert cli._job(plain, Path("runs/a"), "jitrl", 0).run == "jitrl-s0"
+    assert cli._job(plain, Path("runs/a"), "static", 0).memory == ""
