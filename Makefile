@@ -1,0 +1,46 @@
+# Needs Python 3.11 or newer (with venv), pip and make; PYTHON=python3.12 chooses one.
+#
+#   make run     JitRL against its baselines on a coin-collector game; ARGS="--episodes 60" adds options
+#   make test    the quick tests; with CI set, all of them, types and style
+#   make slow    the tests that take longer
+#   make check   types and style
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+export OMP_NUM_THREADS ?= 1
+export LANGGRAPH_STRICT_MSGPACK ?= true
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: run test quick slow test-all check clean
+
+run: $(READY)
+	$(BIN)/learngraph run jitrl --compare static random tabular $(ARGS)
+
+test: quick $(if $(CI),slow check)
+
+quick: $(READY)
+	$(BIN)/python -m pytest -q -m "not slow and not jericho and not dev" $(ARGS)
+
+slow: $(READY)
+	$(BIN)/python -m pytest -q -m "slow and not jericho and not dev" $(ARGS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest -q $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# torch comes first and alone: pip then keeps a build that is there already (one for the CPU, say).
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,pictures,test]"
+	@touch $@
+
+clean:
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache
