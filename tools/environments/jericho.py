@@ -64,14 +64,14 @@ _TWO_OBJECT_VERBS = frozenset(
 )
 """Templates with two objects are tried with these verbs only, since they are most of the cost."""
 _WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
-"""Of these, the ones tried with any two things; the others (put, give, unlock with, attack with) want one that is carried."""
+"""Of these, the ones tried with any two things; the others (put, give, unlock, attack) want one that is carried."""
 _OUTSIDE = re.compile(
     r"(^|[.,;]|\bthen\b)\s*#?(save|restore|restart|undo|quit|q|script|unscript|noscript|transcript|notranscript|recording|record|"
     r"replay)\b",
     re.IGNORECASE,
 )
-"""Commands about the program rather than in the story. `save` and `restore` write and read files in the working directory, so
-that one episode would leak into another, and `undo` would take back the adapter's own `look` and `inventory`."""
+"""Commands about the program rather than in the story. `save` and `restore` write and read files in the working directory,
+so that one episode would leak into another, and `undo` would take back the adapter's own `look` and `inventory`."""
 _AMBIGUOUS = re.compile(r"(which|who) .*\bdo you mean\b", re.IGNORECASE)
 _EMPTY_WORDS = frozenset(
     "a an and at each for here in it its me my of on one some that the there these this those to you your".split()  # noqa: SIM905

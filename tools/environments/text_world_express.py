@@ -73,7 +73,8 @@ class TextWorldExpress:
         game: coin, cookingworld, twc, mapreader, arithmetic, sorting, simonsays or peckingorder.
         params: the game's own parameters, over those of `DEFAULTS`; what differs shows in the environment's name.
         horizon: steps after which the episode ends.
-        live: how many games are kept open (at most 4 of sorting, each with a Java machine of about 100 MB).
+        live: how many games are kept open between steps. All share one Java machine (140 MB with 10 games), except those of
+            sorting: of these at most 4 are kept, and each has its own machine.
     """
 
     def __init__(
