@@ -19,8 +19,8 @@ MAY_IMPORT = {
     "graphs": {"graphs", "nodes", "memory"},
 }
 """Folder -> what of ours its files may import."""
-JOINS = {"graphs/cli.py"}
-"""The one place that joins tools to graphs."""
+JOINS = {"graphs/cli.py", "graphs/dev.py"}
+"""The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
 ONLY_IN = {
     "chromadb": {"memory/chroma_store.py"},
     "torch": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
