@@ -50,7 +50,7 @@ MARKS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(n, marks=needs_twx if n.startswith("twx") else ()) for n in OPENERS])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS[name]) for name in OPENERS])
 def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     opened = OPENERS[request.param]()
     yield opened
