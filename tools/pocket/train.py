@@ -1,0 +1,417 @@
+"""Train the pocket model from nothing, on one CPU core in under an hour (or on a GPU in minutes).
+
+First the exercise `recall` until eight pairs are found again almost always, then attempts at the toy world and at
+TextWorldExpress games, in windows that grow. To look up the answer that belongs to a key is the hard part: the model learns
+it in a minute from the initialisation of `_imitate`, and did not learn it in the first 1.5 million tokens from a random one.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...memory.records import UserError
+from ..environments.keyword_keep import KeywordKeep
+from ..environments.text_world_express import DEFAULTS, TextWorldExpress
+from . import transcripts
+from .tokenizer import train_tokenizer
+from .transcripts import Decision, Paid, Piece, Played
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+
+__all__ = ["PocketTraining", "train"]
+
+log = logging.getLogger(__name__)
+
+MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
+    "coin": ({}, {"numLocations": 3, "includeDoors": 0, "numDistractorItems": 5}, {"numLocations": 6}),
+    "cookingworld": ({}, {"numLocations": 3, "includeDoors": 1}, {"numIngredients": 1}),
+    "twc": ({}, {"numLocations": 3, "includeDoors": 1}, {"numItemsToPutAway": 1}),
+    "mapreader": ({}, {"numLocations": 3, "maxDistanceApart": 2}, {"numLocations": 10, "maxDistanceApart": 4}),
+}
+"""Changes to the default parameters of a game, by game; games not listed are played as they are."""
+
+STAGES = ((140, 16), (280, 8), (480, 5))
+"""(tokens in a sequence, sequences in a batch), after the recall stage."""
+
+
+@dataclass(frozen=True)
+class PocketTraining:
+    """Settings of one training run."""
+
+    out: Path
+    """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
+    minutes: float = 60.0
+    """Wall-clock time of the training proper."""
+    seed: int = 0
+    """Of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
+    device: str = "cpu"
+    """`cpu` or `cuda`."""
+    start: Path | None = None
+    """Go on from the weights and tokenizer in this folder, without the recall stage, instead of from nothing."""
+    stages: tuple[float, float] = (0.25, 0.5)
+    """Shares of the time at which the second and the third window size begin at the latest."""
+    hidden: int = 128
+    """Width of the model."""
+    layers: int = 2
+    """Depth, at least 2."""
+    heads: int = 4
+    """Attention heads of a layer, at least 3."""
+    vocabulary: int = 4000
+    """Largest number of tokens; the transcripts have fewer distinct words."""
+    rate: float = 1e-3
+    """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 30 % of the time."""
+    pairs: int = 8
+    """Key-value pairs that the recall stage works up to."""
+    games: int = 24
+    """Training tasks played for each TextWorldExpress map; 0 leaves those games out."""
+    attempts: Path | None = None
+    """File with the attempts at those games: read if it exists, written otherwise (they take minutes to play)."""
+    share: float = 0.3
+    """Of the batches after the recall stage, those from TextWorldExpress."""
+    drill: float = 0.15
+    """Of the batches after the recall stage, those from the recall exercise."""
+
+
+@dataclass
+class Encoder:
+    """Pieces to token ids and soft targets."""
+
+    tokenizer: PreTrainedTokenizerBase
+    _cache: dict[str, list[int]] = field(default_factory=dict)
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of a piece of text (kept: the same observations come again and again)."""
+        if text not in self._cache:
+            self._cache[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._cache[text]
+
+    def sequence(self, pieces: Iterable[Piece], longest: int) -> Encoded:
+        """The first `longest` tokens of a transcript with what is to be predicted in them."""
+        ids: list[int] = []
+        targets: list[Target] = []
+        for piece in pieces:
+            if isinstance(piece, Decision):
+                options = {tuple(self.ids(f" {a}\n")): p for a, p in piece.probabilities.items() if p > 0}
+                for n, token in enumerate(taken := self.ids(transcripts.write(piece))):
+                    options = {o: p for o, p in options.items() if n == 0 or o[n - 1] == taken[n - 1]}
+                    if not options:  # taken from outside the label: its end says nothing about the label
+                        ids += taken[n:]
+                        break
+                    following: dict[int, float] = {}
+                    for option, p in options.items():
+                        following[option[n]] = following.get(option[n], 0.0) + p
+                    whole = sum(following.values())
+                    shares = {t: p / whole for t, p in following.items()}
+                    targets.append(Target(len(ids) - 1, shares, 1.0, piece.known and n == 0))
+                    ids.append(token)
+            elif isinstance(piece, Paid):
+                reward, *rest = self.ids(transcripts.write(piece))
+                targets.append(Target(len(ids) - 1, {reward: 1.0}, 0.5, False))
+                ids += [reward, *rest]
+            else:
+                ids += self.ids(piece)
+            if len(ids) >= longest:
+                break
+        return Encoded(ids[:longest], [target for target in targets if target.at < longest - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The distribution of the token after position `at`."""
+
+    at: int
+    shares: Mapping[int, float]
+    weight: float
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A transcript as the model is given it."""
+
+    ids: list[int]
+    targets: list[Target]
+
+
+@dataclass
+class Tally:
+    """Right answers and loss since the last line of the record, by source of the batch."""
+
+    right: int = 0
+    asked: int = 0
+    loss: float = 0.0
+    batches: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / max(self.asked, 1)
+
+    def line(self) -> dict[str, float]:
+        return {"loss": round(self.loss / max(self.batches, 1), 4)} | ({"known": round(self.accuracy, 4)} if self.asked else {})
+
+
+def train(settings: PocketTraining) -> Path:
+    """Train a model and write it to `settings.out`, also every few minutes on the way; returns that folder.
+
+    Raises:
+        UserError: the device or the start folder is not there, or a setting makes no sense.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if settings.minutes <= 0 or not 2 <= settings.pairs <= 8:
+        raise UserError(f"pocket training: minutes > 0 and 2 <= pairs <= 8, got {settings.minutes}, {settings.pairs}")
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("pocket training: device cuda was asked for and torch finds none; use --device cpu")
+    if settings.start is not None and not (settings.start / "config.json").exists():
+        raise UserError(f"pocket training: no model in {settings.start} to start from")
+    torch.manual_seed(settings.seed)
+    draw = random.Random(settings.seed)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    tokenizer: Any
+    model: Any
+    with ThreadPoolExecutor(1) as pool:
+        played: Future[list[list[Played]]] = pool.submit(_attempts, settings)
+        if settings.start is not None:
+            tokenizer = AutoTokenizer.from_pretrained(settings.start)
+            model = AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32)
+        else:
+            tokenizer = _tokenizer(settings, played.result())
+            model = _model(settings, tokenizer)
+        model.to(settings.device)
+        _Run(settings, model, tokenizer, draw, played).go()
+    return settings.out
+
+
+def _attempts(settings: PocketTraining) -> list[list[Played]]:
+    """Attempts at the first training tasks of each map, by map; from the file if there is one."""
+    if settings.attempts is not None and settings.attempts.exists():
+        return transcripts.load(settings.attempts)
+    attempts = []
+    for game in DEFAULTS if settings.games else ():
+        for params in MAPS.get(game, ({},)):
+            world = TextWorldExpress(game, params)
+            draw = random.Random(f"{settings.seed} {world.name}")
+            tries = [transcripts.play(world, world.task(n, "train"), draw) for n in range(settings.games)]
+            world.close()
+            attempts.append([played for played in tries if played is not None])
+            log.info("%s: %d attempts", world.name, len(attempts[-1]))
+    if settings.attempts is not None:
+        transcripts.save(attempts, settings.attempts)
+    return attempts
+
+
+def _tokenizer(settings: PocketTraining, played: Sequence[Sequence[Played]]) -> PreTrainedTokenizerBase:
+    draw = random.Random(settings.seed)
+    texts = [transcripts.text(list(transcripts.window(draw, attempts))) for attempts in played for _ in attempts]
+    world = KeywordKeep()
+    for _ in range(50):
+        pieces = transcripts.keep(draw, world)
+        texts.append(transcripts.text([piece for _, piece in zip(range(100), pieces, strict=False)]))
+    return train_tokenizer(texts, transcripts.WORDS, settings.vocabulary)
+
+
+def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    (newline,) = tokenizer("\n")["input_ids"]
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden,
+            intermediate_size=settings.hidden * 11 // 4,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.heads,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            initializer_range=0.02,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    _imitate(model)
+    # A reply ends with the line.
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=[newline, tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id, max_new_tokens=16
+    )
+    return model
+
+
+def _imitate(model: Any) -> None:
+    """Start the attention where training would take it: heads that look some tokens back, heads that match and copy.
+
+    An initialisation that imitates trained models, as in Trockman and Kolter (2023, arXiv:2305.09828), here of the
+    two-layer circuit that recalls what followed an earlier occurrence (Olsson et al., 2022, arXiv:2209.11895). In the
+    first layer, biases turn three heads to the tokens 1, 2 and 4 back, which they write into subspaces of their own. In
+    the second, the token before the query is matched with the one 1 back (a lesson: copy the token there), 2 back (an
+    action: the same) and 4 back (a reward: copy the action 2 back). All of it is trained like everything else; which
+    rewards to follow, for one, is left to training. The three scales are where the untrained model recalls best.
+    """
+    import torch
+
+    config = model.config
+    width, heads, size = config.hidden_size, config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    turns = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians a token, of RoPE
+
+    def rotation() -> Tensor:
+        orthogonal: Tensor = torch.linalg.qr(torch.randn(width, width))[0]
+        return orthogonal
+
+    read, spaces, copy = rotation()[:size], rotation(), rotation()
+    back = {1: spaces[:, :size], 2: spaces[:, size : 2 * size], 4: spaces[:, 2 * size : 3 * size]}
+    with torch.no_grad():
+        first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
+        for head, (offset, space) in enumerate(back.items()):
+            rows = slice(head * size, (head + 1) * size)
+            first.q_proj.bias[rows] = 6 * torch.cat([(turns * offset).cos(), -(turns * offset).sin()])
+            first.k_proj.bias[rows] = 6 * torch.cat([torch.ones(size // 2), torch.zeros(size // 2)])
+            first.v_proj.weight[rows] = 0.25 * read
+            first.o_proj.weight[:, rows] = 0.25 * space
+        for head in range(heads):
+            rows = slice(head * size, (head + 1) * size)
+            offset = (1, 2, 4)[min(head, 2)]
+            second.q_proj.weight[rows] = 1.2 * back[1].T
+            second.k_proj.weight[rows] = 1.2 * back[offset].T
+            second.v_proj.weight[rows] = 0.5 * (back[2].T if offset == 4 else copy[rows])
+            second.o_proj.weight[:, rows] = 0.5 * (read.T if offset == 4 else copy[rows].T)
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+
+
+class _Run:
+    """One run of the training loop."""
+
+    def __init__(self, settings: PocketTraining, model: Any, tokenizer: Any, draw: random.Random, played: Future[Any]) -> None:
+        import torch
+
+        self.settings = settings
+        self.model = model
+        self.tokenizer = tokenizer
+        self.draw = draw
+        self.played = played
+        self.encoder = Encoder(tokenizer)
+        self.world = KeywordKeep()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
+        self.pairs = min(5, settings.pairs) if settings.start is None else settings.pairs
+        self.stage = 0 if settings.start is None else 1
+        self.tokens = 0
+
+    def go(self) -> None:
+        """Train for the given time; keep the weights every three minutes and at the end."""
+        begun = kept = time.monotonic()
+        record = (self.settings.out / "training.jsonl").open("w", encoding="utf-8")
+        tallies: dict[str, Tally] = {}
+        step = 0
+        with record:
+            while (spent := (time.monotonic() - begun) / 60) < self.settings.minutes:
+                part = spent / self.settings.minutes
+                rate = self.settings.rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.3))
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                source = self._source()
+                self._step(self._batch(source), tallies.setdefault(source, Tally()))
+                step += 1
+                if step % 100 == 0:
+                    line: dict[str, Any] = {
+                        "minutes": round(spent, 2),
+                        "step": step,
+                        "tokens": self.tokens,
+                        "stage": self.stage,
+                    }
+                    line |= {"pairs": self.pairs} | {source: tally.line() for source, tally in tallies.items()}
+                    record.write(json.dumps(line) + "\n")
+                    record.flush()
+                    log.info("%s", line)
+                    self._advance(part, tallies)
+                    tallies = {}
+                if time.monotonic() - kept > 180:
+                    kept = time.monotonic()
+                    self._save()
+        self._save()
+
+    def _source(self) -> str:
+        if self.stage == 0 or self.draw.random() < self.settings.drill:
+            return "recall"
+        if self.settings.games and self.draw.random() < self.settings.share / (1 - self.settings.drill):
+            return "games"
+        return "keep"
+
+    def _batch(self, source: str) -> list[Encoded]:
+        longest, count = STAGES[max(self.stage - 1, 0)]
+        match source:
+            case "recall":
+                hard = self.draw.random() < 0.7
+                pairs = self.pairs if hard else self.draw.randint(2, self.pairs)
+                return [self.encoder.sequence(transcripts.recall(self.draw, pairs), 480) for _ in range(16)]
+            case "games":
+                # Three steps of these games do not fit into the first window.
+                longest = max(longest, 360)
+                count = max(count * STAGES[self.stage - 1][0] // longest, 1)
+                played = self.played.result()
+                sources: Iterator[Iterable[Piece]] = (
+                    transcripts.window(self.draw, self.draw.choice(played)) for _ in range(count)
+                )
+            case _:
+                sources = (transcripts.keep(self.draw, self.world) for _ in range(count))
+        return [self.encoder.sequence(pieces, longest) for pieces in sources]
+
+    def _step(self, batch: Sequence[Encoded], tally: Tally) -> None:
+        import torch
+
+        device = self.settings.device
+        width = max(len(sequence.ids) for sequence in batch)
+        ids = torch.tensor([s.ids + [self.tokenizer.pad_token_id] * (width - len(s.ids)) for s in batch])
+        targets = [(row * width + t.at, t) for row, s in enumerate(batch) for t in s.targets]
+        most = max(len(t.shares) for _, t in targets)
+        fill = [0] * most
+        at = torch.tensor([position for position, _ in targets], device=device)
+        tokens = torch.tensor([[*t.shares, *fill][:most] for _, t in targets], device=device)
+        shares = torch.tensor([[*t.shares.values(), *map(float, fill)][:most] for _, t in targets], device=device)
+        weights = torch.tensor([t.weight for _, t in targets], device=device)
+        known = torch.tensor([t.known for _, t in targets], device=device)
+
+        # Padding is on the right: a causal model needs no mask for what comes after the labels.
+        hidden = self.model.model(ids.to(device), use_cache=False).last_hidden_state.flatten(0, 1)[at]
+        logits: Tensor = self.model.lm_head(hidden).float()
+        chosen = logits.log_softmax(-1).gather(1, tokens)
+        # Against the entropy of the label: 0 is perfect.
+        surplus = (shares * (shares.clamp(min=1e-9).log() - chosen)).sum(1)
+        loss = (surplus * weights).sum() / weights.sum()
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.tokens += ids.numel()
+        best = tokens.gather(1, shares.argmax(1, keepdim=True))[:, 0]
+        tally.right += int((logits.argmax(1) == best)[known].sum())
+        tally.asked += int(known.sum())
+        tally.loss += float(loss.detach())
+        tally.batches += 1
+
+    def _advance(self, part: float, tallies: Mapping[str, Tally]) -> None:
+        """The next number of pairs, or the next stage, when this one is learned or its time is over."""
+        second, third = self.settings.stages
+        known = tallies["keep"].accuracy if "keep" in tallies else 0.0
+        if self.stage == 0:
+            if tallies["recall"].accuracy > 0.95:
+                self.pairs, self.stage = min(self.pairs + 1, self.settings.pairs), int(self.pairs == self.settings.pairs)
+        elif self.stage == 1 and (known > 0.95 or part > second):
+            self.stage = 2
+        elif self.stage == 2 and part > third:
+            self.stage = 3
+
+    def _save(self) -> None:
+        self.model.save_pretrained(self.settings.out)
+        self.tokenizer.save_pretrained(self.settings.out)
