@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
@@ -184,8 +185,8 @@ def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
     import re
 
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
-    model = setup.options.model if setup.options.prior == "model" else "uniform"
-    words = "-".join([next(iter(setup.methods)), setup.options.env, model])
+    thinks = any(_needs_model(name, setup.options) for name in setup.methods)
+    words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest}"
 
 
@@ -267,6 +268,8 @@ def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
             raise
         return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
+    except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
+        raise RuntimeError(traceback.format_exc()) from None
     return None
 
 

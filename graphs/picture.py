@@ -9,7 +9,10 @@ stand the node's settings.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from html import escape
@@ -117,7 +120,22 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
     for edge in parse(draw(graph)):
         look = {"label": f" {edge.label} "} if edge.label else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
-    return cast(bytes, drawn.draw(format=form, prog="dot"))
+    with _quiet():
+        return cast(bytes, drawn.draw(format=form, prog="dot"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what C code prints from the screen: the bundled Fontconfig complains about the settings of a newer one."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _part(runnable: Any) -> Any:
