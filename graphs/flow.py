@@ -180,6 +180,16 @@ def wire(
     return builder
 
 
+def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """Compile (options as for `StateGraph.compile`) a graph that may take as many super-steps as an episode needs.
+
+    The environment's step limit ends an episode. LangGraph's own limit would cut it short inside a tool or an app, where
+    LangChain passes on its default of 25.
+    """
+    graph: CompiledStateGraph[Any, Any, Any, Any] = builder.compile(**options).with_config(recursion_limit=1_000_000)
+    return graph
+
+
 def _sends(fan_out: FanOut, target: str) -> Callable[[Any], Sequence[Send]]:
     def hand_out(state: Any) -> Sequence[Send]:
         return [Send(target, work) for work in fan_out(state)]

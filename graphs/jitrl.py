@@ -30,7 +30,7 @@ from ..nodes.episode import Act, Begin, Environment, progress
 from ..nodes.judge import EnvironmentJudge
 from ..nodes.recall import Recall, RecallVisits, Remember
 from ..nodes.state import Advised, Attempt, Choice, Episode, Judged, Played, Recalled
-from .flow import Node, wire
+from .flow import Node, compiled, wire
 
 FLOW = """
 flowchart LR
@@ -63,6 +63,8 @@ class JitRL:
     """Pseudo-visits by which a mean return is shrunk towards the average (ours only)."""
     bonus: float = 0.5
     """The shift of an untried action, in units of the largest advantage, falling with the visits (ours only)."""
+    floor: float = 0.01
+    """The least prior probability of a candidate: how far the model may rule an action out (ours only)."""
     alpha: float = 5.0
     """alpha, Eq. 6: bonus of an unseen action, in reward units (paper: 5; reference code: 1)."""
     lam: float = 0.65
@@ -130,7 +132,7 @@ def build(
         **VALUES[settings.values](settings, experiences, environment),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return wire(builder, FLOW, nodes, {"act": progress}, chain=chain).compile(**{"name": "jitrl", **compile})
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "jitrl", **compile})
 
 
 def _shrunk(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
@@ -138,7 +140,7 @@ def _shrunk(settings: JitRL, experiences: Experiences, environment: Environment)
         "recall": Recall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
         "augment": Augment(),
         "advise": ShrunkAdvice(settings.kappa, settings.bonus),
-        "modulate": Modulate(settings.beta),
+        "modulate": Modulate(settings.beta, settings.floor),
         "choose": Choose(settings.temperature),
     }
 

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from ..memory.records import Task, Usage
 from ..memory.rows import Rows
 from ..nodes.state import Played
-from .flow import wire
+from .flow import compiled, wire
 
 FLOW = """
 flowchart LR
@@ -96,4 +96,4 @@ def build(
     """
     builder = StateGraph(Run, input_schema=Plan)
     nodes: dict[str, Any] = {"episode": episode, "tally": Tally(log if log is not None else Rows())}
-    return wire(builder, FLOW, nodes, {"tally": more}).compile(**{"name": "run", **compile})
+    return compiled(wire(builder, FLOW, nodes, {"tally": more}), **{"name": "run", **compile})

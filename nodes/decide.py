@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -188,9 +189,13 @@ class Modulate:
 
     beta: float
     """Nats by which the largest advantage moves a logit."""
+    floor: float = 0.0
+    """The least prior probability that a candidate is taken to have, so that what a model all but rules out can still be
+    learned; 0 takes the prior as it is."""
 
     def __call__(self, state: Weighed) -> dict[str, Any]:
-        return _update(state, [c.logit for c in state["candidates"]], self.beta)
+        lowest = math.log(self.floor) if self.floor else -math.inf
+        return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
 
 
 @dataclass(frozen=True)

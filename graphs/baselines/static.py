@@ -12,7 +12,7 @@ from ...memory.journal import Journal
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, Environment, progress
 from ...nodes.state import Attempt, Choice, Episode, Played
-from ..flow import Node, wire
+from ..flow import Node, compiled, wire
 
 FLOW = """
 flowchart LR
@@ -51,4 +51,4 @@ def build(
         "act": Act(environment, journal, detail=("candidates",)),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return wire(builder, FLOW, nodes, {"act": progress}, chain=chain).compile(**{"name": "static", **compile})
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "static", **compile})

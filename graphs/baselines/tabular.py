@@ -17,7 +17,7 @@ from ...memory.q_table import QTable
 from ...nodes.episode import Act, Begin, Environment, progress
 from ...nodes.state import Attempt, Played
 from ...nodes.tabular import EpsilonGreedy, Keep, LookUp
-from ..flow import Node, wire
+from ..flow import Node, compiled, wire
 from .static import State
 
 FLOW = """
@@ -58,4 +58,4 @@ def build(
         "keep": Keep(table, environment, journal),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return wire(builder, FLOW, nodes, {"act": progress}, chain=chain).compile(**{"name": "tabular", **compile})
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "tabular", **compile})
