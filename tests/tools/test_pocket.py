@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -64,6 +64,7 @@ def test_every_word_of_the_toy_world_is_one_token() -> None:
     assert len(TOKENIZER("door black\n> mist\n= 0\n")["input_ids"]) == 7
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_survives_the_tokenizer(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER(text)["input_ids"]) == text
@@ -137,6 +138,9 @@ class Corridor:
     def task(self, seed: int, split: str = "test") -> Task:
         return Task("corridor", "find the coin", seed)
 
+    def abstract(self, observation: Observation) -> str:
+        return observation.text.upper()
+
     def gold(self, task: Task) -> tuple[str, ...]:
         return ("look around", "move east", "move east", "take coin")
 
@@ -161,15 +165,18 @@ def test_played_games_have_detours_that_lead_back_and_labels_that_go_on(tmp_path
     for n in range(20):
         played = transcripts.play(world, world.task(0), random.Random(n), detours=1)
         assert played is not None
-        assert sum(reward for _, _, reward in played.steps) == 1
+        assert sum(reward for *_, reward in played.steps) == 1
         lengths.add(len(played.steps))
-        for room, decision, _ in played.steps:
+        for room, _, decision, _ in played.steps:
             best = max(decision.probabilities, key=decision.probabilities.__getitem__)
             assert best in {"room 0": ("move east",), "room 1": ("move east",), "room 2": ("move west", "take coin")}[room]
     assert min(lengths) == 3  # gold without its idle look
     assert max(lengths) >= 5
     transcripts.save([[played]], tmp_path / "attempts.json")
     assert transcripts.load(tmp_path / "attempts.json") == [[played]]
+    texts = {transcripts.text(list(transcripts.window(random.Random(n), [played]))) for n in range(30)}
+    assert any("ROOM 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)  # earlier steps by abstract state
+    assert any("room 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)
 
 
 def test_soft_targets_of_a_long_action_are_conditional_on_what_is_written() -> None:

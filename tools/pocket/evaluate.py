@@ -40,7 +40,7 @@ LIMITS: dict[str, tuple[str, float]] = {
 def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
     """Measure a model on `keeps` held-out domains of the toy world and `tasks` test tasks of each TextWorldExpress game.
 
-    Returns `{"keep": {name: (mean, standard error)}, "games": {game: {"model": ..., "uniform": ...}}}`; scores are
+    Returns `{"keep": {name: (mean, standard error)}, "games": {game: {player: (mean, standard error)}}}`; scores are
     fractions of the optimum. With `tasks` 0 there are no games.
     """
     from langchain_core.messages import HumanMessage
@@ -64,10 +64,10 @@ def table(measured: dict[str, Any]) -> str:
         met = {"": "", ">": "yes" if mean > limit else "NO", "<": "yes" if mean < limit else "NO"}[sign]
         lines.append(f"| {name} | {mean:.3f} ({error:.3f}) | {f'{sign} {limit:.2f}' if sign else ''} | {met} |")
     if measured["games"]:
-        lines += ["", "| TextWorldExpress, test fold | model | uniform random |", "|---|---|---|"]
+        players = list(next(iter(measured["games"].values())))
+        lines += ["", f"| TextWorldExpress, test fold | {' | '.join(players)} |", "|---" * (len(players) + 1) + "|"]
     for game, numbers in measured["games"].items():
-        (model, a), (uniform, b) = numbers["model"], numbers["uniform"]
-        lines.append(f"| {game} | {model:.2f} ({a:.2f}) | {uniform:.2f} ({b:.2f}) |")
+        lines.append(f"| {game} | {' | '.join(f'{mean:.2f} ({error:.2f})' for mean, error in numbers.values())} |")
     return "\n".join(lines)
 
 
@@ -186,32 +186,30 @@ def _known(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]
     return accuracies
 
 
-def _games(score: Score, tasks: int, seed: int, steps: int = 3) -> dict[str, dict[str, tuple[float, float]]]:
-    """Mean score per game, with the last `steps` steps of the episode in the prompt."""
+def _games(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """Mean score per game and player: the model with none or the last three steps in the prompt, and uniform random."""
     from ..environments.text_world_express import GAMES, TextWorldExpress
 
     out: dict[str, dict[str, tuple[float, float]]] = {}
     for game in GAMES if tasks else ():
         world = TextWorldExpress(game)
-        scores: dict[str, list[float]] = {"model": [], "uniform": []}
-        for player, results in scores.items():
+        out[game] = {}
+        for player, steps in (("uniform", None), ("model", 0), ("model, 3 steps", 3)):
             draw = random.Random(f"{seed} {game} {player}")
+            results = []
             for n in range(tasks):
                 task = world.task(n, "test")
-                actions: list[str] = []
-                recent: list[str] = []
-                shown = world.observe(task, ())
-                total = 0.0
+                shown, actions, recent, total = world.observe(task, ()), list[str](), list[str](), 0.0
                 while not shown.over:
-                    prompt = f"Task: {task.instruction}\n{''.join(recent[-steps:])}{shown.text}"
+                    earlier = "".join(recent[-steps:]) if steps else ""
+                    prompt = f"Task: {task.instruction}\n{earlier}{shown.text}"
                     even = [1.0] * len(shown.actions)
-                    chances = even if player == "uniform" else _probabilities(score, prompt, shown.actions)
-                    action = draw.choices(shown.actions, chances)[0]
-                    before, shown = shown, world.observe(task, [*actions, action])
-                    actions.append(action)
+                    chances = even if steps is None else _probabilities(score, prompt, shown.actions)
+                    actions.append(draw.choices(shown.actions, chances)[0])
+                    state, shown = world.abstract(shown), world.observe(task, actions)
                     total += shown.reward
-                    recent.append(f"{before.text}\n> {action}\n= {shown.reward:g}\n")
+                    recent.append(f"{state}\n> {actions[-1]}\n= {shown.reward:g}\n")
                 results.append(total)
+            out[game][player] = _mean(results)
         world.close()
-        out[game] = {player: _mean(results) for player, results in scores.items()}
     return out

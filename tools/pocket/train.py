@@ -40,8 +40,8 @@ MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
 }
 """Changes to the default parameters of a game, by game; games not listed are played as they are."""
 
-STAGES = ((140, 16), (280, 8), (480, 5))
-"""(tokens in a sequence, sequences in a batch), after the recall stage."""
+STAGES = ((140, 16), (320, 8), (960, 3))
+"""(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class PocketTraining:
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 30 % of the time."""
     pairs: int = 8
     """Key-value pairs that the recall stage works up to."""
-    games: int = 24
+    games: int = 100
     """Training tasks played for each TextWorldExpress map; 0 leaves those games out."""
     attempts: Path | None = None
     """File with the attempts at those games: read if it exists, written otherwise (they take minutes to play)."""
-    share: float = 0.3
+    share: float = 0.5
     """Of the batches after the recall stage, those from TextWorldExpress."""
-    drill: float = 0.15
+    drill: float = 0.1
     """Of the batches after the recall stage, those from the recall exercise."""
 
 
@@ -356,9 +356,7 @@ class _Run:
                 pairs = self.pairs if hard else self.draw.randint(2, self.pairs)
                 return [self.encoder.sequence(transcripts.recall(self.draw, pairs), 480) for _ in range(16)]
             case "games":
-                # Three steps of these games do not fit into the first window.
-                longest = max(longest, 360)
-                count = max(count * STAGES[self.stage - 1][0] // longest, 1)
+                longest, count = 480, 6
                 played = self.played.result()
                 sources: Iterator[Iterable[Piece]] = (
                     transcripts.window(self.draw, self.draw.choice(played)) for _ in range(count)
@@ -407,10 +405,8 @@ class _Run:
         if self.stage == 0:
             if tallies["recall"].accuracy > 0.95:
                 self.pairs, self.stage = min(self.pairs + 1, self.settings.pairs), int(self.pairs == self.settings.pairs)
-        elif self.stage == 1 and (known > 0.95 or part > second):
-            self.stage = 2
-        elif self.stage == 2 and part > third:
-            self.stage = 3
+        elif self.stage < len(STAGES) and (known > 0.97 or part > (second, third)[self.stage - 1]):
+            self.stage += 1
 
     def _save(self) -> None:
         self.model.save_pretrained(self.settings.out)

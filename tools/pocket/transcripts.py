@@ -69,6 +69,7 @@ class World(Protocol):
 
     def task(self, seed: int, split: str = "test") -> Task: ...
     def observe(self, task: Task, actions: Sequence[str]) -> Observation: ...
+    def abstract(self, observation: Observation) -> str: ...
     def gold(self, task: Task) -> tuple[str, ...]: ...
 
 
@@ -228,10 +229,11 @@ def _advice(draw: random.Random, task: Task, expert: PosteriorExpert) -> Iterato
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """One attempt at a game along its gold path, with detours: (observation, decision, reward) by step."""
+    """One attempt at a game along its gold path, with detours."""
 
     task: Task
-    steps: tuple[tuple[str, Decision, float], ...]
+    steps: tuple[tuple[str, str, Decision, float], ...]
+    """(observation, its abstract state, decision, reward) by step."""
 
 
 _IDLE = ("look around", "inventory", "task")
@@ -270,7 +272,7 @@ def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Pla
             back = [(_BACK[aside], _BACK[aside])] if aside in _BACK else []
             keep_if_as_good([*plan[:at], (aside, plan[at][1]), *back, *plan[at:]])
     steps = [
-        (shown.text, Decision(taken, soften({label: 1.0}, shown.actions)), after.reward)
+        (shown.text, world.abstract(shown), Decision(taken, soften({label: 1.0}, shown.actions)), after.reward)
         for (taken, label), shown, after in zip(plan, seen, seen[1:], strict=False)
     ]
     return Played(task, tuple(steps))
@@ -293,29 +295,37 @@ def save(attempts: Sequence[Sequence[Played]], path: Path) -> None:
 def load(path: Path) -> list[list[Played]]:
     """Read what `save` wrote."""
     return [
-        [
-            Played(Task(**played["task"]), tuple((text, Decision(**label), reward) for text, label, reward in played["steps"]))
-            for played in group
-        ]
+        [Played(Task(**played["task"]), tuple((o, s, Decision(**d), r) for o, s, d, r in played["steps"])) for played in group]
         for group in json.loads(path.read_text(encoding="utf-8"))
     ]
 
 
 def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
-    """The prompts along an attempt at a game, from a random step on; now and then after a whole earlier attempt."""
+    """Prompts along one of these attempts, as agents make them.
+
+    Half of the time one decision after up to three earlier steps, which prompts show by their abstract states, and now and
+    then a whole earlier attempt; otherwise a run of steps from a random one on.
+    """
     played = draw.choice(attempts)
     yield f"Task: {played.task.instruction}\n"
-    if len(played.steps) <= 8 and draw.random() < 0.25:
-        yield "Attempt 1:\n"
-        yield from _steps(played, 0)
-        yield f"total {sum(reward for _, _, reward in played.steps):g}\nAttempt 2:\n"
-        yield from _steps(played, 0)
-    else:
-        yield from _steps(played, draw.choice((0, draw.randrange(len(played.steps)))))
+    if draw.random() < 0.5:
+        yield from _steps(played.steps[draw.choice((0, draw.randrange(len(played.steps)))) :])
+        return
+    at = draw.randrange(len(played.steps))
+    recent = played.steps[max(0, at - draw.choice((0, 0, 1, 2, 3))) : at]
+    if len(played.steps) <= 8 and draw.random() < 0.2:
+        score = sum(reward for *_, reward in played.steps)
+        yield f"Attempt 1:\n{_told(played.steps)}total {score:g}\nAttempt 2:\n"
+    yield _told(recent)
+    yield from _steps(played.steps[at : at + 1])
 
 
-def _steps(played: Played, first: int) -> Iterator[Piece]:
-    for observation, decision, reward in played.steps[first:]:
+def _steps(steps: Sequence[tuple[str, str, Decision, float]]) -> Iterator[Piece]:
+    for observation, _, decision, reward in steps:
         yield f"{observation.strip()}\n>"
         yield decision
         yield Paid(reward)
+
+
+def _told(steps: Sequence[tuple[str, str, Decision, float]]) -> str:
+    return "".join(f"{state}\n> {decision.taken}\n= {reward:g}\n" for _, state, decision, reward in steps)
