@@ -8,6 +8,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+CODE := graphs nodes memory tools tests
 
 export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
@@ -30,8 +31,8 @@ test-all: $(READY)
 	$(BIN)/python -m pytest -q $(ARGS)
 
 check: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 # torch comes first and alone: pip then keeps a build that is there already (one for the CPU, say).
