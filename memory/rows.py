@@ -32,7 +32,7 @@ class Rows:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.path.exists():
                 self._load(self.path)
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)  # a buffer would hand in later what once had no room
 
     def _load(self, path: Path) -> None:
         end = 0
@@ -56,10 +56,10 @@ class Rows:
                 return
             if self._file and self.path:
                 line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
-                end = self._file.tell()
+                end, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
                 try:
-                    self._file.write(line)
-                    self._file.flush()
+                    while left:
+                        left = left[self._file.write(left) :]
                 except OSError as error:
                     os.truncate(self.path, end)  # half a row must not stand before the next one
                     raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
