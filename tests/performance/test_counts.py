@@ -1,0 +1,114 @@
+"""What an env step costs, in things that can be counted: the part of the performance targets that a test can hold."""
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import BaseMessage
+
+from learngraph.graphs import jitrl, run
+from learngraph.graphs.baselines import static
+from learngraph.memory.checkpoints import open_checkpoints
+from learngraph.memory.chroma_store import ChromaStore
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.journal import Journal
+from learngraph.memory.records import Candidate, Trajectory
+from learngraph.memory.shelf import Shelf
+from learngraph.nodes.policies import LocalPolicy, UniformPolicy, listed
+from learngraph.nodes.prompt import Prompt
+from learngraph.nodes.state import Episode
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+
+
+class Stay:
+    """A policy that never leaves the first place, so that only the number of steps varies."""
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in listed(state, "stay")]}
+
+
+def attempt(world: KeywordKeep) -> dict[str, Any]:
+    return {"task": world.task(0), "run": "r", "episode": 0}
+
+
+def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
+    if method == "static":
+        return static.build(world, policy, Journal(), **compile)
+    return jitrl.build(world, policy, Experiences(gamma=0.5), Journal(), **compile)
+
+
+@pytest.mark.parametrize(
+    ("method", "chain", "expected"), [("static", True, 1), ("jitrl", True, 1), ("static", False, 3), ("jitrl", False, 7)]
+)
+def test_super_steps_per_env_step(method: str, chain: bool, expected: int) -> None:
+    """Chained, one; else one per node."""
+    taken = [
+        len(list(build(method, world, Stay(), chain=chain).stream(attempt(world), stream_mode="updates")))
+        for world in (KeywordKeep(10), KeywordKeep(30))
+    ]
+    assert (taken[1] - taken[0]) / 20 == expected
+
+
+@pytest.mark.parametrize("method", ["static", "jitrl"])
+def test_checkpoints_take_the_same_bytes_however_long_an_episode_is(method: str, tmp_path: Path) -> None:
+    """Row 7: B(T)/B(60) <= 1.02 per env step. A list that grows in the state would make it 5 here."""
+    per_step = {}
+    for steps in (60, 300):
+        world, path = KeywordKeep(steps), tmp_path / f"{steps}.sqlite"
+        with open_checkpoints(path) as saver:
+            build(method, world, Stay(), chain=True, checkpointer=saver).invoke(attempt(world), CONFIG)
+        with sqlite3.connect(path) as database:
+            checkpoints = database.execute("select sum(length(checkpoint) + length(metadata)) from checkpoints").fetchone()[0]
+            writes = database.execute("select sum(length(value)) from writes").fetchone()[0]
+        per_step[steps] = (checkpoints + writes) / steps
+    assert per_step[300] / per_step[60] <= 1.02
+
+
+class Counting:
+    """Scores all options alike, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> list[float]:
+        self.asked += 1
+        return [-1.0] * len(options)
+
+
+@pytest.mark.parametrize("method", ["static", "jitrl"])
+def test_the_model_is_asked_once_per_env_step(method: str) -> None:
+    model, world = Counting(), KeywordKeep()
+    out = build(method, world, LocalPolicy(model, Journal(), Prompt.load("act/score")), chain=True).invoke(attempt(world))
+    assert model.asked == out["step"]
+
+
+def test_one_forward_pass_per_env_step() -> None:
+    """All options of a step are scored in one pass of the pocket model, the prompt included."""
+    from learngraph.tools.models import open_model
+
+    model: Any = open_model("pocket", threads=1)
+    world = KeywordKeep()
+    policy = LocalPolicy(model, Journal(), Prompt.load("act/score"))
+    out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
+    assert model.usage.forwards == out["step"]
+
+
+def test_memory_calls_no_encoder() -> None:
+    """Not even in a store that has one: JitRL's retrieval is lexical, its shelf asks for no vectors."""
+    encoded: list[str] = []
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        encoded.extend(texts)
+        return [[1.0, 0.0] for _ in texts]
+
+    world = KeywordKeep()
+    with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
+        memory = Experiences(Shelf(store, ("trajectories",), Trajectory), gamma=0.5)
+        episode = jitrl.build(world, UniformPolicy(), memory, Journal(), chain=True)
+        run.build(episode).invoke({**attempt(world), "episodes": 3})
+        assert len(memory) > 20
+    assert not encoded
