@@ -23,6 +23,7 @@ from learngraph.nodes.judge import model_judge
 from learngraph.nodes.policies import UniformPolicy
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 TOY = KeywordKeep()
 
@@ -57,6 +58,26 @@ def test_it_learns_and_only_through_its_memory() -> None:
     assert mean([mean(s[-5:]) for s in learned]) > 8
     assert mean([mean(s[-5:]) for s in forgot]) < 4
     assert mean([s[0] for s in learned]) < 4.5
+
+
+def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
+    """TextWorldExpress's coin collector, uniform prior, 3 maps: the coin is found again, or not if nothing is remembered."""
+    pytest.importorskip("textworld_express", reason="needs the extra [twx]")
+    world = TextWorldExpress("coin")
+
+    def final(memory: type[Experiences]) -> float:
+        ends = []
+        for seed in range(3):
+            graph = jitrl.build(world, UniformPolicy(), memory(gamma=0.8), Journal(), chain=True)
+            plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 14}
+            ends += run.build(graph).invoke(plan)["scores"][-4:]
+        return mean(ends)
+
+    try:
+        assert final(Experiences) > 0.9
+        assert final(Forgetful) < 0.7
+    finally:
+        world.close()
 
 
 def test_static_does_not_learn_and_a_table_does() -> None:
