@@ -209,4 +209,6 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     figure.legend(loc="outside right upper", frameon=False)
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
+        figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
+        part.replace(path)

@@ -22,6 +22,7 @@ from ..memory.records import UserError
 if TYPE_CHECKING:
     from .sweep import Job
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 PRESETS = ("default", "paper", "reference")
 
 
@@ -265,7 +266,7 @@ def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
     except UserError as error:
         return str(error)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS):
+        if error.errno not in NO_ROOM:
             raise
         return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
     except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
@@ -759,9 +760,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read our output has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except OSError as error:
+        if error.errno == errno.EPIPE:  # whoever read our output has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        if error.errno not in NO_ROOM:
+            raise
+        _say(f"learngraph: {error.filename or 'the disk'}: {error.strerror}; once that is put right, the same command goes on")
+        return 2
 
 
 if __name__ == "__main__":
