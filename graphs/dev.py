@@ -37,7 +37,7 @@ from typing_extensions import TypedDict
 
 from ..memory.experiences import Experiences
 from ..memory.journal import Journal
-from ..memory.records import Trajectory
+from ..memory.records import Trajectory, UserError
 from ..memory.rows import Rows
 from ..memory.shelf import Shelf
 from ..nodes.policies import LocalPolicy, UniformPolicy, verbalized_policy
@@ -53,6 +53,10 @@ flowchart LR
   tally -->|another| episode
   tally -->|enough| END
 """
+
+
+class RequestError(UserError, ValueError):
+    """The input cannot be read. A ValueError, because the server hides the messages of other errors from clients."""
 
 
 class Request(TypedDict):
@@ -86,12 +90,16 @@ class PlanRun:
     environment: Any
 
     def __call__(self, state: State, config: RunnableConfig) -> dict[str, Any]:
-        done = state.get("episode", 0)
+        seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
+        if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
+            raise RequestError(
+                f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
+            )
         return {
-            "task": self.environment.task(state["seed"]),
+            "task": self.environment.task(seed),
             "run": str(config["configurable"]["thread_id"]),
             "episode": done,
-            "episodes": done + state["episodes"],
+            "episodes": done + episodes,
         }
 
 

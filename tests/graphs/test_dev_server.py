@@ -112,3 +112,10 @@ def test_it_streams_and_pauses(client: Any, toy: str) -> None:
     client.runs.wait(thread, toy, input={"seed": 2, "episodes": 1}, interrupt_before=["tally"])
     assert client.threads.get_state(thread)["next"] == ["tally"]
     assert len(client.runs.wait(thread, toy, input=None)["scores"]) == 1
+
+
+@pytest.mark.parametrize("request_", [{"seed": "3", "episodes": 1}, {"seed": 0, "episodes": 0}, {"seed": 0}])
+def test_a_request_that_cannot_be_read_is_answered_in_words(client: Any, toy: str, request_: dict[str, Any]) -> None:
+    thread = client.threads.create()["thread_id"]
+    with pytest.raises(Exception, match="the input is"):
+        client.runs.wait(thread, toy, input=request_)
