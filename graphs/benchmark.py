@@ -182,6 +182,7 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.6, 4.2), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
@@ -203,6 +204,7 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
     axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
     axes.set_xlim(1, max(len(attempts[0][0].scores), 2))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", lw=0.8)
     axes.set_axisbelow(True)

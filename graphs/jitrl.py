@@ -40,6 +40,10 @@ flowchart LR
 """
 
 
+DECISION = ("prior", "candidates", "estimates")
+"""The channels of one decision, written into the journal with the step."""
+
+
 class State(Episode, Recalled, Choice, Advised, Judged):
     """The channels of a JitRL episode."""
 
@@ -126,7 +130,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
         "propose": policy,
-        "act": Act(environment, journal, detail=("prior", "candidates", "estimates")),
+        "act": Act(environment, journal, DECISION, spent=("neighbours", *DECISION)),
         "judge": judge or EnvironmentJudge(journal),
         "remember": Remember(experiences, environment, journal),
         **VALUES[settings.values](settings, experiences, environment),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..memory.journal import Journal
@@ -61,6 +61,8 @@ class Act:
     journal: Journal
     detail: tuple[str, ...] = ()
     """Channels that go into the journal's row beside the step, for whoever reads the run later."""
+    spent: tuple[str, ...] = ()
+    """Lists that belong to the decision just carried out: emptied, so that later checkpoints do not carry them along."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
         before, action = state["observation"], state["action"]
@@ -82,13 +84,15 @@ class Act:
             "head": head,
             "score": score,
             "best": max(state["best"], score),
+            **{name: [] for name in self.spent},
         }
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(v) for v in value]
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value
+    # Records are flat where they stand in a list, so that their fields need no deep copy.
+    return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
 
 
 def progress(state: Episode) -> Literal["next step", "over"]:

@@ -48,7 +48,7 @@ def build(
         "begin": Begin(environment),
         "propose": policy,
         "choose": Choose((settings or Static()).temperature),
-        "act": Act(environment, journal, detail=("candidates",)),
+        "act": Act(environment, journal, detail=("candidates",), spent=("candidates",)),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
     return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "static", **compile})

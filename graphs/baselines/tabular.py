@@ -54,7 +54,7 @@ def build(
         "begin": Begin(environment),
         "look_up": LookUp(table, environment),
         "choose": EpsilonGreedy((settings or Tabular()).epsilon),
-        "act": Act(environment, journal, detail=("candidates",)),
+        "act": Act(environment, journal, detail=("candidates",), spent=("candidates",)),
         "keep": Keep(table, environment, journal),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
