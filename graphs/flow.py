@@ -12,14 +12,16 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import iscoroutinefunction, signature
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.channels import BinaryOperatorAggregate, LastValue
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
-from langgraph.types import Send
+from langgraph.types import Command, Overwrite, Send
+from typing_extensions import is_typeddict
 
 from ..memory.records import UserError
 
@@ -28,7 +30,8 @@ Router = Callable[[Any], str]
 FanOut = Callable[[Any], Iterable[Mapping[str, Any]]]
 
 _EDGE = re.compile(r"\s*(-->|-\.->)\s*(?:\|([^|]*)\|\s*)?")
-_NAME = re.compile(r"[A-Za-z_][\w+]*")
+_NAME = r"[^\W\d][\w+]*(?:[.-][\w+]+)*"
+_NODE = re.compile(rf'({_NAME})(?:\["([^"]+)"\])?')
 _ENDS = {"START": START, "END": END}
 
 
@@ -57,28 +60,42 @@ def parse(flow: str) -> list[Edge]:
     edges: list[Edge] = []
     for line in lines[1:]:
         edges += _chain(line)
-    doubled = [edge for edge, n in Counter((e.source, e.target, e.label) for e in edges).items() if n > 1]
+    doubled = [edge for edge, n in Counter(edges).items() if n > 1]
     if doubled:
-        raise FlowError(f"this arrow is drawn twice: {doubled[0]}")
+        raise FlowError(f"this arrow is drawn twice: {tuple(doubled[0][:3])}")
     return edges
 
 
 def _chain(line: str) -> list[Edge]:
     edges, at = [], 0
-    name = _NAME.match(line)
-    while name:
-        source, at = name.group(), name.end()
+    node = _NODE.match(line)
+    while node:
+        source, at = _read(node), node.end()
         arrow = _EDGE.match(line, at)
         if not arrow:
             break
         at = arrow.end()
-        name = _NAME.match(line, at)
-        if name:
+        node = _NODE.match(line, at)
+        if node:
             label = (arrow.group(2) or "").strip()
-            edges.append(Edge(source, name.group(), label, arrow.group(1) == "-.->"))
-    if not edges or at < len(line) or name is None:
+            edges.append(Edge(source, _read(node), label, arrow.group(1) == "-.->"))
+    if not edges or at < len(line) or node is None:
         raise FlowError(f"cannot read {line[at:] or line!r} in the line {line!r}; lines look like 'a --> b -->|label| c'")
     return edges
+
+
+def _read(node: re.Match[str]) -> str:
+    """A node's name: the text in quotes if there is one, in which #34; is the character of that number."""
+    return re.sub(r"#(\d+);", lambda found: chr(int(found.group(1))), node.group(2)) if node.group(2) else node.group(1)
+
+
+class Link(NamedTuple):
+    """A node of a chain."""
+
+    name: str
+    node: Node
+    reads: tuple[str, ...]
+    """The channels that it sees: those of the schema it names, or all of the state's."""
 
 
 @dataclass(frozen=True)
@@ -87,39 +104,102 @@ class Chain(Runnable[Any, Any]):
 
     LangGraph writes a checkpoint after every super-step, so a chain costs one checkpoint instead of one per node, and gives
     up pausing and resuming between its parts. Channels with a reducer add up as they would in separate super-steps.
+
+    Raises:
+        FlowError: a node returned something else than a dict or None; only LangGraph itself can carry out a Command.
     """
 
-    parts: tuple[Node, ...]
-    reducers: Mapping[str, Callable[[Any, Any], Any]]
+    links: tuple[Link, ...]
+    channels: Mapping[str, Any]
+    """The builder's: name -> LangGraph channel, whose reducer says what an update does."""
 
-    def _merge(self, state: dict[str, Any], out: dict[str, Any], update: Mapping[str, Any]) -> None:
-        for key, value in update.items():
-            reduce = self.reducers.get(key)
-            state[key] = reduce(state[key], value) if reduce and key in state else value
-            out[key] = reduce(out[key], value) if reduce and key in out else value
+    def _seen(self, link: Link, state: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: state[key] for key in link.reads if key in state}
+
+    def _merge(self, link: Link, state: dict[str, Any], updates: dict[str, list[Any]], update: Any) -> None:
+        if not isinstance(update, dict | None):
+            raise FlowError(
+                f"node '{link.name}' is part of a chain and returned a {type(update).__name__}; a chained node returns a dict "
+                "or None. Without chain=True it may return whatever LangGraph takes; so it may if its return type says "
+                "Command[Literal[...]], which keeps it out of chains"
+            )
+        for key, value in (update or {}).items():
+            channel = self.channels.get(key)
+            if channel is None:
+                continue  # as in LangGraph
+            if type(channel) is LastValue:
+                state[key], updates[key] = value, [value]
+                continue
+            now = channel.from_checkpoint(state[key]) if key in state else channel.copy()
+            now.update([value])
+            state[key] = now.get()
+            # A reducer gets the updates one by one, since it need not be associative; after an Overwrite, the result.
+            earlier = updates.get(key, [])
+            doubled = earlier and any(map(_overwrites, (*earlier, value)))
+            updates[key] = [Overwrite(state[key])] if doubled else [*earlier, value]
+
+    def _out(self, updates: Mapping[str, Sequence[Any]]) -> Any:
+        often = max(map(len, updates.values()), default=1)
+        rounds = [{key: values[n] for key, values in updates.items() if n < len(values)} for n in range(often)]
+        return rounds[0] if often == 1 else [Command(update=update) for update in rounds]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        local, out = dict(input), dict[str, Any]()
-        for part in self.parts:
-            self._merge(local, out, part.invoke(local, config) if isinstance(part, Runnable) else part(local))
-        return out
+        state, updates = dict(input), dict[str, list[Any]]()
+        for link in self.links:
+            seen = self._seen(link, state)
+            node = link.node
+            self._merge(link, state, updates, node.invoke(seen, config) if isinstance(node, Runnable) else node(seen))
+        return self._out(updates)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        local, out = dict(input), dict[str, Any]()
-        for part in self.parts:
-            if isinstance(part, Runnable):
-                update = await part.ainvoke(local, config)
+        state, updates = dict(input), dict[str, list[Any]]()
+        for link in self.links:
+            seen = self._seen(link, state)
+            node = link.node
+            if isinstance(node, Runnable):
+                update = await node.ainvoke(seen, config)
             else:  # in a thread, as LangGraph runs a sync node
-                update = await asyncio.to_thread(part, local)
-            self._merge(local, out, update)
-        return out
+                update = await asyncio.to_thread(node, seen)
+            self._merge(link, state, updates, update)
+        return self._out(updates)
+
+
+def _overwrites(value: Any) -> bool:
+    tag = "__overwrite__"
+    return isinstance(value, Overwrite) or (isinstance(value, dict) and (tag in value or value.get("type") == tag))
+
+
+def _links(nodes: Mapping[str, Node], builder: StateGraph[Any, Any, Any, Any]) -> dict[str, Link]:
+    """The nodes that can be links of a chain; the others run on their own, with the same results.
+
+    A link is a sync function of the state alone or a Runnable that is not itself a graph, says of no Command what it may
+    lead to, and reads nothing but channels of the state, which all must be plain values or have a reducer.
+    """
+    simple = all(type(channel) in (LastValue, BinaryOperatorAggregate) for channel in builder.channels.values())
+    if builder.managed or not simple or not is_typeddict(builder.state_schema):
+        return {}
+    trial = StateGraph(builder.state_schema)  # what LangGraph makes of a node, found out without adding it
+    found = {}
+    for name, node in nodes.items():
+        trial.add_node(name, cast(Any, node))
+        spec = trial.nodes[name]
+        reads = tuple(trial.schemas[spec.input_schema])
+        whole = is_typeddict(spec.input_schema) and set(reads) <= trial.schemas[builder.state_schema].keys()
+        if whole and not spec.ends and _chainable(node):
+            found[name] = Link(name, node, reads)
+    return found
 
 
 def _chainable(node: Node) -> bool:
-    """Whether a node can be a link: it takes the state alone, or is a Runnable that is not itself a graph."""
     if isinstance(node, Runnable):
         return not isinstance(node, Pregel)
-    return not iscoroutinefunction(node) and len(signature(node).parameters) == 1
+    for function in (node, type(node).__call__):
+        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
+            return False
+    try:
+        return len(signature(node).parameters) == 1
+    except (TypeError, ValueError):  # written in C, or no function: LangGraph may know what to do with it
+        return False
 
 
 @dataclass
@@ -150,7 +230,8 @@ def wire(
         routers: for each node with labelled arrows, a function from state to a label, with a `Literal` return type.
         fan_outs: for each node with dotted arrows, a function from state to the inputs of the nodes to start.
         chain: run nodes that follow each other without a choice as one super-step (see `Chain`). Same results, one
-            checkpoint per chain; the drawing of the compiled graph then shows the chains.
+            checkpoint per chain; the drawing of the compiled graph then shows the chains. Async functions, graphs and nodes
+            that take more than the state run on their own.
 
     Raises:
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
@@ -176,7 +257,7 @@ def wire(
             builder.add_conditional_edges(start, wiring.routers[source], labels)
         for edge in arrows:
             if edge.dotted:
-                builder.add_conditional_edges(start, _sends(wiring.fan_outs[source], edge.target), [edge.target])
+                builder.add_conditional_edges(start, HandOut(wiring.fan_outs[source], edge.target), [edge.target])
     return builder
 
 
@@ -190,12 +271,19 @@ def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Compile
     return graph
 
 
-def _sends(fan_out: FanOut, target: str) -> Callable[[Any], Sequence[Send]]:
-    def hand_out(state: Any) -> Sequence[Send]:
-        return [Send(target, work) for work in fan_out(state)]
+@dataclass(frozen=True)
+class HandOut:
+    """What a dotted arrow is for LangGraph: a branch that starts `target` once for every piece of work."""
 
-    hand_out.__name__ = getattr(fan_out, "__name__", "fan_out")
-    return hand_out
+    fan_out: FanOut
+    target: str
+
+    @property
+    def __name__(self) -> str:  # LangGraph tells a node's branches apart by it
+        return f"{getattr(self.fan_out, '__name__', 'fan_out')} to {self.target}"
+
+    def __call__(self, state: Any) -> Sequence[Send]:
+        return [Send(self.target, work) for work in self.fan_out(state)]
 
 
 def _check(
@@ -255,14 +343,13 @@ def _check_labels(source: str, labels: Sequence[str], router: Router) -> None:
 
 def _chained(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
     out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
-    links = {name for name, node in wiring.nodes.items() if _chainable(node)}
+    links = _links(wiring.nodes, builder)
     follows = {
         e.source: e.target
         for e in wiring.edges
-        if not e.label and not e.dotted and {e.source, e.target} <= links and out[e.source] == into[e.target] == 1
+        if not e.label and not e.dotted and {e.source, e.target} <= links.keys() and out[e.source] == into[e.target] == 1
     }
     heads = [name for name in wiring.nodes if name not in follows.values()]
-    reducers = _reducers(builder.state_schema)
     nodes: dict[str, Node] = {}
     first, last = {}, {}
     for head in heads:
@@ -271,31 +358,58 @@ def _chained(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
             names.append(follows[names[-1]])
         name = "+".join(names)
         first[head], last[names[-1]] = name, name
-        nodes[name] = Chain(tuple(wiring.nodes[n] for n in names), reducers) if len(names) > 1 else wiring.nodes[head]
+        nodes[name] = Chain(tuple(links[n] for n in names), builder.channels) if len(names) > 1 else wiring.nodes[head]
     edges = [
         Edge(last.get(e.source, e.source), first.get(e.target, e.target), e.label, e.dotted)
         for e in wiring.edges
         if follows.get(e.source) != e.target
     ]
-    routers = {last[source]: router for source, router in wiring.routers.items()}
+    routers = {last.get(source, source): router for source, router in wiring.routers.items()}
     fan_outs = {last.get(source, source): fan_out for source, fan_out in wiring.fan_outs.items()}
     return Wiring(nodes, edges, routers, fan_outs)
 
 
-def _reducers(schema: type) -> dict[str, Callable[[Any, Any], Any]]:
-    hints = get_type_hints(schema, include_extras=True)
-    return {
-        key: get_args(hint)[-1] for key, hint in hints.items() if get_origin(hint) is Annotated and callable(get_args(hint)[-1])
-    }
-
-
 def draw(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -> str:
-    """Any compiled graph as a flowchart that `parse` reads; a branch without labels gets its target's name as label."""
-    drawn = graph.get_graph()
-    ends = {START: "START", END: "END"}
+    """Any compiled graph as a flowchart that `parse` reads.
+
+    A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
+    and a node that nothing leaves leads to END.
+    """
+    builder, ends = graph.builder, {START: "START", END: "END"}
+    edges = {Edge(source, target) for source, target in builder.edges}
+    edges |= {Edge(source, target) for sources, target in builder.waiting_edges for source in sources}
+    for source, branches in builder.branches.items():
+        for branch in branches.values():
+            dotted = isinstance(getattr(branch.path, "func", None), HandOut)
+            leads = branch.ends or {name: name for name in (END, *builder.nodes) if name != source}
+            edges |= {Edge(source, to, "" if dotted else _label(label, to), dotted) for label, to in leads.items()}
+    for source, spec in builder.nodes.items():  # where a node's Commands may lead
+        named = spec.ends.items() if isinstance(spec.ends, dict) else ((to, to) for to in spec.ends or ())
+        edges |= {Edge(source, to, _label(label, to)) for to, label in named}
+    left = {edge.target for edge in edges} - {edge.source for edge in edges} - {END}
+    edges |= {Edge(name, END) for name in left}
+
+    def place(edge: Edge) -> tuple[Any, ...]:  # START first, plain arrows to END last
+        return (edge.target == END and not edge.label, edge.source != START, edge)
+
     lines = [f"flowchart {direction}"]
-    for source, target, data, conditional in drawn.edges:
-        label = str(data) if data is not None else (target.strip("_") if conditional else "")
-        arrow = f"-->|{label}|" if conditional else "-->"
-        lines.append(f"  {ends.get(source, source)} {arrow} {ends.get(target, target)}")
+    for edge in sorted(edges, key=place):
+        arrow = "-.->" if edge.dotted else f"-->|{edge.label}|" if edge.label else "-->"
+        source, target = (ends.get(name) or _written(name) for name in (edge.source, edge.target))
+        lines.append(f"  {source} {arrow} {target}")
     return "\n".join(lines) + "\n"
+
+
+def _label(label: Any, target: str) -> str:
+    """What may stand between two bars: the label, or the target's name if there is none."""
+    words = target.strip("_") if label in ("", target) else str(label)
+    return re.sub("%+", "%", " ".join(words.replace("|", "/").split())) or "_"
+
+
+def _written(name: str) -> str:
+    """A node's name as Mermaid takes it; any other than a plain one as an identifier with a text, `_my_node["my node"]`."""
+    if re.fullmatch(_NAME, name) and name not in _ENDS:
+        return name
+    text = re.sub(r"[^\w .,()\[\]<>/+-]", lambda found: f"#{ord(found.group())};", name)
+    plain = re.sub(r"\W+", "_", name)
+    return f'_{plain}["{text}"]'
