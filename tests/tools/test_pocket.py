@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -179,6 +178,28 @@ def test_played_games_have_detours_that_lead_back_and_labels_that_go_on(tmp_path
     assert any("room 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)
 
 
+def test_renamed_games_are_the_same_games_with_other_things() -> None:
+    step = (
+        "You see a shelf that has a coin, and 3 red apples on it.",
+        "a shelf",
+        Decision("take 3 red apples", {"take 3 red apples": 0.5, "put shelf in box": 0.5}),
+        1.0,
+    )
+    played = transcripts.Played(Task("t", "Take the red apples.", 0), (step,))
+    texts = set()
+    for n in range(10):
+        renamed = transcripts.rename(played, random.Random(n))
+        ((seen, _, decision, _),) = renamed.steps
+        assert sum(decision.probabilities.values()) == 1
+        assert decision.taken in decision.probabilities
+        thing = decision.taken.removeprefix("take 3 ")
+        assert f"a coin, and 3 {thing} on it" in seen
+        assert thing in renamed.task.instruction
+        assert any(action.endswith(" in box") for action in decision.probabilities)
+        texts.add(seen)
+    assert len(texts) == 10
+
+
 def test_soft_targets_of_a_long_action_are_conditional_on_what_is_written() -> None:
     tokenizer = train_tokenizer(["go go north south"] * 3, [" go", " north", " south", " wait"], 400)
     label = Decision("go north", {"go north": 0.5, "go south": 0.3, "wait": 0.2})
@@ -234,13 +255,29 @@ def test_gate_measures_and_prints() -> None:
 def test_training_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="minutes > 0"):
         train(PocketTraining(tmp_path, minutes=0))
+    with pytest.raises(UserError, match="multiple of 32"):
+        train(PocketTraining(tmp_path, hidden=128))
     with pytest.raises(UserError, match="no model in"):
         train(PocketTraining(tmp_path, start=tmp_path / "nowhere"))
 
 
+def surprise(folder: Path) -> float:
+    """Mean negative log-probability, in nats, of the known answers of the recall exercise."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    encoder = Encoder(AutoTokenizer.from_pretrained(folder))
+    draw, found = random.Random(5), []
+    for _ in range(20):
+        sequence = encoder.sequence(transcripts.recall(draw, 5), 480)
+        with torch.inference_mode():
+            logps = model(input_ids=torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
+        found += [-float(logps[t.at, next(iter(t.shares))]) for t in sequence.targets if t.known]
+    return sum(found) / len(found)
+
+
 @pytest.mark.slow
-def test_training_runs_from_nothing_and_lowers_the_loss(tmp_path: Path) -> None:
-    out = train(PocketTraining(tmp_path / "model", minutes=0.7, games=0))
-    AutoModelForCausalLM.from_pretrained(out)
-    record = [json.loads(line) for line in (out / "training.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert record[-1]["recall"]["loss"] < record[0]["recall"]["loss"] / 2
+def test_training_runs_from_nothing_goes_on_from_there_and_learns(tmp_path: Path) -> None:
+    first = train(PocketTraining(tmp_path / "first", minutes=0.05, games=0))
+    longer = train(PocketTraining(tmp_path / "longer", minutes=0.4, games=0))
+    assert surprise(longer) < surprise(first) / 2
+    going_on = train(PocketTraining(tmp_path / "on", minutes=0.05, games=0, start=longer, share=0, drill=1))
+    assert surprise(going_on) < surprise(first) / 2

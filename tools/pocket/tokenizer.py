@@ -55,5 +55,6 @@ def train_tokenizer(texts: Iterable[str], words: Iterable[str], size: int) -> Pr
         pad_token="<pad>",
         eos_token="<eos>",
         chat_template=CHAT_TEMPLATE,
+        model_max_length=2048,
         clean_up_tokenization_spaces=False,
     )

@@ -60,12 +60,10 @@ class PocketTraining:
     """Go on from the weights and tokenizer in this folder, without the recall stage, instead of from nothing."""
     stages: tuple[float, float] = (0.25, 0.5)
     """Shares of the time at which the second and the third window size begin at the latest."""
-    hidden: int = 128
-    """Width of the model."""
+    hidden: int = 160
+    """Width of the model: a multiple of 32 (the size of an attention head), at least 160."""
     layers: int = 2
     """Depth, at least 2."""
-    heads: int = 4
-    """Attention heads of a layer, at least 3."""
     vocabulary: int = 4000
     """Largest number of tokens; the transcripts have fewer distinct words."""
     rate: float = 1e-3
@@ -78,6 +76,9 @@ class PocketTraining:
     """File with the attempts at those games: read if it exists, written otherwise (they take minutes to play)."""
     share: float = 0.5
     """Of the batches after the recall stage, those from TextWorldExpress."""
+    reading: float = 0.05
+    """Weight of the tokens of a game's texts; those of an action have weight 1. Texts repeat: learning to predict them is
+    learning to copy names, also those of things never seen."""
     drill: float = 0.1
     """Of the batches after the recall stage, those from the recall exercise."""
 
@@ -92,11 +93,16 @@ class Encoder:
     def ids(self, text: str) -> list[int]:
         """Token ids of a piece of text (kept: the same observations come again and again)."""
         if text not in self._cache:
+            if len(self._cache) > 50_000:
+                self._cache.clear()
             self._cache[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._cache[text]
 
-    def sequence(self, pieces: Iterable[Piece], longest: int) -> Encoded:
-        """The first `longest` tokens of a transcript with what is to be predicted in them."""
+    def sequence(self, pieces: Iterable[Piece], longest: int, reading: float = 0.0) -> Encoded:
+        """The first `longest` tokens of a transcript with what is to be predicted in them.
+
+        `reading` is the weight of every token of the text that is only read (an action's tokens have weight 1).
+        """
         ids: list[int] = []
         targets: list[Target] = []
         for piece in pieces:
@@ -119,7 +125,10 @@ class Encoder:
                 targets.append(Target(len(ids) - 1, {reward: 1.0}, 0.5, False))
                 ids += [reward, *rest]
             else:
-                ids += self.ids(piece)
+                read = self.ids(piece)
+                if reading and ids:
+                    targets += [Target(len(ids) + n - 1, {token: 1.0}, reading, False) for n, token in enumerate(read)]
+                ids += read
             if len(ids) >= longest:
                 break
         return Encoded(ids[:longest], [target for target in targets if target.at < longest - 1])
@@ -171,6 +180,11 @@ def train(settings: PocketTraining) -> Path:
 
     if settings.minutes <= 0 or not 2 <= settings.pairs <= 8:
         raise UserError(f"pocket training: minutes > 0 and 2 <= pairs <= 8, got {settings.minutes}, {settings.pairs}")
+    if settings.hidden < 160 or settings.hidden % 32 or settings.layers < 2:
+        raise UserError(
+            f"pocket training: hidden must be a multiple of 32 from 160 on and layers at least 2, "
+            f"got {settings.hidden} and {settings.layers}"
+        )
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("pocket training: device cuda was asked for and torch finds none; use --device cpu")
     if settings.start is not None and not (settings.start / "config.json").exists():
@@ -231,8 +245,8 @@ def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
             hidden_size=settings.hidden,
             intermediate_size=settings.hidden * 11 // 4,
             num_hidden_layers=settings.layers,
-            num_attention_heads=settings.heads,
-            num_key_value_heads=settings.heads,
+            num_attention_heads=settings.hidden // 32,
+            num_key_value_heads=settings.hidden // 32,
             max_position_embeddings=2048,
             tie_word_embeddings=False,
             attention_bias=True,
@@ -257,21 +271,28 @@ def _imitate(model: Any) -> None:
     two-layer circuit that recalls what followed an earlier occurrence (Olsson et al., 2022, arXiv:2209.11895). In the
     first layer, biases turn three heads to the tokens 1, 2 and 4 back, which they write into subspaces of their own. In
     the second, the token before the query is matched with the one 1 back (a lesson: copy the token there), 2 back (an
-    action: the same) and 4 back (a reward: copy the action 2 back). All of it is trained like everything else; which
-    rewards to follow, for one, is left to training. The three scales are where the untrained model recalls best.
+    action: the same) and 4 back (a reward: copy the action 2 back), and the token at the query with the one 1 back (go on
+    with a phrase). All of it is trained like everything else; which rewards to follow, for one, is left to training. The
+    three scales are where the untrained model recalls best.
     """
     import torch
 
-    config = model.config
-    width, heads, size = config.hidden_size, config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    turns = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians a token, of RoPE
+    width, size = model.config.hidden_size, model.config.head_dim
+    turns = model.config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)  # radians a token, of RoPE
 
     def rotation() -> Tensor:
         orthogonal: Tensor = torch.linalg.qr(torch.randn(width, width))[0]
         return orthogonal
 
     read, spaces, copy = rotation()[:size], rotation(), rotation()
-    back = {1: spaces[:, :size], 2: spaces[:, size : 2 * size], 4: spaces[:, 2 * size : 3 * size]}
+    back = {offset: spaces[:, n * size : (n + 1) * size].T for n, offset in enumerate((1, 2, 4))}
+    matches = (
+        (back[1], back[1], copy[:size], copy[:size]),  # query, key, value, output
+        (back[1], back[2], copy[size : 2 * size], copy[size : 2 * size]),
+        (back[1], back[4], back[2], read),
+        (back[1], back[4], back[2], read),
+        (read, back[1], copy[2 * size : 3 * size], copy[2 * size : 3 * size]),
+    )
     with torch.no_grad():
         first, second = model.model.layers[0].self_attn, model.model.layers[1].self_attn
         for head, (offset, space) in enumerate(back.items()):
@@ -279,14 +300,13 @@ def _imitate(model: Any) -> None:
             first.q_proj.bias[rows] = 6 * torch.cat([(turns * offset).cos(), -(turns * offset).sin()])
             first.k_proj.bias[rows] = 6 * torch.cat([torch.ones(size // 2), torch.zeros(size // 2)])
             first.v_proj.weight[rows] = 0.25 * read
-            first.o_proj.weight[:, rows] = 0.25 * space
-        for head in range(heads):
+            first.o_proj.weight[:, rows] = 0.25 * space.T
+        for head, (query, key, value, output) in enumerate(matches):
             rows = slice(head * size, (head + 1) * size)
-            offset = (1, 2, 4)[min(head, 2)]
-            second.q_proj.weight[rows] = 1.2 * back[1].T
-            second.k_proj.weight[rows] = 1.2 * back[offset].T
-            second.v_proj.weight[rows] = 0.5 * (back[2].T if offset == 4 else copy[rows])
-            second.o_proj.weight[:, rows] = 0.5 * (read.T if offset == 4 else copy[rows].T)
+            second.q_proj.weight[rows] = 1.2 * query
+            second.k_proj.weight[rows] = 1.2 * key
+            second.v_proj.weight[rows] = 0.5 * value
+            second.o_proj.weight[:, rows] = 0.5 * output.T
         model.lm_head.weight.copy_(model.model.embed_tokens.weight)
 
 
@@ -305,7 +325,7 @@ class _Run:
         self.world = KeywordKeep()
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
         self.pairs = min(5, settings.pairs) if settings.start is None else settings.pairs
-        self.stage = 0 if settings.start is None else 1
+        self.stage = 0 if settings.start is None else len(STAGES)
         self.tokens = 0
 
     def go(self) -> None:
@@ -350,20 +370,21 @@ class _Run:
 
     def _batch(self, source: str) -> list[Encoded]:
         longest, count = STAGES[max(self.stage - 1, 0)]
+        reading = 0.0
         match source:
             case "recall":
                 hard = self.draw.random() < 0.7
                 pairs = self.pairs if hard else self.draw.randint(2, self.pairs)
                 return [self.encoder.sequence(transcripts.recall(self.draw, pairs), 480) for _ in range(16)]
             case "games":
-                longest, count = 480, 6
+                longest, count, reading = 480, 6, self.settings.reading
                 played = self.played.result()
                 sources: Iterator[Iterable[Piece]] = (
                     transcripts.window(self.draw, self.draw.choice(played)) for _ in range(count)
                 )
             case _:
                 sources = (transcripts.keep(self.draw, self.world) for _ in range(count))
-        return [self.encoder.sequence(pieces, longest) for pieces in sources]
+        return [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
 
     def _step(self, batch: Sequence[Encoded], tally: Tally) -> None:
         import torch
@@ -384,8 +405,10 @@ class _Run:
         hidden = self.model.model(ids.to(device), use_cache=False).last_hidden_state.flatten(0, 1)[at]
         logits: Tensor = self.model.lm_head(hidden).float()
         chosen = logits.log_softmax(-1).gather(1, tokens)
-        # Against the entropy of the label: 0 is perfect.
-        surplus = (shares * (shares.clamp(min=1e-9).log() - chosen)).sum(1)
+        # Agents normalise over the admissible actions: what counts is the likelihood of the label among all tokens, and
+        # once more among those that go on with an admissible action. Less the entropy of the label: 0 is perfect.
+        among = chosen - chosen.masked_fill(shares == 0, -torch.inf).logsumexp(1, keepdim=True)
+        surplus = (shares * (2 * shares.clamp(min=1e-9).log() - chosen - among)).sum(1)
         loss = (surplus * weights).sum() / weights.sum()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -110,10 +111,18 @@ def write(piece: Piece) -> str:
             return piece
 
 
+_IDLE = ("look around", "inventory", "task")
+
+
 def soften(probabilities: Mapping[str, float], admissible: Sequence[str]) -> dict[str, float]:
-    """The expert's probabilities mixed with the uniform distribution over the admissible actions."""
-    floor = EXPLORE / len(admissible)
-    return {action: floor + (1 - EXPLORE) * probabilities.get(action, 0.0) for action in admissible}
+    """The expert's probabilities mixed with the uniform distribution over the admissible actions.
+
+    Of the latter, actions that only show what the observation has said already get a fiftieth of the others' share: an
+    agent that sees no history would take them for ever.
+    """
+    weights = {action: 0.02 if action in _IDLE else 1.0 for action in admissible}
+    whole = sum(weights.values())
+    return {a: EXPLORE * weight / whole + (1 - EXPLORE) * probabilities.get(a, 0.0) for a, weight in weights.items()}
 
 
 def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
@@ -236,7 +245,6 @@ class Played:
     """(observation, its abstract state, decision, reward) by step."""
 
 
-_IDLE = ("look around", "inventory", "task")
 _BACK = {"move north": "move south", "move south": "move north", "move east": "move west", "move west": "move east"}
 
 
@@ -304,9 +312,12 @@ def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
     """Prompts along one of these attempts, as agents make them.
 
     Half of the time one decision after up to three earlier steps, which prompts show by their abstract states, and now and
-    then a whole earlier attempt; otherwise a run of steps from a random one on.
+    then a whole earlier attempt; otherwise a run of steps from a random one on. Half of the time the things in it have
+    other names: so the names are learned to be read from the text, as those of unseen games must be.
     """
     played = draw.choice(attempts)
+    if draw.random() < 0.5:
+        played = rename(played, draw)
     yield f"Task: {played.task.instruction}\n"
     if draw.random() < 0.5:
         yield from _steps(played.steps[draw.choice((0, draw.randrange(len(played.steps)))) :])
@@ -318,6 +329,86 @@ def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
         yield f"Attempt 1:\n{_told(played.steps)}total {score:g}\nAttempt 2:\n"
     yield _told(recent)
     yield from _steps(played.steps[at : at + 1])
+
+
+_PLAIN = frozenset(
+    {
+        "a",
+        "an",
+        "and",
+        "around",
+        "at",
+        "box",
+        "coin",
+        "cookbook",
+        "door",
+        "down",
+        "east",
+        "eat",
+        "in",
+        "instructions",
+        "book",
+        "inventory",
+        "knife",
+        "look",
+        "map",
+        "math",
+        "meal",
+        "move",
+        "north",
+        "of",
+        "off",
+        "on",
+        "open",
+        "or",
+        "out",
+        "problem",
+        "read",
+        "room",
+        "south",
+        "take",
+        "task",
+        "the",
+        "to",
+        "up",
+        "west",
+        "with",
+    }
+)
+"""Words of actions that keep their meaning in all games."""
+
+
+def rename(played: Played, draw: random.Random) -> Played:
+    """The same attempt with invented words for most of the things that its actions name, one word for each thing."""
+    actions = {action for _, _, decision, _ in played.steps for action in decision.probabilities}
+    verbs = {action.partition(" ")[0] for action in actions}
+    things = sorted({word for action in actions for word in re.findall(r"[A-Za-z]{3,}", action)} - verbs - _PLAIN)
+    names = {thing: _invent(draw) for thing in things if draw.random() < 0.7}
+    if not names:
+        return played
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+
+    def put(text: str) -> str:
+        return pattern.sub(lambda found: names[found[1]], text)
+
+    return Played(
+        replace(played.task, instruction=put(played.task.instruction)),
+        tuple(
+            (put(seen), put(state), Decision(put(d.taken), {put(a): p for a, p in d.probabilities.items()}), reward)
+            for seen, state, d, reward in played.steps
+        ),
+    )
+
+
+_SYLLABLE = (
+    ("", "b", "bl", "c", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "w"),
+    ("a", "e", "i", "o", "u", "ea", "ee", "oo", "ou"),
+    ("", "", "b", "ck", "d", "g", "l", "m", "n", "ng", "p", "r", "s", "t", "th"),
+)
+
+
+def _invent(draw: random.Random) -> str:
+    return "".join(draw.choice(part) for _ in range(draw.randint(1, 3)) for part in _SYLLABLE)
 
 
 def _steps(steps: Sequence[tuple[str, str, Decision, float]]) -> Iterator[Piece]:
