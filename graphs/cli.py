@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import lru_cache
 from io import StringIO
@@ -171,8 +171,10 @@ def _seeds(text: str) -> list[int]:
 def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
     """What makes the numbers what they are: all but where things lie and how many work on it."""
     options = asdict(setup.options)
-    for name in ("out", "workers", "json", "base_url", "compare"):
+    for name in ("out", "workers", "json", "compare"):
         del options[name]
+    if setup.options.model.startswith("openai:"):
+        options["base_url"] = _server(setup.options)
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(seeds),
@@ -180,15 +182,24 @@ def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
+def _server(options: Run) -> str | None:
+    """The server behind `openai:MODEL`, as tools.models finds it."""
+    return options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
     import hashlib
     import json
+
+    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
+
+
+def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
     import re
 
-    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
     thinks = any(_needs_model(name, setup.options) for name in setup.methods)
     words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{_digest(settings)}"
 
 
 def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
@@ -198,14 +209,10 @@ def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
     options = setup.options
     plain = method.replace(":", "-")
     name = f"{plain}-s{seed}"
-    # Under one roof with other runs, ids must not meet.
-    shared = options.memory or options.checkpoints
+    # Under one roof with other runs, names must not meet.
+    unique = f"{folder.resolve().name}-{name}-{_digest(_recorded(setup, _seeds(options.seeds)))}"
     of = plain if _across_tasks(setup, method) else name
-    namespace: tuple[str, ...] = ("trajectories",)
-    if options.memory and "://" in options.memory:
-        where, namespace = options.memory, ("trajectories", of)
-    else:
-        where = str(Path(options.memory) / of if options.memory else folder / of / "memory")
+    where, namespace = _place(options.memory, of) if options.memory else _place(str(folder / of / "memory"))
     checkpoints = str(folder / name / "checkpoints.sqlite")
     if options.checkpoints:
         url = "://" in options.checkpoints
@@ -215,11 +222,22 @@ def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
         seed=seed,
         episodes=options.episodes,
         folder=folder / name,
-        run=f"{folder.name}-{name}" if shared else name,
+        run=unique if options.memory else name,
+        thread=unique if options.memory or options.checkpoints else name,
         memory=where if find(method.partition(":")[0]).remembers else "",
         namespace=namespace,
         checkpoints=checkpoints,
     )
+
+
+def _place(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
+    """Where a memory lies, and the namespace of its shelf. `name` is a folder in a directory, a path on a server."""
+    if "://" not in memory:
+        return str(Path(memory) / name), ("trajectories",)
+    from urllib.parse import urlsplit
+
+    url = urlsplit(memory)
+    return f"{url.scheme}://{url.netloc}", ("trajectories", *filter(None, [*url.path.split("/"), name]))
 
 
 def _across_tasks(setup: Setup, method: str) -> bool:
@@ -289,9 +307,9 @@ def _play(setup: Setup, job: Job) -> None:
         from ..nodes.policies import UniformPolicy
 
         llm = _model(options.model, options.base_url) if model else None
-        policy = _policy(options, llm, journal) if options.prior == "model" and llm else UniformPolicy()
+        prior = policy(options, llm, journal) if options.prior == "model" and llm else UniformPolicy()
         judge = model_judge(llm, journal, options.prompts) if llm and options.judge == "model" else None
-        parts = Parts(environment, policy, journal, shelf, judge)
+        parts = Parts(environment, prior, journal, shelf, judge)
         return chosen.build(parts, setup.methods[job.method], chain=True)
 
     sweep.play(job, task, environment.optimum(task), episode)
@@ -311,7 +329,8 @@ def _model(spec: str, base_url: str | None) -> Any:
     return open_model(spec, base_url=base_url, threads=1)
 
 
-def _policy(options: Run, model: Any, journal: Any) -> Any:
+def policy(options: Run, model: Any, journal: Any) -> Any:
+    """The node that makes logits of what the model says, in the way asked for or the one that suits it."""
     from ..nodes.policies import LocalPolicy, logprobs_policy, verbalized_policy
     from ..nodes.prompt import Prompt
 
@@ -531,7 +550,11 @@ class Prune:
     """How many of the last episodes of each memory stay; the others are deleted for good."""
 
 
-MEMORY = "usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N"
+MEMORY = """\
+usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N
+
+PATH is a memory, or (but for import) a folder or server with several. A run with `--memory DIR` keeps them in
+DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder."""
 
 
 def memory(args: Sequence[str]) -> int:
@@ -540,7 +563,7 @@ def memory(args: Sequence[str]) -> int:
         print(MEMORY)
         return 0
     if len(args) < 2 or args[0] not in ("show", "export", "import", "prune"):
-        raise CommandError(MEMORY)
+        raise CommandError(MEMORY.partition("\n")[0])
     verb, where, *rest = args
     if verb in ("export", "import"):
         if len(rest) != 1:
@@ -559,10 +582,11 @@ def _shelves(where: str) -> Iterator[list[Any]]:
     from ..memory.records import Trajectory
     from ..memory.shelf import Shelf
 
+    place, prefix = _place(where)
     if "://" in where:
-        found = [where]
+        found = [place]
     else:
-        found = sorted(str(path.parent) for path in Path(where).rglob("chroma.sqlite3"))
+        found = _memories(where)
         if not found:
             raise CommandError(f"there is no memory in {where}; a run folder or one of its memory directories would do")
     with ExitStack() as stack:
@@ -570,8 +594,12 @@ def _shelves(where: str) -> Iterator[list[Any]]:
         yield [
             Shelf(store, namespace, Trajectory)
             for store in stores
-            for namespace in store.list_namespaces(prefix=("trajectories",), limit=100_000)
+            for namespace in store.list_namespaces(prefix=prefix, limit=100_000)
         ]
+
+
+def _memories(directory: str) -> list[str]:
+    return sorted(str(path.parent) for path in Path(directory).rglob("chroma.sqlite3"))
 
 
 def _show(where: str) -> int:
@@ -591,17 +619,14 @@ def _show(where: str) -> int:
 
 
 def _export(where: str, file: str) -> int:
-    import json
-
-    from ..memory.shelf import to_json
+    from ..memory.shelf import as_jsonl, write_jsonl
 
     with _shelves(where) as shelves:
         found = [trajectory for shelf in shelves for trajectory in shelf.all()]
-    try:
-        with nullcontext(sys.stdout) if file == "-" else open(file, "w", encoding="utf-8") as out:
-            out.writelines(json.dumps(to_json(trajectory)) + "\n" for trajectory in found)
-    except OSError as error:
-        raise CommandError(f"cannot write {file}: {error.strerror or error}") from error
+    if file == "-":
+        sys.stdout.writelines(as_jsonl(found))
+    else:
+        write_jsonl(found, file)
     _say(f"{len(found)} episodes")
     return 0
 
@@ -611,21 +636,25 @@ def _import(where: str, file: str) -> int:
     from ..memory.records import Trajectory
     from ..memory.shelf import Shelf
 
-    with ChromaStore.open(where) as store:
-        count = Shelf(store, ("trajectories",), Trajectory).import_jsonl(file)
+    place, namespace = _place(where)
+    if "://" in where and namespace == ("trajectories",):
+        raise CommandError(f"{where} keeps many memories: say which, such as {where.rstrip('/')}/jitrl-s0")
+    if "://" not in where and (inside := _memories(where)) and str(Path(where)) not in inside:
+        raise CommandError(f"{where} has memories within: say which, such as {inside[0]}")
+    with ChromaStore.open(place) as store:
+        count = Shelf(store, namespace, Trajectory).import_jsonl(file)
     _say(f"{count} episodes")
     return 0
 
 
 def _prune(where: str, keep: int) -> int:
+    from ..memory.experiences import Experiences
+
     if keep < 0:
         raise CommandError(f"--keep-last is at least 0, got {keep}")
     with _shelves(where) as shelves:
         for shelf in shelves:
-            ids = [trajectory.id for trajectory in shelf.all()]
-            gone = ids[: len(ids) - keep] if keep < len(ids) else []
-            shelf.delete(gone)
-            _say(f"{shelf}: {len(gone)} of {len(ids)} episodes deleted")
+            _say(f"{shelf}: {Experiences(shelf).prune(keep_last=keep)} episodes deleted")
     return 0
 
 

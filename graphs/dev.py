@@ -40,9 +40,9 @@ from ..memory.journal import Journal
 from ..memory.records import Trajectory, UserError
 from ..memory.rows import Rows
 from ..memory.shelf import Shelf
-from ..nodes.policies import LocalPolicy, UniformPolicy, verbalized_policy
-from ..nodes.prompt import Prompt
+from ..nodes.policies import UniformPolicy
 from . import jitrl, run
+from .cli import Run, policy
 from .flow import Node, wire
 
 FOLDER = Path("runs") / "dev"
@@ -124,7 +124,7 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     journal = Journal(folder / "steps.jsonl")
     shelf = Shelf(_store(), ("trajectories", env, model), Trajectory)
     memory = Experiences(shelf, gamma=settings.gamma)
-    episode = jitrl.build(environment, _policy(model, journal), memory, journal, settings)
+    episode = jitrl.build(environment, _policy(env, model, journal), memory, journal, settings)
     nodes: dict[str, Node] = {
         "plan": PlanRun(environment),  # type: ignore[dict-item]  # takes the config too
         "episode": episode,
@@ -134,15 +134,13 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     return wire(builder, FLOW, nodes, {"tally": run.more}).compile(name="jitrl")
 
 
-def _policy(model: str, journal: Journal) -> Node:
+def _policy(env: str, model: str, journal: Journal) -> Node:
     from ..tools.models import open_model
 
     if model == "uniform":
         return UniformPolicy()
-    llm: Any = open_model(model, threads=1)
-    if hasattr(llm, "score"):
-        return LocalPolicy(llm, journal, Prompt.load("act/score"))
-    return verbalized_policy(llm, journal)
+    made: Node = policy(Run(env=env, model=model), open_model(model, threads=1), journal)
+    return made
 
 
 @lru_cache(maxsize=1)

@@ -28,7 +28,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
+from ..memory.journal import Journal, JournalError
 from ..memory.records import Task, UserError
+from ..memory.rows import Rows
 from .benchmark import Attempts
 
 # What plays a run (LangGraph, Chroma) is imported where it is needed: reading the results of a finished sweep is quick.
@@ -45,7 +47,9 @@ class Job:
     episodes: int
     folder: Path
     run: str
-    """Names the run in ids, random draws and checkpoints."""
+    """Names the run in ids and random draws."""
+    thread: str
+    """Names it among the checkpoints."""
     memory: str
     """Directory or URL of what it remembers; empty if the method remembers nothing."""
     namespace: tuple[str, ...]
@@ -132,9 +136,7 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
     from filelock import FileLock
 
     from ..memory.checkpoints import open_checkpoints
-    from ..memory.journal import Journal
     from ..memory.records import Trajectory
-    from ..memory.rows import Rows
     from . import run
 
     with ExitStack() as stack:
@@ -153,7 +155,9 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
             shelf = Shelf(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
         saver = stack.enter_context(open_checkpoints(job.checkpoints))
         graph = run.build(episode(journal, shelf), log, checkpointer=saver)
-        config: Any = {"configurable": {"thread_id": job.run}, "recursion_limit": 1_000_000}
+        config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
+        if saver.get_tuple(config):
+            _rewind(graph, config, job, journal, log)
         # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
         # and whose successor has not begun.
         plan = run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes)
@@ -164,17 +168,53 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
                 done, now = update["tally"]["episode"] - 1, perf_counter()
                 times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
                 started = now
-        if len(log) != job.episodes:
-            raise UserError(
-                f"{job.folder} has checkpoints of {job.episodes} episodes, but episodes.jsonl has {len(log)}: "
-                "they do not belong together; remove the folder and run again"
-            )
     write(job.folder / "result.json", {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum})
+
+
+def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
+    """Go back to the start of the first episode of which a power cut took steps or the score, if there is one.
+
+    Files lose their last lines where checkpoints were already safe. Episodes are functions of (run, episode): played again,
+    they are the same.
+    """
+    state = graph.get_state(config, subgraphs=True)
+    done = state.values.get("episode", 0)
+    rows = [log.get(f"{job.run}/{episode}") for episode in range(done)]
+    lost = next((episode for episode, row in enumerate(rows) if row is None or not _knows(journal, row["head"])), None)
+    if lost is None:
+        inside = [task.state.values for task in state.tasks if task.state] + [task.result or {} for task in state.tasks]
+        if all(_knows(journal, values["head"]) for values in (state.values, *inside) if "head" in values):
+            return
+        lost = done
+    if not len(journal) and not len(log) and Path(job.checkpoints).parent != job.folder:
+        raise UserError(
+            f"the shared checkpoints hold {done} episodes of the run {job.thread}, but {job.folder} is empty: put the run folder "
+            "back to resume, or give an --out of another name to play from the start"
+        )
+    for old in graph.get_state_history(config):
+        if [task.name for task in old.tasks] == ["episode"] and old.values["episode"] == lost:
+            graph.update_state(old.config, None, as_node="__copy__")  # the copy is the newest, and has no half-played episode
+            return
+    raise UserError(
+        f"{job.folder} lost steps of episode {lost}, and its checkpoints do not reach back to it; "
+        "remove the folder to play from the start, or give another --out"
+    )
+
+
+def _knows(journal: Journal, head: str) -> bool:
+    try:
+        journal.history(head)
+    except JournalError:
+        return False
+    return True
 
 
 def finished(job: Job) -> bool:
     """Whether there is nothing left to play."""
-    return (job.folder / "result.json").exists()
+    if not (job.folder / "result.json").exists():
+        return False
+    episodes = job.folder / "episodes.jsonl"
+    return episodes.exists() and len(_rows(episodes)) == job.episodes
 
 
 def attempts(job: Job) -> Attempts:

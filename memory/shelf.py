@@ -19,7 +19,7 @@ from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp,
 
 from .records import UserError
 
-__all__ = ["BadRecord", "Record", "Shelf", "from_json", "to_json"]
+__all__ = ["BadRecord", "Record", "Shelf", "as_jsonl", "from_json", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
 PAGE = 1000  # items a search
@@ -88,16 +88,7 @@ class Shelf(Generic[R]):
 
     def export_jsonl(self, path: str | os.PathLike[str], /) -> int:
         """Write one record a line, oldest first, in place of `path` once all is written; how many there were."""
-        records, target = self.all(), Path(path)
-        part = target.with_name(target.name + ".part")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with part.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(json.dumps(to_json(r)) + "\n" for r in records)
-            part.replace(target)
-        except OSError as error:
-            raise UserError(f"cannot write {target}: {error.strerror or error}") from error
-        return len(records)
+        return write_jsonl(self.all(), path)
 
     def import_jsonl(self, path: str | os.PathLike[str], /) -> int:
         """Store the records of a file, all of them or (if a line is wrong) none; how many there were."""
@@ -118,6 +109,25 @@ class Shelf(Generic[R]):
 
     def _record(self, key: str, value: dict[str, Any]) -> R:
         return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
+
+
+def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:
+    """One line per record."""
+    return (json.dumps(to_json(record)) + "\n" for record in records)
+
+
+def write_jsonl(records: Sequence[Any], path: str | os.PathLike[str], /) -> int:
+    """Write one record a line, in place of `path` once all is written; how many there were."""
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(as_jsonl(records))
+        part.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return len(records)
 
 
 def to_json(value: Any) -> Any:

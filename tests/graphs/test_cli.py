@@ -62,7 +62,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --seeds none", "0,3,7"),
         ("run jitrl --seeds 0", "0,3,7"),
         ("run jitrl --episodes 0", "at least 1"),
-        ("run jitrl --env toy --prior uniform --gamma 2", "between 0 and 1"),
+        ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
         ("run jitrl --env toy --prompts nowhere", "nowhere"),
         ("draw", "there are jitrl"),
         ("draw jitlr -o x.svg", "there are jitrl"),
@@ -189,6 +189,51 @@ def test_a_world_that_dies_loses_nothing(
     assert [replaced(row) for row in torn] == [replaced(row) for row in whole]
 
 
+def drop_lines(path: Path, number: int) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-number]))
+
+
+@pytest.mark.parametrize("method", ["jitrl", "tabular"])
+@pytest.mark.parametrize(("steps", "episodes"), [(2, 0), (0, 1), (2, 1), (25, 0), (25, 2), (10_000, 10)])
+@pytest.mark.parametrize("stop", [40, None])
+def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
+    stop: int | None,
+    steps: int,
+    episodes: int,
+    method: str,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heat = ["--temperature", "4"] if method == "jitrl" else []
+    command = ["run", method, *TOY, "--episodes", "4", "--seeds", "1", *heat, "--json", "--out"]
+    assert cli.main([*command, "whole"]) == 0
+    whole = objects(capsys.readouterr().out)
+    observe, left = KeywordKeep.observe, stop or 10_000
+
+    def dies(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise UserError("toy: the power is gone")
+        return observe(self, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", dies)
+    assert cli.main([*command, "torn"]) == (2 if stop else 0)
+    folder = here / "torn" / f"{method}-s0"
+    for name, number in (("steps", steps), ("episodes", episodes)):
+        if number:
+            drop_lines(folder / f"{name}.jsonl", number)
+    if not episodes:
+        (folder / "result.json").unlink(missing_ok=True)
+    capsys.readouterr()
+    assert cli.main([*command, "torn"]) == 0
+    assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in whole]
+    for name in ("steps", "episodes"):
+        found, expected = ((here / out / f"{method}-s0" / f"{name}.jsonl").read_text() for out in ("torn", "whole"))
+        assert sorted(found.splitlines()) == sorted(expected.splitlines())
+
+
 def replaced(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "seconds": None}
 
@@ -227,7 +272,8 @@ def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     assert cli.main(["memory", "show", "kept"]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert [line[:4] for line in shown] == [["toy", f"keep-test-{seed}", f"run-jitrl-s{seed}", "3"] for seed in (0, 1)]
+    assert [line[:2] + line[3:4] for line in shown] == [["toy", f"keep-test-{seed}", "3"] for seed in (0, 1)]
+    assert [line[2].rpartition("-")[0] for line in shown] == ["run-jitrl-s0", "run-jitrl-s1"]
     assert cli.main(["memory", "export", "kept", "all.jsonl"]) == 0
     assert len(objects((here / "all.jsonl").read_text())) == 6
     assert cli.main(["memory", "import", "copy", "all.jsonl"]) == 0
@@ -237,6 +283,47 @@ def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None
     capsys.readouterr()
     assert cli.main(["memory", "export", "kept", "-"]) == 0
     assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
+
+
+@pytest.mark.parametrize("kept", ["kept", "http://127.0.0.1:8000"])
+def test_what_is_imported_is_what_a_run_reads(
+    kept: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "://" in kept:
+        _one_server(monkeypatch, here)
+    command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "7,", "--horizon", "9", "--temperature", "0"]
+    assert cli.main([*command, "--out", "first"]) == 0
+    assert cli.main(["memory", "export", "first", "first.jsonl"]) == 0
+    exported = [json.loads(line) for line in (here / "first.jsonl").read_text().splitlines()]
+    assert cli.main(["memory", "import", f"{kept}/jitrl-s7", "first.jsonl"]) == 0
+    assert cli.main([*command, "--out", "second", "--memory", kept]) == 0
+    recalled = [step["estimates"] for step in objects((here / "second/jitrl-s7/steps.jsonl").read_text())]
+    alone = [step["estimates"] for step in objects((here / "first/jitrl-s7/steps.jsonl").read_text())]
+    assert recalled[0] != alone[0]
+    for where, episodes in ((kept, 2), (f"{kept}/jitrl-s7", 2)):
+        capsys.readouterr()
+        assert cli.main(["memory", "export", where, "-"]) == 0
+        rows = objects(capsys.readouterr().out)
+        assert len(rows) == episodes
+        assert exported[0] in rows
+    assert cli.main(["memory", "import", kept, "first.jsonl"]) == 2
+    assert f"say which, such as {kept}/jitrl-s" in capsys.readouterr().err
+    assert cli.main(["memory", "prune", f"{kept}/jitrl-s7", "--keep-last", "1"]) == 0
+    assert cli.main(["memory", "show", kept]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.split()[2].startswith("second-jitrl-s7-")
+
+
+def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    """A directory stands for the server: the namespaces are what differs."""
+    from learngraph.memory.chroma_store import ChromaStore
+
+    directory = ChromaStore.open
+
+    def server(where: str) -> Any:
+        return directory(here / "server" if where == "http://127.0.0.1:8000" else where)
+
+    monkeypatch.setattr(ChromaStore, "open", server)
 
 
 def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,13 +386,57 @@ def test_workers_of_their_own_give_the_same_numbers(tmp_path: Path) -> None:
     assert shown[0] == shown[1]
 
 
+def test_runs_share_checkpoints_and_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One folder name, two questions, one place for checkpoints: each run does what it does alone."""
+    import shutil
+
+    command = ["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "1", "--temperature", "4", "--json"]
+    for horizon in ("6", "9"):
+        asked = [*command, "--horizon", horizon]
+        assert cli.main([*asked, "--out", f"alone/{horizon}"]) == 0
+        alone = objects(capsys.readouterr().out)
+        assert cli.main([*asked, "--out", f"{horizon}/run", "--checkpoints", "shared"]) == 0
+        assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
+    assert [path.name for path in (here / "shared").glob("*.sqlite")] == ["jitrl-s0.sqlite"]
+    shutil.rmtree(here / "9" / "run")
+    asked = [*command, "--horizon", "9", "--checkpoints", "shared", "--out"]
+    assert cli.main([*asked, "9/run"]) == 2
+    said = capsys.readouterr().err
+    assert "hold 3 episodes of the run run-jitrl-s0-" in said
+    assert "an --out of another name" in said
+    assert cli.main([*asked, "9/again"]) == 0
+    assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
+
+
+def test_one_model_name_on_two_servers_is_two_questions(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    asked = cli.Run(model="openai:llama")
+    setups = [
+        cli.Setup(options, {"jitrl": JitRL()})
+        for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
+    ]
+    recorded = [cli._recorded(setup, [0]) for setup in setups]
+    assert len({cli._folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1")
+    assert cli._recorded(setups[0], [0]) == recorded[1]
+    with sweep.claimed(here / "run", recorded[1]):
+        pass
+    with pytest.raises(UserError, match='base_url is "http://a/v1" there, "http://b/v1" was asked for'):
+        sweep.claimed(here / "run", recorded[2]).__enter__()
+
+
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
     options = cli.Run(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
     setup = cli.Setup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
     jobs = [cli._job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
-    assert len({job.run for job in jobs}) == 4
+    hotter = cli.Setup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
+    jobs += [cli._job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
+    assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
     assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
     assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
     plain = cli.Setup(replace(options, memory=None, checkpoints=None), setup.methods)
-    assert cli._job(plain, Path("runs/a"), "jitrl", 0).run == "jitrl-s0"
+    own = cli._job(plain, Path("runs/a"), "jitrl", 0)
+    assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
     assert cli._job(plain, Path("runs/a"), "static", 0).memory == ""
