@@ -16,19 +16,21 @@ each step is credited with its discounted return and remembered. No gradients: i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.experiences import Experiences
+from ..memory.experiences import Experiences, TrajectoryShelf, reference_returns
 from ..memory.journal import Journal
+from ..memory.records import UserError
+from ..memory.similarity import bag, ngrams, reference_words, words
 from ..nodes.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.episode import Act, Begin, Environment, progress
 from ..nodes.judge import EnvironmentJudge
-from ..nodes.recall import Recall, RecallVisits, Remember
+from ..nodes.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import Advised, Attempt, Choice, Episode, Judged, Played, Recalled
 from .flow import Node, compiled, wire
 
@@ -78,6 +80,26 @@ class JitRL:
     cross_task: bool = False
     """Whether experience from other tasks of the same environment is recalled too."""
 
+    def __post_init__(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UserError(f"jitrl: {name} is a number from {low:g} to {high:g}, got {value}")
+        for name in _UNUSED[self.values]:
+            usual = type(self).__dataclass_fields__[name].default
+            if getattr(self, name) != usual:
+                raise UserError(f"jitrl: {name} has no effect with values='{self.values}'; leave it at {usual}")
+
+    def memory(self, shelf: TrajectoryShelf | None = None) -> Experiences:
+        """A memory that credits and compares as these settings say; `shelf` keeps it for good."""
+        match self.values:
+            case "shrunk":
+                return Experiences(shelf, gamma=self.gamma)
+            case "paper":  # Eq. 24 is about sets of tokens
+                return Experiences(shelf, gamma=self.gamma, tokens=words)
+            case "reference":  # state similarity over multisets of 4-grams
+                return Experiences(shelf, gamma=self.gamma, tokens=_reference_tokens, credit=reference_returns)
+
     @classmethod
     def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
         """The paper's table. It gives no beta: 1 is what its formula says if the advantage is taken as it is."""
@@ -103,6 +125,30 @@ class JitRL:
         )
 
 
+_RANGES = {
+    "beta": (0, 1e6),
+    "gamma": (0, 1),
+    "k": (1, 1e9),
+    "threshold": (0, 1),
+    "kappa": (1e-9, 1e9),
+    "bonus": (0, 1e6),
+    "floor": (0, 1),
+    "alpha": (-1e9, 1e9),
+    "lam": (0, 1),
+    "temperature": (0, 1e6),
+}
+_UNUSED = {
+    "shrunk": ("alpha", "lam"),
+    "paper": ("kappa", "bonus", "floor"),
+    "reference": ("beta", "kappa", "bonus", "floor", "lam"),
+}
+"""What has no effect with each way of valuing actions."""
+
+
+def _reference_tokens(state: str) -> list[Hashable]:
+    return [*bag(ngrams(reference_words(state), 4))]
+
+
 def build(
     environment: Environment,
     policy: Node,
@@ -119,14 +165,22 @@ def build(
     Args:
         environment: the world.
         policy: the node that proposes candidates (nodes/policies.py).
-        experiences: the memory; it outlives the episode.
+        experiences: the memory; it outlives the episode. `settings.memory(shelf)` makes one.
         journal: where steps are written.
         settings: hyper-parameters.
         judge: the node that rewards the steps; the environment's own rewards if not given.
         chain: run the steps between two choices as one super-step (graphs/flow.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
+
+    Raises:
+        UserError: the memory discounts returns by another gamma than the settings say.
     """
     settings = settings or JitRL()
+    if experiences.gamma != settings.gamma:
+        raise UserError(
+            f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={experiences.gamma}; "
+            "make it with settings.memory(shelf)"
+        )
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
         "propose": policy,
@@ -160,10 +214,9 @@ def _paper(settings: JitRL, experiences: Experiences, environment: Environment) 
 
 
 def _reference(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
-    recall = RecallVisits(experiences, environment, settings.k, settings.threshold, settings.cross_task, 0.1, 0.98)
     return {
-        "recall": recall,
-        "augment": Augment(logit="zero", positive_only=True),
+        "recall": ReferenceRecall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "augment": Augment(logit="zero", positive_only=True, admissible_only=False),
         "advise": ReferenceAdvice(settings.alpha),
         "modulate": ReferenceModulate(),
         "choose": Choose(settings.temperature),

@@ -8,7 +8,7 @@ from typing import Any
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.experiences import Experiences, TrajectoryShelf, reference_returns, returns
+from ..memory.experiences import TrajectoryShelf
 from ..memory.journal import Journal
 from ..memory.q_table import QTable
 from ..memory.records import UserError
@@ -50,8 +50,7 @@ class Method:
 
 
 def _jitrl(parts: Parts, settings: jitrl.JitRL, **compile: Any) -> Graph:
-    credit = reference_returns if settings.values == "reference" else returns
-    memory = Experiences(parts.shelf, gamma=settings.gamma, credit=credit)
+    memory = settings.memory(parts.shelf)
     return jitrl.build(parts.environment, parts.policy, memory, parts.journal, settings, parts.judge, **compile)
 
 

@@ -10,7 +10,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from ..memory.records import Task, Usage
+from ..memory.records import Task
 from ..memory.rows import Rows
 from ..nodes.state import Played
 from .flow import compiled, wire
@@ -70,12 +70,12 @@ class Tally:
                 "output_tokens": usage.output_tokens,
             }
         )
+        self.log.sync()
         return {
             "scores": [state["score"]],
             "bests": [state["best"]],
             "lengths": [state["step"]],
             "episode": episode + 1,
-            "usage": Usage(),
         }
 
 

@@ -294,7 +294,7 @@ class Experiences:
                 ]
             return tuple(neighbours)
 
-    def average(
+    def moments(
         self,
         *,
         task: str,
@@ -302,14 +302,17 @@ class Experiences:
         cross_task: bool = False,
         before: tuple[str, int] | None = None,
         window: int | None = None,
-    ) -> float:
-        """The mean return of everything that `neighbours` would look at, in reward units; 0 while that is nothing."""
+    ) -> tuple[float, float]:
+        """Mean and variance of the returns of everything that `neighbours` would look at; zeros while that is nothing."""
         with self._lock:
             scope, shown = self._view(task, domain, cross_task, before, window)
-            if shown is None:
-                return scope.all.mean
-            values = [one.value for place, one in enumerate(scope.experiences) if shown(place)]
-            return sum(values) / len(values) if values else 0.0
+            seen = scope.all
+            if shown is not None:
+                seen = _Tally()
+                for place, one in enumerate(scope.experiences):
+                    if shown(place):
+                        seen.add(one)
+            return seen.mean, seen.m2 / max(seen.count - 1, 1)
 
     def raw_neighbours(
         self,

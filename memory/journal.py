@@ -24,7 +24,7 @@ class Journal:
     """Steps by id, in memory, and in a JSONL file if a path is given."""
 
     def __init__(self, path: Path | str | None = None) -> None:
-        self._rows = Rows(path)
+        self._rows = Rows(path, keep=("id", "parent", "step", "state", "action", "reward"))
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
@@ -60,6 +60,10 @@ class Journal:
             steps.append(Transition(row["state"], row["action"], row["reward"]))
             head = row["parent"]
         return tuple(reversed(steps))
+
+    def sync(self) -> None:
+        """Make the steps so far survive a power cut."""
+        self._rows.sync()
 
     def __len__(self) -> int:
         return len(self._rows)

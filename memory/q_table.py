@@ -18,13 +18,15 @@ class QTable:
     def __init__(self, shelf: TrajectoryShelf | None = None, gamma: float = 0.95, rate: float = 0.5) -> None:
         self.shelf, self.gamma, self.rate = shelf, gamma, rate
         self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
-        self._q: dict[tuple[str, str], float] = {}
+        self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned: list[str] = []
 
     def add(self, trajectory: Trajectory) -> None:
-        """Keep a finished episode. Adding it twice keeps it once."""
-        if trajectory.id not in self._episodes:
+        """Keep a finished episode. Adding it twice keeps it once; another one of the same id takes its place."""
+        if self._episodes.get(trajectory.id) != trajectory:
             self._episodes[trajectory.id] = trajectory
+            if trajectory.id in self._learned:
+                self._q, self._learned = {}, []
             if self.shelf:
                 self.shelf.put([trajectory])
 
@@ -37,19 +39,15 @@ class QTable:
         for trajectory in due[len(self._learned) :]:
             self._learn(trajectory)
         self._learned = ids
-        return [self._q.get((state, action), 0.0) for action in actions]
+        known = self._q.get(state, {})
+        return [known.get(action, 0.0) for action in actions]
 
     def _learn(self, trajectory: Trajectory) -> None:
-        ahead, after = 0.0, None
-        best: dict[str, float] = {}
-        for (state, _), q in self._q.items():
-            best[state] = max(best.get(state, q), q)
+        after: str | None = None  # the state that the step led to
         for step in reversed(trajectory.transitions):
-            if step.reward is None:
-                continue
-            ahead = best.get(after, 0.0) if after is not None else 0.0
-            key = (step.state, step.action)
-            old = self._q.get(key, 0.0)
-            self._q[key] = old + self.rate * (step.reward + self.gamma * ahead - old)
-            best[step.state] = max(best.get(step.state, self._q[key]), self._q[key])
+            known = self._q.setdefault(step.state, {})
+            if step.reward is not None:
+                ahead = max(self._q[after].values(), default=0.0) if after is not None else 0.0
+                old = known.get(step.action, 0.0)
+                known[step.action] = old + self.rate * (step.reward + self.gamma * ahead - old)
             after = step.state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,19 +20,23 @@ class Rows:
     """Rows by id (the row's `id` field), in the order they came; in memory only if no path is given.
 
     One process writes to a file. A last line that a crash cut short is dropped when the file is opened: whoever wrote it
-    writes it again when it resumes.
+    writes it again when it resumes. `keep` names the fields that stay in memory; the file has all of them.
     """
 
-    def __init__(self, path: Path | str | None = None) -> None:
+    def __init__(self, path: Path | str | None = None, keep: Collection[str] | None = None) -> None:
         self.path = Path(path) if path else None
+        self._keep = keep
         self._rows: dict[str, Mapping[str, Any]] = {}
         self._lock = Lock()
         self._file = None
         if self.path:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self.path.exists():
-                self._load(self.path)
-            self._file = self.path.open("ab", buffering=0)  # a buffer would hand in later what once had no room
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.exists():
+                    self._load(self.path)
+                self._file = self.path.open("ab", buffering=0)  # a buffer would hand in later what once had no room
+            except OSError as error:
+                raise RowsError(f"cannot open {self.path}: {error.strerror}") from error
 
     def _load(self, path: Path) -> None:
         end = 0
@@ -42,7 +46,7 @@ class Rows:
                     break
                 try:
                     row = json.loads(line)
-                    self._rows[row["id"]] = row
+                    self._rows[row["id"]] = self._kept(row)
                 except (ValueError, KeyError, TypeError) as error:
                     raise RowsError(f"{path}, line {number}: expected a JSON object with an id, got {line[:60]!r}") from error
                 end += len(line)
@@ -63,7 +67,15 @@ class Rows:
                 except OSError as error:
                     os.truncate(self.path, end)  # half a row must not stand before the next one
                     raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
-            self._rows[row["id"]] = row
+            self._rows[row["id"]] = self._kept(row)
+
+    def _kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return row if self._keep is None else {name: row[name] for name in self._keep}
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut, not only the end of this process."""
+        if self._file:
+            os.fsync(self._file.fileno())
 
     def get(self, id: str) -> Mapping[str, Any] | None:
         """The row with this id, or None."""

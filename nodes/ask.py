@@ -48,6 +48,8 @@ class Ask(Runnable[Any, Any]):
     """State -> messages to send. Pure."""
     read: Callable[[AIMessage, State], Mapping[str, Any]]
     """Reply, state -> the channels that change. Pure; raises `Unreadable`."""
+    again: Prompt
+    """What is said when a reply could not be read; needs $error (`ask/again`)."""
     tries: int = 3
     """How often to ask before giving up, at least 1."""
     lost: Callable[[BadReply, State], Mapping[str, Any]] | None = None
@@ -62,7 +64,7 @@ class Ask(Runnable[Any, Any]):
                 return {**self.read(reply, state), "usage": usage}
             except Unreadable as unreadable:
                 error = str(unreadable)
-                messages = [*messages, reply, *Prompt.load("ask/again").messages(error=error)]
+                messages = [*messages, reply, *self.again.messages(error=error)]
         bad = BadReply(self.asks, error, text(reply))
         if self.lost is None:
             raise bad

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
+
+from typing_extensions import TypedDict
 
 from ..memory.records import Candidate, Estimate, Neighbour
 from .advantage import (
@@ -22,14 +24,18 @@ from .advantage import (
     updated,
 )
 from .policies import log_normalised
-from .state import Advised, Choice, Episode, Recalled
+from .state import Advice, Episode, Proposal, Recalled, Updated, Visits
 
 
-class Proposed(Episode, Recalled, Choice):
+class Proposed(Episode, Visits, Proposal):
     """Candidates, and what the memory holds about states like this one."""
 
 
-class Weighed(Proposed, Advised):
+class Informed(Episode, Recalled, Proposal):
+    """The same, and how returns are distributed."""
+
+
+class Weighed(Episode, Visits, Proposal, Advice):
     """Candidates with what the memory makes of each."""
 
 
@@ -47,7 +53,7 @@ class Augment:
     admissible_only: bool = True
     """Only actions that the environment lists, where it lists any. The reference code does not ask."""
 
-    def __call__(self, state: Proposed) -> dict[str, Any]:
+    def __call__(self, state: Proposed) -> Proposal:
         candidates, admitted = state["candidates"], state["observation"].actions
         known = {c.action for c in candidates}
         logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
@@ -70,9 +76,9 @@ class PaperAdvice:
     alpha: float
     lam: float
 
-    def __call__(self, state: Proposed) -> dict[str, Any]:
+    def __call__(self, state: Proposed) -> Advice:
         neighbours = state["neighbours"]
-        value, seen, visits = state_value(neighbours), action_values(neighbours), len(neighbours)
+        value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = draw(state["run"], state["episode"], state["step"], "explore")
         q, explored = {}, set()
         for candidate in state["candidates"]:
@@ -85,7 +91,7 @@ class PaperAdvice:
             else:
                 q[candidate.action] = value
         a = advantages(q, value)
-        return _advice(state, value, q, a, normalised(a), seen, explored)
+        return _advice(state, value, q, a, normalised(a), _counts(seen), explored)
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,9 @@ class ReferenceAdvice:
 
     alpha: float
 
-    def __call__(self, state: Proposed) -> dict[str, Any]:
+    def __call__(self, state: Proposed) -> Advice:
         neighbours = state["neighbours"]
-        value, seen, visits = state_value(neighbours), action_values(neighbours), len(neighbours)
+        value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = draw(state["run"], state["episode"], state["step"], "explore")
         chance = reference_exploration(neighbours)
         q = {action: mean for action, (_, mean) in seen.items()} if visits else {}
@@ -110,7 +116,7 @@ class ReferenceAdvice:
                 q[candidate.action] = unseen_value(value, visits, self.alpha, explore) if visits else 0.0
         baseline = value if all(c.action in seen for c in state["candidates"]) else sum(q.values()) / len(q)
         a = advantages(q, baseline)
-        return _advice(state, baseline, q, a, reference_normalised(a), seen, explored)
+        return _advice(state, baseline, q, a, reference_normalised(a), _counts(seen), explored)
 
 
 @dataclass(frozen=True)
@@ -120,8 +126,8 @@ class ShrunkAdvice:
     - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits say little, and an action nobody tried is worth what the
       average experience of this task is worth. No return can be good or bad merely by where zero lies.
     - Neighbours count in proportion to their similarity.
-    - The advantage is scaled by the largest |A| plus the standard error of what it rests on: a clear gap counts fully
-      however small it is, a gap within the noise hardly, and ties not at all.
+    - The advantage is divided by the largest |A| plus its standard error. A gap that the visits bear out counts fully however
+      small it is; a gap within the noise counts little.
     - An untried action is shifted by `bonus`, falling with the square root of the visits; nothing is drawn by lot.
     """
 
@@ -130,55 +136,59 @@ class ShrunkAdvice:
     kappa: float
     bonus: float
 
-    def __call__(self, state: Proposed) -> dict[str, Any]:
+    def __call__(self, state: Informed) -> Advice:
         actions = [c.action for c in state["candidates"]]
-        q, counts, noise = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
+        q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
         value = sum(q.values()) / len(q)
         a = advantages(q, value)
-        scale = max(map(abs, a.values())) + noise
+        top = max(a, key=lambda action: abs(a[action]))
+        scale = abs(a[top]) + visit_spread(state["neighbours"], state["variance"]) / (counts[top] + self.kappa) ** 0.5
         shifts = {
             action: (a[action] / scale if scale > 1e-12 else 0.0) + self.bonus / (1 + counts[action]) ** 0.5
             for action in actions
         }
-        seen = {action: (counts[action], q[action]) for action in actions}
-        return _advice(state, value, q, a, shifts, seen, set())
+        return _advice(state, value, q, a, shifts, counts, set())
 
 
 def shrunk_values(
     neighbours: Sequence[Neighbour], actions: Sequence[str], kappa: float, average: float
-) -> tuple[dict[str, float], dict[str, float], float]:
-    """Similarity-weighted mean returns per action, shrunk towards `average` by `kappa` pseudo-visits.
-
-    Returns {a: Q}, {a: weighted count}, and the standard error of the best-supported mean, in reward units.
-    """
-    counts, totals, squares, visits = dict.fromkeys(actions, 0.0), dict.fromkeys(actions, 0.0), 0.0, 0
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Similarity-weighted mean returns, shrunk towards `average` by `kappa` > 0 pseudo-visits: {a: Q}, {a: weighted count}."""
+    counts, totals = dict.fromkeys(actions, 0.0), dict.fromkeys(actions, 0.0)
     for n in neighbours:
         if n.action in counts:
             counts[n.action] += n.similarity * n.count
             totals[n.action] += n.similarity * n.count * n.mean
-            squares += n.m2
-            visits += n.count
-    q = {a: (totals[a] + kappa * average) / (counts[a] + kappa) for a in actions}
-    spread = squares / visits if visits else 0.0
-    return q, counts, (spread / max(visits, 1)) ** 0.5
+    return {a: (totals[a] + kappa * average) / (counts[a] + kappa) for a in actions}, counts
+
+
+def visit_spread(neighbours: Sequence[Neighbour], variance: float) -> float:
+    """Standard deviation of a single visit's return, in reward units, pooled over the neighbours' own deviations.
+
+    The variance over everything in scope counts as one more degree of freedom: a single visit says nothing about noise.
+    """
+    freedom = sum(n.count - 1 for n in neighbours)
+    return math.sqrt((sum(n.m2 for n in neighbours) + variance) / (freedom + 1))
 
 
 def _advice(
-    state: Proposed,
+    state: Proposed | Informed,
     value: float,
-    q: dict[str, float],
-    a: dict[str, float],
-    shifts: dict[str, float],
-    seen: dict[str, tuple[Any, float]],
+    q: Mapping[str, float],
+    a: Mapping[str, float],
+    shifts: Mapping[str, float],
+    counts: Mapping[str, float],
     explored: set[str],
-) -> dict[str, Any]:
+) -> Advice:
     estimates = [
-        Estimate(
-            c.action, float(seen.get(c.action, (0, 0))[0]), q[c.action], a[c.action], shifts[c.action], c.action in explored
-        )
+        Estimate(c.action, counts.get(c.action, 0.0), q[c.action], a[c.action], shifts[c.action], c.action in explored)
         for c in state["candidates"]
     ]
     return {"value": value, "estimates": estimates}
+
+
+def _counts(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
+    return {action: float(count) for action, (count, _) in seen.items()}
 
 
 @dataclass(frozen=True)
@@ -193,8 +203,9 @@ class Modulate:
     """The least prior probability that a candidate is taken to have, so that what a model all but rules out can still be
     learned; 0 takes the prior as it is."""
 
-    def __call__(self, state: Weighed) -> dict[str, Any]:
-        lowest = math.log(self.floor) if self.floor else -math.inf
+    def __call__(self, state: Weighed) -> Updated:
+        # Where nothing is remembered there is nothing to set against the model's belief, and it stays as it is.
+        lowest = math.log(self.floor) if self.floor and state["neighbours"] else -math.inf
         return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
 
 
@@ -205,7 +216,7 @@ class ReferenceModulate:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Weighed) -> dict[str, Any]:
+    def __call__(self, state: Weighed) -> Updated:
         policy = [c for c in state["candidates"] if c.source == "policy"]
         chances = softmax(log_normalised([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
@@ -213,14 +224,20 @@ class ReferenceModulate:
         return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def _update(state: Weighed, prior: Sequence[float], beta: float) -> dict[str, Any]:
-    logits = updated(prior, [e.shift for e in state["estimates"]], beta)
+def _update(state: Weighed, scores: Sequence[float], beta: float) -> Updated:
+    logits = updated(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
-    return {"candidates": candidates, "prior": list(prior)}
+    return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}
 
 
-class Decision(Episode, Choice):
+class Decision(Episode, Proposal):
     """Candidates whose logits are final."""
+
+
+class Chosen(TypedDict):
+    """What to do."""
+
+    action: str
 
 
 @dataclass(frozen=True)
@@ -232,7 +249,7 @@ class Choose:
     temperature: float = 1.0
     """0 takes the first of the highest."""
 
-    def __call__(self, state: Decision) -> dict[str, Any]:
+    def __call__(self, state: Decision) -> Chosen:
         logits = [c.logit for c in state["candidates"]]
         if self.temperature == 0:
             picked = logits.index(max(logits))

@@ -30,7 +30,10 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class Begin:
-    """Show the start of the task, and set every counter to zero."""
+    """Show the start of the task, and set the episode's counters to zero.
+
+    `usage` goes on adding up if a thread is used for another episode; a run gives every episode a fresh one.
+    """
 
     role: ClassVar[str] = "environment"
 

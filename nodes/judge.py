@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from ..memory.journal import Journal
 from .ask import Ask, BadReply, State, Unreadable, text
 from .policies import json_object, steps_text
 from .prompt import Prompt
-from .state import Episode
+from .state import Episode, Judged
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class EnvironmentJudge:
 
     journal: Journal
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: Episode) -> Judged:
         return {"rewards": [step.reward for step in self.journal.history(state["head"])], "unjudged": ""}
 
 
@@ -51,12 +50,11 @@ def model_judge(model: BaseChatModel, journal: Journal, prompts: Path | None = N
             came = len(rewards) if isinstance(rewards, list) else "none"
             raise Unreadable(f"asked for {asked} rewards, got {came}: {text(reply)[:60]!r}")
         for reward in rewards:
-            number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
-            if not number or not -10 <= reward <= 10:
+            if not isinstance(reward, int | float) or isinstance(reward, bool) or not -10 <= reward <= 10:
                 raise Unreadable(f"asked for rewards from -10 to 10, got {reward!r}")
         return {"rewards": [float(reward) for reward in rewards], "unjudged": ""}
 
     def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
         return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
-    return Ask("jitrl/judge", model, messages, read, lost=lost)
+    return Ask("jitrl/judge", model, messages, read, Prompt.load("ask/again", prompts), lost=lost)

@@ -25,7 +25,7 @@ from ..memory.journal import Journal
 from ..memory.records import Candidate, Transition, UserError
 from .ask import Ask, State, Unreadable, text
 from .prompt import Prompt
-from .state import Episode
+from .state import Episode, Proposal
 
 FLOOR = 1e-3
 """The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
@@ -71,7 +71,7 @@ class UniformPolicy:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: Episode) -> Proposal:
         actions = listed(state, "uniform")
         return {"candidates": candidates(actions, [0.0] * len(actions))}
 
@@ -89,7 +89,7 @@ class LocalPolicy:
     recent: int = 0
     """How many earlier steps of the episode the model sees."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: Episode) -> Proposal:
         actions = listed(state, "local")
         messages = self.prompt.messages(**_seen(state, self.journal, self.recent))
         return {"candidates": candidates(actions, self.model.score(messages, actions))}
@@ -122,17 +122,26 @@ def logprobs_policy(model: BaseChatModel, journal: Journal, recent: int = 20, pr
                 "use a model that reports them, or --policy verbalized"
             )
         letters = ascii_uppercase[: len(actions)]
+        if _letter(text(reply)) not in letters:
+            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else, got {text(reply)[:40]!r}")
         for token in content:
             seen: dict[str, float] = {}
             for option in token.get("top_logprobs") or [token]:
-                letter = option["token"].strip().rstrip(".").upper()
-                if letter in letters and letter:
+                letter = _letter(option["token"])
+                if letter in letters:
                     seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
-            if token["token"].strip().rstrip(".").upper() in seen:
+            if _letter(token["token"]) in seen:
                 return {"candidates": candidates(actions, _complete(seen, letters))}
-        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]}, got {text(reply)[:40]!r}")
+        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {text(reply)[:40]!r}")
 
-    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read)
+    again = Prompt.load("ask/again", prompts)
+    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again)
+
+
+def _letter(token: str) -> str:
+    """The option letter that a token or a reply is, or `?`."""
+    letter = token.strip().rstrip(".").upper()
+    return letter if len(letter) == 1 and letter in ascii_uppercase else "?"
 
 
 def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
@@ -162,7 +171,7 @@ def verbalized_policy(
         for option in options:
             try:
                 action, confidence = str(option["action"]).strip(), float(option["confidence"])
-            except (TypeError, KeyError, ValueError) as error:
+            except (TypeError, KeyError, ValueError, OverflowError) as error:
                 raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}") from error
             if not action or not 0 <= confidence <= 100:
                 raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}")
@@ -172,7 +181,7 @@ def verbalized_policy(
         total = sum(stated.values()) or 1.0
         return {"candidates": candidates(list(stated), [math.log(max(c / total, FLOOR)) for c in stated.values()])}
 
-    return Ask("act/options", model, messages, read)
+    return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
 
 
 def json_object(reply: str) -> dict[str, Any]:
@@ -186,7 +195,7 @@ def json_object(reply: str) -> dict[str, Any]:
         try:
             found, length = decoder.raw_decode(reply[at:])
             at = reply.find("{", at + length)
-        except ValueError:
+        except (ValueError, RecursionError):  # not JSON, or nested deeper than anything we asked for
             at = reply.find("{", at + 1)
     if not isinstance(found, dict):
         raise Unreadable(f"asked for a JSON object, got {reply[:80]!r}")

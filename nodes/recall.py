@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 from ..memory.experiences import Experiences
 from ..memory.journal import Journal
-from ..memory.records import Neighbour, Trajectory, Transition
+from ..memory.records import Experience, Neighbour, Trajectory, Transition
 from .episode import Environment
-from .state import Episode, Judged
+from .state import Episode, Judged, Recalled, Visits
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Recall:
     cross_task: bool = False
     """Whether experience from other tasks of the same environment counts."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: Episode) -> Recalled:
         task, domain, before = state["task"].id, self.environment.name, (state["run"], state["episode"])
         found = self.experiences.neighbours(
             self.environment.abstract(state["observation"]),
@@ -42,13 +42,13 @@ class Recall:
             cross_task=self.cross_task,
             before=before,
         )
-        average = self.experiences.average(task=task, domain=domain, cross_task=self.cross_task, before=before)
-        return {"neighbours": list(found), "average": average}
+        average, variance = self.experiences.moments(task=task, domain=domain, cross_task=self.cross_task, before=before)
+        return {"neighbours": list(found), "average": average, "variance": variance}
 
 
 @dataclass(frozen=True)
 class RecallVisits:
-    """Retrieve the k most similar single visits, as the paper and its code do: a neighbour is one (s, a, G)."""
+    """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties: the newest first."""
 
     role: ClassVar[str] = "memory"
 
@@ -57,25 +57,48 @@ class RecallVisits:
     k: int
     threshold: float
     cross_task: bool = False
-    decay: float = 0.0
-    """By how much the threshold falls over the first 20 steps (the reference code: 0.1; the paper: none)."""
-    certain: float = 1.1
-    """Visits more similar than this are all kept, beyond k (the reference code: 0.98; the paper: k is a cap)."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
-        found = self.experiences.raw_neighbours(
-            self.environment.abstract(state["observation"]),
-            threshold=self.threshold - self.decay * min(state["step"] / 20, 1),
-            task=state["task"].id,
-            domain=self.environment.name,
-            cross_task=self.cross_task,
-            before=(state["run"], state["episode"]),
-        )
-        found.sort(key=lambda one: (one[0], one[1].value), reverse=True)
-        sure = [(similarity, e) for similarity, e in found if similarity > self.certain]
-        others = [(similarity, e) for similarity, e in found if similarity <= self.certain]
-        kept = sure + others[: max(self.k - len(sure), 0)]
-        return {"neighbours": [Neighbour(e.id, similarity, e.action, 1, e.value) for similarity, e in kept]}
+    def __call__(self, state: Episode) -> Visits:
+        newest = reversed(_visits(self, state, self.threshold))
+        return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
+
+
+@dataclass(frozen=True)
+class ReferenceRecall:
+    """Retrieve as the authors' code does: the highest returns first among equals, near-copies beyond k, a falling threshold."""
+
+    role: ClassVar[str] = "memory"
+
+    experiences: Experiences
+    environment: Environment
+    k: int
+    threshold: float
+    cross_task: bool = False
+    decay: float = 0.1
+    """By how much the threshold falls over the first 20 steps."""
+    certain: float = 0.98
+    """Visits more similar than this are all kept, however many."""
+
+    def __call__(self, state: Episode) -> Visits:
+        found = _visits(self, state, self.threshold - self.decay * min(state["step"] / 20, 1))
+        found.sort(key=lambda one: (-one[0], -one[1].value))
+        sure = sum(similarity > self.certain for similarity, _ in found)
+        return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
+
+
+def _visits(recall: RecallVisits | ReferenceRecall, state: Episode, threshold: float) -> list[tuple[float, Experience]]:
+    return recall.experiences.raw_neighbours(
+        recall.environment.abstract(state["observation"]),
+        threshold=threshold,
+        task=state["task"].id,
+        domain=recall.environment.name,
+        cross_task=recall.cross_task,
+        before=(state["run"], state["episode"]),
+    )
+
+
+def _neighbour(similarity: float, visit: Experience) -> Neighbour:
+    return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
 
 
 class Finished(Episode, Judged):
@@ -86,7 +109,8 @@ class Finished(Episode, Judged):
 class Remember:
     """Store the finished episode: every (s_t, a_t) with its discounted return G_t (Eq. 3).
 
-    Steps whose reward is missing leave no experience behind. Storing an episode twice stores it once.
+    Steps whose reward is missing leave no experience behind. Storing an episode twice stores it once. A run has one past: an
+    episode that was forked and played on takes the place of the first one; give the fork another run name to keep both.
     """
 
     role: ClassVar[str] = "memory"
@@ -97,6 +121,7 @@ class Remember:
 
     def __call__(self, state: Finished) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
+        self.journal.sync()  # memory must not know of steps that a power cut takes from the journal
         self.experiences.add(
             Trajectory(
                 id=f"{state['run']}/{state['episode']}",

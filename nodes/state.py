@@ -37,34 +37,55 @@ class Episode(Attempt):
     best: float
     """The highest score so far in this episode (a game may take points away again)."""
     usage: Annotated[Usage, add]
-    """What models were asked in this run so far."""
+    """What models were asked in this episode so far."""
 
 
-class Recalled(TypedDict):
+class Visits(TypedDict):
     """What the memory holds about states like the present one."""
 
     neighbours: list[Neighbour]
+
+
+class Recalled(Visits):
+    """The same, and how returns are distributed in the whole of it."""
+
     average: float
     """The mean return over everything in scope, in reward units: what to expect where nothing is known."""
+    variance: float
+    """The variance of those returns, in reward units squared."""
 
 
-class Choice(TypedDict):
-    """The decision at this step."""
+class Proposal(TypedDict):
+    """What could be done."""
 
     candidates: list[Candidate]
     """With their logits in nats: as the policy proposed them, and after a logit update the updated ones."""
+
+
+class Choice(Proposal):
+    """The decision at this step."""
+
     action: str
 
 
-class Advised(TypedDict):
-    """A decision that memory had a part in."""
+class Advice(TypedDict):
+    """What memory makes of the candidates."""
 
     value: float
-    """V(s), in reward units (Eq. 4)."""
+    """V(s), in reward units: what the advantages are measured from."""
     estimates: list[Estimate]
     """One per candidate, in the same order."""
+
+
+class Updated(Proposal):
+    """Candidates after a logit update."""
+
     prior: list[float]
-    """z(s, a) before the update, one per candidate."""
+    """z(s, a) before it, in nats, one per candidate."""
+
+
+class Advised(Advice, Updated):
+    """A decision that memory had a part in."""
 
 
 class Judged(TypedDict):
@@ -85,4 +106,5 @@ class Played(TypedDict):
     head: str
     score: float
     best: float
-    usage: Annotated[Usage, add]
+    usage: Usage
+    """What models were asked in this episode."""

@@ -9,10 +9,10 @@ from ..memory.journal import Journal
 from ..memory.q_table import QTable
 from ..memory.records import Candidate, Trajectory
 from .advantage import draw
-from .decide import Decision
+from .decide import Chosen, Decision
 from .episode import Environment
 from .policies import listed
-from .state import Episode
+from .state import Episode, Proposal
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class LookUp:
     table: QTable
     environment: Environment
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: Episode) -> Proposal:
         actions = listed(state, "tabular")
         key = self.environment.abstract(state["observation"])
         values = self.table.values(state["run"], state["episode"], key, actions)
@@ -39,7 +39,7 @@ class EpsilonGreedy:
 
     epsilon: float
 
-    def __call__(self, state: Decision) -> dict[str, Any]:
+    def __call__(self, state: Decision) -> Chosen:
         random = draw(state["run"], state["episode"], state["step"], "choose")
         candidates = state["candidates"]
         if random.random() >= self.epsilon:

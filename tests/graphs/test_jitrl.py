@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import variance
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from learngraph.graphs.baselines import static, tabular
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.journal import Journal
 from learngraph.memory.q_table import QTable
-from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
+from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage, UserError
+from learngraph.memory.rows import Rows
 from learngraph.nodes.judge import model_judge
 from learngraph.nodes.policies import UniformPolicy
 from learngraph.nodes.state import Episode
@@ -30,8 +32,9 @@ TOY = KeywordKeep()
 
 def episode(memory: Experiences | None = None, journal: Journal | None = None, **more: Any) -> Any:
     """A JitRL episode in the toy world with a uniform prior."""
-    memory = memory if memory is not None else Experiences(gamma=0.5)
-    return jitrl.build(TOY, UniformPolicy(), memory, journal if journal is not None else Journal(), **more)
+    settings = more.pop("settings", jitrl.JitRL(gamma=0.5))
+    memory = memory if memory is not None else settings.memory()
+    return jitrl.build(TOY, UniformPolicy(), memory, journal if journal is not None else Journal(), settings, **more)
 
 
 def scores(graph: Any, seed: int = 0, episodes: int = 20) -> list[float]:
@@ -168,7 +171,7 @@ def test_cross_task_memory_is_a_switch() -> None:
     task = TOY.variant(TOY.task(0), 1)
     plan = {"task": task, "run": "other", "episode": 0, "episodes": 1}
     for cross_task in (False, True):
-        graph = episode(memory, settings=jitrl.JitRL(cross_task=cross_task), checkpointer=InMemorySaver())
+        graph = episode(memory, settings=jitrl.JitRL(gamma=0.5, cross_task=cross_task), checkpointer=InMemorySaver())
         graph.invoke({**plan}, config(), interrupt_after=["recall"])
         assert bool(graph.get_state(config()).values["neighbours"]) == cross_task
 
@@ -185,7 +188,9 @@ def judge(*replies: str) -> Any:
 def test_a_model_can_judge_the_steps() -> None:
     journal, memory = Journal(), Experiences(gamma=0.0)
     rewards = [float(n % 3) for n in range(16)]
-    graph = episode(memory, journal, judge=model_judge(judge(f'Here: {{"rewards": {rewards}}}'), journal))
+    graph = episode(
+        memory, journal, settings=jitrl.JitRL(gamma=0.0), judge=model_judge(judge(f'Here: {{"rewards": {rewards}}}'), journal)
+    )
     out = graph.invoke(attempt())
     assert out["step"] == 16
     assert [e.value for e in memory] == rewards
@@ -201,7 +206,7 @@ def test_a_failed_judge_leaves_nothing_behind_not_zeros() -> None:
     assert "jitrl/judge: asked for" in state["unjudged"]
     assert state["rewards"] == [None] * 16
     assert len(memory) == 0
-    assert memory.average(task=state["task"].id, domain=TOY.name) == 0
+    assert memory.moments(task=state["task"].id, domain=TOY.name) == (0, 0)
 
 
 # Embedding
@@ -280,8 +285,38 @@ def test_neighbours_are_what_the_memory_holds() -> None:
     found = values["neighbours"]
     assert all(isinstance(n, Neighbour) and n.similarity == 1 for n in found)
     assert sum(n.count for n in found) == len(mine)
-    assert values["average"] == pytest.approx(mean([e.value for e in memory]))
+    returns = [e.value for e in memory]
+    assert values["average"] == pytest.approx(mean(returns))
+    assert values["variance"] == pytest.approx(variance(returns))
 
 
-def test_usage_adds_up() -> None:
+def test_usage_is_counted_per_episode() -> None:
+    """Two judged episodes: two rows of one call each, whatever the run has asked before."""
     assert Usage(1, 2, 3) + Usage(1, 1, 1) == Usage(2, 3, 4)
+    journal, log = Journal(), Rows()
+    replies = [f'{{"rewards": {[0.0] * 16}}}'] * 3
+    graph = episode(Experiences(gamma=0.5), journal, judge=model_judge(judge(*replies), journal))
+    plan = {"task": TOY.task(0), "run": "r", "episode": 0, "episodes": 3}
+    run.build(graph, log).invoke(plan)
+    assert [row["calls"] for row in log.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kappa": 0}, "kappa is a number from 1e-09"),
+        ({"temperature": -1}, "temperature is a number from 0"),
+        ({"bonus": float("nan")}, "bonus is a number"),
+        ({"floor": 2}, "floor is a number from 0 to 1"),
+        ({"values": "paper", "kappa": 3}, "kappa has no effect with values='paper'"),
+        ({"values": "reference", "beta": 3}, "beta has no effect with values='reference'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        jitrl.JitRL(**settings)
+
+
+def test_memory_and_settings_must_agree() -> None:
+    with pytest.raises(UserError, match=r"the settings say gamma=0.8, the memory has gamma=0.5"):
+        jitrl.build(TOY, UniformPolicy(), Experiences(gamma=0.5), Journal())

@@ -175,8 +175,9 @@ def test_neighbours_are_what_the_raw_trajectories_say(
     if window is not None:
         seen = seen[len(seen) - min(window, len(seen)) :]
     values = [value for one in seen for value in returns([t.reward for t in one.transitions], gamma) if value is not None]
-    average = memory.average(task="coin-0", domain="twx", cross_task=cross_task, before=before, window=window)
+    average, variance = memory.moments(task="coin-0", domain="twx", cross_task=cross_task, before=before, window=window)
     assert average == pytest.approx(float(np.mean(values)) if values else 0.0)
+    assert variance == pytest.approx(float(np.var(values, ddof=1)) if len(values) > 1 else 0.0, abs=1e-9)
     found = ask(memory, state, k, threshold, cross_task=cross_task, before=before, window=window)
     wanted = expected(seen, state, k, threshold, gamma, task, "twx")
     assert [(one.id, one.similarity, one.action, one.count) for one in found] == [

@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from learngraph.memory.records import Usage
 from learngraph.nodes.ask import Ask, BadReply, Unreadable, text
+from learngraph.nodes.prompt import Prompt
 
 
 class Heard(GenericFakeChatModel):
@@ -34,7 +35,14 @@ def number(reply: AIMessage, state: Any) -> dict[str, Any]:
 
 
 def ask(model: Heard, **more: Any) -> Ask:
-    return Ask("test/number", model, lambda state: [HumanMessage(f"how many after {state['n']}?")], number, **more)
+    return Ask(
+        "test/number",
+        model,
+        lambda state: [HumanMessage(f"how many after {state['n']}?")],
+        number,
+        Prompt.load("ask/again"),
+        **more,
+    )
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -70,4 +78,4 @@ def test_other_errors_pass_through(run: Any) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(Ask("test/broken", model("1"), lambda state: [HumanMessage("?")], broken), {})
+        run(Ask("test/broken", model("1"), lambda state: [HumanMessage("?")], broken, Prompt.load("ask/again")), {})

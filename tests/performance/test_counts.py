@@ -38,7 +38,7 @@ def attempt(world: KeywordKeep) -> dict[str, Any]:
 def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
     if method == "static":
         return static.build(world, policy, Journal(), **compile)
-    return jitrl.build(world, policy, Experiences(gamma=0.5), Journal(), **compile)
+    return jitrl.build(world, policy, Experiences(gamma=0.8), Journal(), **compile)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_memory_calls_no_encoder() -> None:
 
     world = KeywordKeep()
     with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
-        memory = Experiences(Shelf(store, ("trajectories",), Trajectory), gamma=0.5)
+        memory = Experiences(Shelf(store, ("trajectories",), Trajectory), gamma=0.8)
         episode = jitrl.build(world, UniformPolicy(), memory, Journal(), chain=True)
         run.build(episode).invoke({**attempt(world), "episodes": 3})
         assert len(memory) > 20

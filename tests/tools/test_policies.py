@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,8 +120,33 @@ def test_logprobs_asks_again_for_a_letter(openai_server: Any) -> None:
     with openai_server(replies=[bad, {"text": "A", "top_logprobs": [{"A": -0.1}]}]) as server:
         found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Journal()), state())
         assert len(server.requests) == 2
-        assert "asked for one letter of A-D, got 'well'" in server.requests[1]["messages"][-1]["content"]
+        assert "asked for one letter of A-D and nothing else, got 'well'" in server.requests[1]["messages"][-1]["content"]
     assert max(found, key=lambda c: c.logit).action == "go north"
+
+
+@pytest.mark.parametrize("said", ["I think B.", "A sensible move is D", "", "AB", "Z"])
+def test_logprobs_reads_no_prose(openai_server: Any, said: str) -> None:
+    """A letter that happens to be a word of a sentence is no answer."""
+    tokens = [{t: -0.1} for t in said.split()] or [{"": -0.1}]
+    with openai_server(replies=[{"text": said, "top_logprobs": tokens}]) as server:
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Journal())
+        with pytest.raises(BadReply, match="asked for one letter of A-I and nothing else"):
+            ask(policy, state(tuple(f"go {n}" for n in range(9))))
+
+
+def test_asking_again_is_a_prompt_of_the_users_too(tmp_path: Path) -> None:
+    (tmp_path / "ask").mkdir()
+    (tmp_path / "ask" / "again.md").write_text("## user\nNein: $error")
+    heard: list[Any] = []
+
+    class Model(GenericFakeChatModel):
+        def _generate(self, messages: Any, *args: Any, **kwargs: Any) -> Any:
+            heard.append(messages)
+            return super()._generate(messages, *args, **kwargs)
+
+    model = Model(messages=iter([AIMessage("?"), AIMessage(CONFIDENT)]))
+    ask(verbalized_policy(model, Journal(), prompts=tmp_path), state())
+    assert heard[1][-1].content.startswith("Nein: asked for a JSON object")
 
 
 def test_verbalized_has_a_floor() -> None:
@@ -137,6 +163,8 @@ def test_verbalized_has_a_floor() -> None:
         ('{"options": [{"action": "go north", "confidence": 120}]}', "a confidence from 0 to 100"),
         ('{"options": [{"action": "go north"}]}', "a confidence from 0 to 100"),
         ('{"options": ["go north"]}', "a confidence from 0 to 100"),
+        ('{"options": ' + "[" * 100_000, "asked for a JSON object"),
+        ('{"options": [{"action": "go north", "confidence": 1' + "0" * 400 + "}]}", "a confidence from 0 to 100"),
     ],
 )
 def test_verbalized_malformed_replies(reply: str, words: str) -> None:
