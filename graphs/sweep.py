@@ -118,7 +118,10 @@ def write(path: Path, value: Any) -> None:
     """Write JSON in one piece: whoever reads sees all of it or the file before."""
     part = path.with_name(path.name + ".part")
     try:
-        part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        with part.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an empty file of that name
         part.replace(path)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was finished is kept") from error

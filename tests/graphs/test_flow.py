@@ -234,7 +234,7 @@ def test_dotted_arrows_fan_out() -> None:
 
 def test_two_fan_outs_of_one_node() -> None:
     flow = "flowchart LR\n START --> a -.-> b --> END\n a -.-> c --> END"
-    nodes = {"a": nothing, "b": step("b"), "c": step("c")}
+    nodes: dict[str, Any] = {"a": nothing, "b": step("b"), "c": step("c")}
     graph = wire(StateGraph(Counting), flow, nodes, fan_outs={"a": lambda state: [{"n": 1}]})
     assert set(parse(draw(graph.compile()))) == set(parse(flow))
 

@@ -59,6 +59,22 @@ def test_a_subgraph_is_a_box_of_its_own_colour() -> None:
     assert picture.COLOURS["graph"] in picture.picture(graph("run")).svg()
 
 
+def test_every_arrow_is_shown_whatever_the_nodes_are_called() -> None:
+    pytest.importorskip("pygraphviz")
+    from langgraph.graph import StateGraph
+
+    builder = StateGraph(dict)
+    builder.add_node("my node", lambda state: state)
+    builder.add_node("A.after-that", lambda state: state)
+    builder.add_edge("__start__", "my node")
+    builder.add_conditional_edges("my node", lambda state: "up", {"up": "A.after-that", "down": "A.after-that"})
+    svg = picture.picture(builder.compile()).svg().replace("&#160;", " ").replace("&#45;", "-")
+    for shown in ("START->my node", "my node->A.after-that", "A.after-that->END", "up", "down"):
+        assert shown.replace("->", "-&gt;") in svg, shown
+    assert svg.count('class="edge"') == 4
+    assert svg.count('class="node"') == 4
+
+
 def test_png_and_files(tmp_path: Path) -> None:
     pytest.importorskip("pygraphviz")
     for suffix, begins in ((".png", b"\x89PNG"), (".svg", b"<svg"), (".mmd", b"flowchart LR")):
