@@ -226,7 +226,7 @@ def test_dotted_arrows_fan_out() -> None:
     def gather(state: Fan) -> dict[str, Any]:
         return {}
 
-    nodes = {"plan": plan, "square": square, "gather": gather}
+    nodes: dict[str, Any] = {"plan": plan, "square": square, "gather": gather}
     graph = wire(StateGraph(Fan), flow, nodes, fan_outs={"plan": lambda state: [{"item": i} for i in state["items"]]})
     assert graph.compile().invoke({"items": [], "squares": []})["squares"] == [1, 4, 9]
     assert set(parse(draw(graph.compile()))) == set(parse(flow))

@@ -63,11 +63,13 @@ def test_every_arrow_is_shown_whatever_the_nodes_are_called() -> None:
     pytest.importorskip("pygraphviz")
     from langgraph.graph import StateGraph
 
-    builder = StateGraph(dict)
+    from learngraph.nodes.state import Attempt
+
+    builder = StateGraph(Attempt)
     builder.add_node("my node", lambda state: state)
     builder.add_node("A.after-that", lambda state: state)
     builder.add_edge("__start__", "my node")
-    builder.add_conditional_edges("my node", lambda state: "up", {"up": "A.after-that", "down": "A.after-that"})
+    builder.add_conditional_edges("my node", lambda state: "up", {"up": "A.after-that", "down": "__end__"})
     svg = picture.picture(builder.compile()).svg().replace("&#160;", " ").replace("&#45;", "-")
     for shown in ("START->my node", "my node->A.after-that", "A.after-that->END", "up", "down"):
         assert shown.replace("->", "-&gt;") in svg, shown
