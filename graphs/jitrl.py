@@ -114,7 +114,10 @@ class JitRL:
 
     @classmethod
     def reference(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
-        """What the authors' code does: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap."""
+        """What the authors' code does: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap.
+
+        Only admissible actions, though, where the environment lists them.
+        """
         jericho = benchmark == "jericho"
         return cls(
             values="reference",
@@ -216,7 +219,8 @@ def _paper(settings: JitRL, experiences: Experiences, environment: Environment) 
 def _reference(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
         "recall": ReferenceRecall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
-        "augment": Augment(logit="zero", positive_only=True, admissible_only=False),
+        # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
+        "augment": Augment(logit="zero", positive_only=True),
         "advise": ReferenceAdvice(settings.alpha),
         "modulate": ReferenceModulate(),
         "choose": Choose(settings.temperature),

@@ -1,6 +1,7 @@
 """JitRL's equations, each with numbers worked out by hand, and the reference code's conformance vectors."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -161,7 +162,8 @@ def decision(neighbours: list[Neighbour], episode: int = 0, run: str = "r", **ch
 
 def reference_choice(state: dict[str, object]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """(q, shift, z') of every candidate under the reference preset."""
-    nodes = VALUES["reference"](JitRL.reference(), Experiences(), KeywordKeep())  # as the preset builds them
+    nodes = dict(VALUES["reference"](JitRL.reference(), Experiences(), KeywordKeep()))  # as the preset builds them
+    nodes["augment"] = replace(nodes["augment"], admissible_only=False)  # type: ignore[type-var]
     for name in ("augment", "advise", "modulate"):
         state |= nodes[name](state)  # type: ignore[operator]
     estimates, candidates = state["estimates"], state["candidates"]
