@@ -276,8 +276,8 @@ def surprise(folder: Path) -> float:
 
 @pytest.mark.slow
 def test_training_runs_from_nothing_goes_on_from_there_and_learns(tmp_path: Path) -> None:
-    first = train(PocketTraining(tmp_path / "first", minutes=0.05, games=0))
-    longer = train(PocketTraining(tmp_path / "longer", minutes=0.4, games=0))
+    first = train(PocketTraining(tmp_path / "first", steps=2, games=0))
+    longer = train(PocketTraining(tmp_path / "longer", steps=60, games=0))
     assert surprise(longer) < surprise(first) / 2
-    going_on = train(PocketTraining(tmp_path / "on", minutes=0.05, games=0, start=longer, share=0, drill=1))
+    going_on = train(PocketTraining(tmp_path / "on", steps=2, games=0, start=longer, share=0, drill=1))
     assert surprise(going_on) < surprise(first) / 2

@@ -52,6 +52,8 @@ class PocketTraining:
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 60.0
     """Wall-clock time of the training proper."""
+    steps: int | None = None
+    """Stop after so many steps of the optimiser, if the time is not over before."""
     seed: int = 0
     """Of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
     device: str = "cpu"
@@ -336,7 +338,9 @@ class _Run:
         step = 0
         with record:
             while (spent := (time.monotonic() - begun) / 60) < self.settings.minutes:
-                part = spent / self.settings.minutes
+                if step == self.settings.steps:
+                    break
+                part = max(spent / self.settings.minutes, step / (self.settings.steps or float("inf")))
                 rate = self.settings.rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.3))
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
@@ -369,7 +373,8 @@ class _Run:
         return "keep"
 
     def _batch(self, source: str) -> list[Encoded]:
-        longest, count = STAGES[max(self.stage - 1, 0)]
+        # Short windows stay: most decisions of a long one come late, where hardly anything is left to find out.
+        longest, count = self.draw.choice(STAGES[: max(self.stage, 1)])
         reading = 0.0
         match source:
             case "recall":
