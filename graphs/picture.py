@@ -106,7 +106,9 @@ def save(graph: Graph, path: Path) -> None:
 def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
     import pygraphviz  # type: ignore[import-untyped]
 
-    drawn = pygraphviz.AGraph(directed=True, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1)
+    drawn = pygraphviz.AGraph(
+        directed=True, strict=False, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1
+    )
     drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.4, dpi=160 if form == "png" else 72)
     drawn.node_attr.update(
         shape="box", style="rounded,filled", color="#9aa0a8", penwidth=1, fontname="Helvetica", fontsize=11, margin="0.14,0.08"
@@ -119,6 +121,7 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
         drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
     for edge in parse(draw(graph)):
         look = {"label": f" {edge.label} "} if edge.label else {}
+        look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
     with _quiet():
         return cast(bytes, drawn.draw(format=form, prog="dot"))
