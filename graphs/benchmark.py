@@ -194,7 +194,7 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
         bands = [interval(x) for x in zip(*smooth, strict=True)]
         if bands and bands[0] is not None:
             low, high = zip(*(band for band in bands if band is not None), strict=True)
-            axes.fill_between(episodes, low, high, color=colour, alpha=0.15, lw=0)
+            axes.fill_between(episodes, low, high, color=colour, alpha=0.08, lw=0)
     optimum = mean([a.optimum for a in attempts[0]])
     axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label="gold path")
     seeds_said = f"mean of {n} seeds, 95 % interval" if (n := len(attempts[0])) > 1 else "one seed"
