@@ -684,9 +684,14 @@ def pocket(args: Sequence[str]) -> int:
     if not args or args[0] not in ("train", "gate"):
         raise CommandError(usage)
     if args[0] == "train":
+        import logging
+
         from ..tools.pocket.train import PocketTraining, train
 
-        _say(f"written to {train(_parse(PocketTraining, args[1:], 'learngraph pocket train'))}")
+        settings = _parse(PocketTraining, args[1:], "learngraph pocket train")
+        logging.basicConfig(format="%(message)s")  # to stderr: a line a minute or so
+        logging.getLogger("learngraph").setLevel(logging.INFO)
+        _say(f"written to {train(settings)}")
         return 0
     from ..tools.pocket import evaluate
 
