@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from typing_extensions import TypedDict
+
 from ..memory.experiences import Experiences
 from ..memory.journal import Journal
 from ..memory.records import Experience, Neighbour, Trajectory, Transition
 from .episode import Environment
 from .state import Episode, Judged, Recalled, Visits
+
+
+class Scope(TypedDict):
+    """Whose experience may be recalled, as `Experiences` takes it."""
+
+    task: str
+    domain: str
+    cross_task: bool
+    before: tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -32,17 +43,9 @@ class Recall:
     """Whether experience from other tasks of the same environment counts."""
 
     def __call__(self, state: Episode) -> Recalled:
-        task, domain, before = state["task"].id, self.environment.name, (state["run"], state["episode"])
-        found = self.experiences.neighbours(
-            self.environment.abstract(state["observation"]),
-            k=self.k,
-            threshold=self.threshold,
-            task=task,
-            domain=domain,
-            cross_task=self.cross_task,
-            before=before,
-        )
-        average, variance = self.experiences.moments(task=task, domain=domain, cross_task=self.cross_task, before=before)
+        key, scope = self.environment.abstract(state["observation"]), _scope(self, state)
+        found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
+        average, variance = self.experiences.moments(**scope)
         return {"neighbours": list(found), "average": average, "variance": variance}
 
 
@@ -87,18 +90,21 @@ class ReferenceRecall:
 
 
 def _visits(recall: RecallVisits | ReferenceRecall, state: Episode, threshold: float) -> list[tuple[float, Experience]]:
-    return recall.experiences.raw_neighbours(
-        recall.environment.abstract(state["observation"]),
-        threshold=threshold,
-        task=state["task"].id,
-        domain=recall.environment.name,
-        cross_task=recall.cross_task,
-        before=(state["run"], state["episode"]),
-    )
+    key = recall.environment.abstract(state["observation"])
+    return recall.experiences.raw_neighbours(key, threshold=threshold, **_scope(recall, state))
 
 
 def _neighbour(similarity: float, visit: Experience) -> Neighbour:
     return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
+
+
+def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> Scope:
+    return {
+        "task": state["task"].id,
+        "domain": recall.environment.name,
+        "cross_task": recall.cross_task,
+        "before": (state["run"], state["episode"]),
+    }
 
 
 class Finished(Episode, Judged):
