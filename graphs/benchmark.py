@@ -33,6 +33,10 @@ class Attempts:
     """Input and output tokens of all model calls."""
     seconds: tuple[float, ...] = ()
     """Wall time of each episode, as far as it was measured."""
+    answer: int | None = None
+    """The episode whose attempt the method committed to."""
+    solved: float | None = None
+    """The score from which the task counts as solved, where the environment says so."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class Summary:
     model: str
     seeds: list[int]
     episodes: int
+    """Of the longest run: a run may end earlier, at a budget of tokens."""
     avg: float
     """Mean score over all episodes."""
     avg_ci: Interval | None
@@ -51,6 +56,14 @@ class Summary:
     final: float
     """Mean score over the last tenth of the episodes, at least three."""
     final_ci: Interval | None
+    answer: float | None
+    """Mean score of the attempt that the method chose itself; None if it did not say."""
+    answer_ci: Interval | None
+    top: float
+    """Mean over seeds of the highest score of all episodes (the running maximum at the end): it takes an oracle to pick it."""
+    solved: float | None
+    """Share of the seeds whose chosen attempt (the last one if none was chosen) solved the task; None where the environment
+    does not say what solved is."""
     optimum: float
     """Mean over seeds of what the gold path scores."""
     regret: float
@@ -96,12 +109,11 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
 
 
 def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
-    """Sum up one method's attempts, one per seed, all of the same number of episodes."""
-    episodes = len(attempts[0].scores)
-    if any(len(a.scores) != episodes for a in attempts):
-        raise ValueError(f"all seeds must have the same number of episodes, got {[len(a.scores) for a in attempts]}")
+    """Sum up one method's attempts, one per seed."""
     averages = [mean(a.scores) for a in attempts]
-    finals = [mean(a.scores[-last(episodes) :]) for a in attempts]
+    finals = [mean(a.scores[-last(len(a.scores)) :]) for a in attempts]
+    answers = [a.scores[a.answer] for a in attempts if a.answer is not None]
+    chosen = [a.scores[-1 if a.answer is None else a.answer] for a in attempts]
     fractions = all(a.optimum > 0 for a in attempts)
     seconds = [s for a in attempts for s in a.seconds]
     return Summary(
@@ -109,11 +121,15 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
         env=env,
         model=model,
         seeds=[a.seed for a in attempts],
-        episodes=episodes,
+        episodes=max(len(a.scores) for a in attempts),
         avg=mean(averages),
         avg_ci=interval(averages),
         final=mean(finals),
         final_ci=interval(finals),
+        answer=mean(answers) if len(answers) == len(attempts) else None,
+        answer_ci=interval(answers) if len(answers) == len(attempts) else None,
+        top=mean([max(a.scores) for a in attempts]),
+        solved=_solved(attempts, chosen),
         optimum=mean([a.optimum for a in attempts]),
         regret=mean([math.fsum(a.optimum - score for score in a.scores) for a in attempts]),
         best=mean([mean(a.bests) for a in attempts]),
@@ -125,23 +141,43 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
     )
 
 
+def _solved(attempts: Sequence[Attempts], chosen: Sequence[float]) -> float | None:
+    if any(a.solved is None for a in attempts):
+        return None
+    return mean([float(score >= a.solved) for score, a in zip(chosen, attempts, strict=True) if a.solved is not None])
+
+
 def table(rows: Sequence[Summary]) -> str:
     """A Markdown table with one row per method, and one for the gold path.
 
-    Where the optimum is not 1, scores are also given as a fraction of it.
+    `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. Where the
+    optimum is not 1, scores are also given as a fraction of it.
     """
     first = rows[0]
     fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
     head = ["method", "mean score", f"last {last(first.episodes)} episodes"]
     head += ["last / gold"] if fractions else []
-    head += ["best in episode", "regret", "steps/episode", "tokens", "s/episode"]
+    solved = any(r.solved is not None for r in rows)
+    head += [
+        "answer",
+        "best attempt",
+        *(["solved"] if solved else []),
+        "best in episode",
+        "regret",
+        "steps/episode",
+        "tokens",
+        "s/episode",
+    ]
     lines = [head]
     for r in rows:
         line = [r.method, _with(r.avg, r.avg_ci), _with(r.final, r.final_ci)]
         line += [f"{r.final_of_optimum:.2f}"] if fractions else []
+        line += ["–" if r.answer is None else _with(r.answer, r.answer_ci), f"{r.top:.3g}"]
+        line += ["–" if r.solved is None else f"{r.solved:.2f}"] if solved else []
         line += [f"{r.best:.3g}", f"{r.regret:.3g}", f"{r.steps:.1f}", f"{r.tokens:,}"]
         lines.append([*line, "–" if r.seconds is None else f"{r.seconds:.2f}"])
     gold = ["gold path", f"{first.optimum:.3g}", f"{first.optimum:.3g}", *(["1.00"] if fractions else [])]
+    gold += [f"{first.optimum:.3g}"] * 2 + (["1.00"] if solved else [])
     lines.append([*gold, f"{first.optimum:.3g}", "0", "–", "–", "–"])
     return _aligned(lines)
 
@@ -188,7 +224,8 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for colour, seeds in zip(COLOURS * len(attempts), attempts, strict=False):
-        smooth = [smoothed(a.scores) for a in seeds]
+        shortest = min(len(a.scores) for a in seeds)  # a budget of tokens may end some runs earlier
+        smooth = [smoothed(a.scores[:shortest]) for a in seeds]
         episodes = range(1, len(smooth[0]) + 1)
         axes.plot(episodes, [mean(x) for x in zip(*smooth, strict=True)], color=colour, lw=2, label=seeds[0].method)
         bands = [interval(x) for x in zip(*smooth, strict=True)]
@@ -203,7 +240,7 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     axes.set_title(title, loc="left", fontsize=11)
     lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
     axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
-    axes.set_xlim(1, max(len(attempts[0][0].scores), 2))
+    axes.set_xlim(1, max(2, *(len(a.scores) for seeds in attempts for a in seeds)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", lw=0.8)

@@ -11,11 +11,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..memory.records import UserError
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .sweep import Job
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-PRESETS = ("default", "paper", "reference")
 
 
 class CommandError(UserError, ValueError):
@@ -50,19 +49,24 @@ class Run:
     seeds: str = "5"
     """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Seed s plays the s-th task."""
     compare: tuple[str, ...] = ()
-    """Further methods, with their default hyper-parameters; `jitrl:paper` is a method with a preset."""
+    """Further methods, with their default hyper-parameters; `jitrl:paper` or `icrl:zero-reward` is a method with a preset."""
     split: Literal["train", "dev", "test"] = "test"
     """The fold of the environment's tasks."""
     horizon: int | None = None
     """Steps after which an episode ends; the environment's own if not given."""
     prior: Literal["model", "uniform"] = "model"
     """`uniform`: every admissible action is equally likely, and no model is loaded. A control."""
-    policy: Literal["auto", "local", "logprobs", "verbalized"] = "auto"
-    """How the model gives logits: exact scores of a local model, an API's log-probabilities, or stated confidences."""
-    judge: Literal["environment", "model"] = "environment"
-    """Who rewards the steps of a finished episode."""
+    policy: Literal["auto", "local", "logprobs", "verbalized", "act", "answer"] = "auto"
+    """How the model decides. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
+    confidences). In writing: `act` (a thought and an action), `answer` (a whole answer, for tasks that ask for one)."""
+    judge: str = "environment"
+    """Who rewards the steps of a finished episode: `environment`, `rule` (its verifier), `model`, or several, joined by +."""
     history: int | None = None
-    """How many earlier steps of the episode the model is shown; the policy's own if not given."""
+    """How many earlier steps of the episode jitrl and static show the model; the policy's own if not given."""
+    tokens: int = 0
+    """A budget of tokens for each run, the same for all methods: once it is used up, no further episode begins. 0: none."""
+    window: int | None = None
+    """Tokens of the model's window; a local model knows its own, others are taken to have 32768."""
     base_url: str | None = None
     """The server behind `openai:MODEL`."""
     prompts: Path | None = None
@@ -105,7 +109,8 @@ def run(args: Sequence[str]) -> int:
         "form",
         [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
     )
-    about = f"{methods.method(name.partition(':')[0]).summary}. --preset {{{','.join(PRESETS)}}} sets other defaults."
+    known = methods.method(name.partition(":")[0])
+    about = f"{known.summary}. --preset {{{','.join(_presets(known.settings))}}} sets other defaults."
     parsed = _parse(form, rest, f"learngraph run {name}", about)
     options: Run = parsed.options
     chosen = {name: parsed.settings} | {other: _settings(other) for other in options.compare if other != name}
@@ -133,10 +138,14 @@ def _settings(name: str, preset: str = "default") -> Any:
 
     name, _, named = name.partition(":")
     made, preset = method(name).settings, named or preset
-    known = [p for p in PRESETS if p == "default" or hasattr(made, p)]
-    if preset not in known:
+    if preset not in (known := _presets(made)):
         raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
-    return made() if preset == "default" else getattr(made, preset)()
+    return made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
+
+
+def _presets(settings: type) -> list[str]:
+    """The names of a settings class's presets: its class methods."""
+    return ["default", *(name.replace("_", "-") for name, made in vars(settings).items() if isinstance(made, classmethod))]
 
 
 def _sweep(setup: Setup, sweep: Any) -> int:
@@ -227,6 +236,7 @@ def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
         memory=where if find(method.partition(":")[0]).remembers else "",
         namespace=namespace,
         checkpoints=checkpoints,
+        tokens=options.tokens,
     )
 
 
@@ -260,7 +270,8 @@ def _check(options: Run, needs_model: bool) -> None:
 def _needs_model(name: str, options: Run) -> bool:
     from .methods import method
 
-    return method(name.partition(":")[0]).needs_model and options.prior == "model"
+    found = method(name.partition(":")[0])
+    return found.writes or (found.needs_model and options.prior == "model")
 
 
 def _play_all(setup: Setup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
@@ -294,25 +305,25 @@ def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
 
 def _play(setup: Setup, job: Job) -> None:
     from . import sweep
-    from .methods import Parts, method
+    from .methods import method
 
     options = setup.options
     chosen = method(job.method.partition(":")[0])
     environment = _environment(options.env, options.horizon)
     task = environment.task(job.seed, options.split)
-    model = _needs_model(job.method, options) or (options.judge == "model" and chosen.needs_model)
+    model = _needs_model(job.method, options) or ("model" in options.judge and chosen.needs_model)
 
-    def episode(journal: Any, shelf: Any) -> Any:
-        from ..nodes.judge import model_judge
-        from ..nodes.policies import UniformPolicy
+    def make(journal: Any, shelf: Any, log: Any, saver: Any) -> Any:
+        from . import run
 
         llm = _model(options.model, options.base_url) if model else None
-        prior = policy(options, llm, journal) if options.prior == "model" and llm else UniformPolicy()
-        judge = model_judge(llm, journal, options.prompts) if llm and options.judge == "model" else None
-        parts = Parts(environment, prior, journal, shelf, judge)
-        return chosen.build(parts, setup.methods[job.method], chain=True)
+        made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf)
+        episode = chosen.build(made, setup.methods[job.method], chain=True)
+        # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
+        again = made.judge if "model" in options.judge or "pairwise" in options.judge else None
+        return run.build(episode, log, commit=chosen.commit, judge=again, checkpointer=saver)
 
-    sweep.play(job, task, environment.optimum(task), episode)
+    sweep.play(job, task, environment.optimum(task), make, getattr(environment, "solved", None))
 
 
 @lru_cache(maxsize=1)
@@ -329,21 +340,88 @@ def _model(spec: str, base_url: str | None) -> Any:
     return open_model(spec, base_url=base_url, threads=1)
 
 
-def policy(options: Run, model: Any, journal: Any) -> Any:
-    """The node that makes logits of what the model says, in the way asked for or the one that suits it."""
-    from ..nodes.policies import LocalPolicy, logprobs_policy, verbalized_policy
+def parts(options: Run, environment: Any, model: Any, journal: Any, chosen: Any = None) -> Any:
+    """What methods are put together from. `model` may be None where no method needs one."""
+    from .parts import Parts, uniform
+
+    made = Parts(environment, journal, judge=_judge(options, environment, model, journal), prompts=options.prompts)
+    if options.window is not None:
+        made = replace(made, window=options.window)
+    if model is None:
+        return made
+    if hasattr(model, "prompt_ids"):  # in this process: its own tokenizer counts
+        window = min(options.window or model.window, model.window)
+        made = replace(made, count=lambda text: len(model.tokenizer(text)["input_ids"]), window=window)
+    if options.prior == "uniform":
+        return replace(made, model=model, policy=uniform)
+    kind = _policy_kind(options, environment, model, scores=chosen is None or chosen.scores)
+    recent = options.history if options.history is not None else 0 if kind == "local" else 20
+    write = None if kind == "local" else (lambda seen, name: _writer(options, environment, model, seen, name))
+    return replace(
+        made, model=model, recent=recent, write=write, policy=lambda seen: _policy(kind, options, environment, model, seen)
+    )
+
+
+def _policy_kind(options: Run, environment: Any, model: Any, scores: bool) -> str:
+    """How the model decides: as asked for, or as suits it, the environment and the method."""
+    kind: str = options.policy
+    if kind == "auto" and hasattr(model, "score"):
+        return "local"
+    if kind == "auto":
+        return "verbalized" if scores else "answer" if hasattr(environment, "read") else "act"
+    if kind == "local" and not hasattr(model, "score"):
+        raise CommandError(f"--policy local needs a model in this process, not {options.model}; logprobs or verbalized do")
+    if kind == "answer" and not hasattr(environment, "read"):
+        raise CommandError(
+            f"--policy answer is for tasks with one written answer; {options.env} is played step by step: act does"
+        )
+    return kind
+
+
+def _policy(kind: str, options: Run, environment: Any, model: Any, seen: Any) -> Any:
+    """The node that makes candidates of what the model says."""
+    from ..nodes.policies import LocalPolicy, act_policy, answer_policy, logprobs_policy, verbalized_policy
     from ..nodes.prompt import Prompt
 
-    kind = options.policy
-    if kind == "auto":
-        kind = "local" if hasattr(model, "score") else "verbalized"
-    recent = {} if options.history is None else {"recent": options.history}
-    if kind == "local":
-        if not hasattr(model, "score"):
-            raise CommandError(f"--policy local needs a model in this process, not {options.model}; logprobs or verbalized do")
-        return LocalPolicy(model, journal, Prompt.load("act/score", options.prompts), **recent)
-    make = logprobs_policy if kind == "logprobs" else verbalized_policy
-    return make(model, journal, prompts=options.prompts, **recent)
+    match kind:
+        case "local":
+            return LocalPolicy(model, seen, Prompt.load("act/score", options.prompts))
+        case "logprobs":
+            return logprobs_policy(model, seen, prompts=options.prompts)
+        case "verbalized":
+            return verbalized_policy(model, seen, prompts=options.prompts)
+        case "answer":
+            return answer_policy(model, seen, environment.read, prompts=options.prompts)
+        case _:
+            return act_policy(model, seen, prompts=options.prompts)
+
+
+def _writer(options: Run, environment: Any, model: Any, seen: Any, name: str) -> Any:
+    """The node of a method that reasons in writing, with its own prompt."""
+    from ..nodes.policies import act_policy, answer_policy
+
+    long = name == "long-cot"
+    if hasattr(environment, "read"):
+        return answer_policy(model, seen, environment.read, "cot/long" if long else "cot/answer", options.prompts)
+    return act_policy(model, seen, "cot/act_long" if long else "cot/act", options.prompts)
+
+
+def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
+    """The node that rewards the steps of a finished episode; None for the environment's rewards."""
+    from ..nodes.judge import RuleJudge, model_judge
+
+    match options.judge:
+        case "environment":
+            return None
+        case "rule":
+            if not hasattr(environment, "verify"):
+                raise CommandError(f"{options.env} has no rule to judge by; --judge environment or model would do")
+            return RuleJudge(environment.verify, journal)
+        case "model" if model is not None:
+            return model_judge(model, journal, options.prompts)
+        case "model":
+            return None
+    raise CommandError(f"--judge is environment, rule or model, got {options.judge!r}")
 
 
 def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep: Any) -> int:
@@ -496,15 +574,21 @@ def _missing(name: str) -> str:
 def _blueprint(method: str) -> Any:
     """The graph of a method's episode, put together without a model or an environment: to look at."""
     from ..memory.journal import Journal
-    from ..nodes.policies import LocalPolicy
+    from ..nodes.policies import LocalPolicy, act_policy
     from ..nodes.prompt import Prompt
-    from .methods import Parts
     from .methods import method as find
+    from .parts import Parts
 
     settings = _settings(method)
-    journal = Journal()
     absent: Any = None
-    parts = Parts(absent, LocalPolicy(absent, journal, Prompt.load("act/score")), journal)
+    prompt = Prompt.load("act/score")
+    parts = Parts(
+        absent,
+        Journal(),
+        policy=lambda seen: LocalPolicy(absent, seen, prompt),
+        model=cast(Any, object()),  # never asked
+        write=lambda seen, name: act_policy(absent, seen),
+    )
     return find(method.partition(":")[0]).build(parts, settings)
 
 

@@ -40,9 +40,9 @@ from ..memory.journal import Journal
 from ..memory.records import Trajectory, UserError
 from ..memory.rows import Rows
 from ..memory.shelf import Shelf
-from ..nodes.policies import UniformPolicy
+from ..nodes.policies import Recent, UniformPolicy
 from . import jitrl, run
-from .cli import Run, policy
+from .cli import Run, parts
 from .flow import Node, wire
 
 FOLDER = Path("runs") / "dev"
@@ -135,12 +135,14 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
 
 
 def _policy(env: str, model: str, journal: Journal) -> Node:
+    from ..tools.environments.catalogue import open_environment
     from ..tools.models import open_model
 
     if model == "uniform":
         return UniformPolicy()
-    made: Node = policy(Run(env=env, model=model), open_model(model, threads=1), journal)
-    return made
+    made = parts(Run(env=env, model=model), open_environment(env), open_model(model, threads=1), journal)
+    node: Node = made.policy(Recent(journal, made.recent))
+    return node
 
 
 @lru_cache(maxsize=1)

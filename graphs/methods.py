@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.experiences import TrajectoryShelf
-from ..memory.journal import Journal
 from ..memory.q_table import QTable
 from ..memory.records import UserError
-from ..nodes.episode import Environment
-from ..nodes.policies import UniformPolicy
-from . import jitrl
-from .baselines import static, tabular
-from .flow import Node
+from ..nodes.policies import Recent
+from . import icrl, jitrl
+from .baselines import best_of_n, cot, long_cot, react, reflexion, self_refine, static, tabular
+from .parts import Parts, uniform
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a method is put together from."""
-
-    environment: Environment
-    policy: Node
-    """Proposes candidates with logits."""
-    journal: Journal
-    shelf: TrajectoryShelf | None = None
-    """Where finished episodes are kept for good; None keeps them in the process."""
-    judge: Node | None = None
-    """Rewards the steps of a finished episode; None: the environment's own rewards."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +24,35 @@ class Method:
 
     summary: str
     settings: type
-    """Its hyper-parameters, a dataclass with defaults."""
+    """Its hyper-parameters, a dataclass with defaults; its class methods are presets."""
     build: Callable[..., Graph]
     """(parts, settings, chain=, **compile) -> the graph of an episode."""
     needs_model: bool = True
     remembers: bool = True
     """Whether it keeps finished episodes on a shelf."""
+    scores: bool = False
+    """Whether it works with logits: a model that is not scored then states its confidence in several actions."""
+    writes: bool = False
+    """Whether it has a model write, also where policies only score actions."""
+    reasons: bool = False
+    """Whether its actions come from a model that writes, so that a model that scores them will not do."""
+    commit: Literal["best", "last"] = "best"
+    """Which attempt a run ends with: the one with the highest reward that the method saw, or the last."""
 
 
 def _jitrl(parts: Parts, settings: jitrl.JitRL, **compile: Any) -> Graph:
     memory = settings.memory(parts.shelf)
-    return jitrl.build(parts.environment, parts.policy, memory, parts.journal, settings, parts.judge, **compile)
+    policy = parts.policy(Recent(parts.journal, parts.recent))
+    return jitrl.build(parts.environment, policy, memory, parts.journal, settings, parts.judge, **compile)
 
 
 def _static(parts: Parts, settings: static.Static, **compile: Any) -> Graph:
-    return static.build(parts.environment, parts.policy, parts.journal, settings, **compile)
+    policy = parts.policy(Recent(parts.journal, parts.recent))
+    return static.build(parts.environment, policy, parts.journal, settings, **compile)
 
 
 def _random(parts: Parts, settings: static.Static, **compile: Any) -> Graph:
-    return static.build(parts.environment, UniformPolicy(), parts.journal, settings, **{"name": "random", **compile})
+    return _static(replace(parts, policy=uniform), settings, **{"name": "random", **compile})
 
 
 def _tabular(parts: Parts, settings: tabular.Tabular, **compile: Any) -> Graph:
@@ -68,9 +61,43 @@ def _tabular(parts: Parts, settings: tabular.Tabular, **compile: Any) -> Graph:
 
 
 METHODS: Mapping[str, Method] = {
-    "jitrl": Method("recalls what similar states earned, adds the advantage to the logits", jitrl.JitRL, _jitrl),
-    "static": Method("the policy alone, every episode as if it were the first", static.Static, _static, remembers=False),
-    "random": Method("any admissible action", static.Static, _random, needs_model=False, remembers=False),
+    "jitrl": Method("recalls what similar states earned, adds the advantage to the logits", jitrl.JitRL, _jitrl, scores=True),
+    "icrl": Method("shows the model its own attempts with their rewards, round after round", icrl.ICRL, icrl.build),
+    "react": Method(
+        "thinks and acts in turns; nothing is carried over", react.ReAct, react.build, remembers=False, commit="last"
+    ),
+    "cot": Method(
+        "reasons step by step, then answers, in one pass",
+        *(cot.ChainOfThought, cot.build),
+        remembers=False,
+        reasons=True,
+        commit="last",
+    ),
+    "long-cot": Method(
+        "tries, checks and tries again within one reply, then answers",
+        *(long_cot.LongChainOfThought, long_cot.build),
+        remembers=False,
+        reasons=True,
+        commit="last",
+    ),
+    "best-of-n": Method("independent attempts, the one with the highest reward wins", best_of_n.BestOfN, best_of_n.build),
+    "self-refine": Method(
+        "criticises its own attempt, and makes another; sees no reward",
+        *(self_refine.SelfRefine, self_refine.build),
+        writes=True,
+        commit="last",
+    ),
+    "reflexion": Method(
+        "writes down after every attempt what to do differently", reflexion.Reflexion, reflexion.build, writes=True
+    ),
+    "static": Method(
+        "the policy alone, every episode as if it were the first",
+        *(static.Static, _static),
+        remembers=False,
+        scores=True,
+        commit="last",
+    ),
+    "random": Method("any admissible action", static.Static, _random, needs_model=False, remembers=False, commit="last"),
     "tabular": Method("Q-learning over exact states, no language model", tabular.Tabular, _tabular, needs_model=False),
 }
 

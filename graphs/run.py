@@ -1,11 +1,18 @@
-"""A run: one method plays one task episode after episode. The episode is a subgraph; the run keeps the scores."""
+"""A run: one method plays one task episode after episode. The episode is a subgraph; the run keeps the scores.
+
+It ends with an answer: the attempt that the method itself chooses, by the rewards it was shown. The highest true score of all
+attempts (the running maximum) needs an oracle to pick it, and stands beside the answer in tables.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import add
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
+from langchain_core.runnables import Runnable
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
@@ -13,13 +20,13 @@ from typing_extensions import TypedDict
 from ..memory.records import Task
 from ..memory.rows import Rows
 from ..nodes.state import Played
-from .flow import compiled, wire
+from .flow import Node, compiled, wire
 
 FLOW = """
 flowchart LR
   START --> episode --> tally
   tally -->|another| episode
-  tally -->|enough| END
+  tally -->|enough| commit --> END
 """
 
 
@@ -32,17 +39,25 @@ class Plan(TypedDict):
     episode: int
     episodes: int
     """How many to play."""
+    tokens: NotRequired[int]
+    """How many tokens of model calls the run may take, 0 for any number: no episode begins once they are used up."""
 
 
 class Run(Plan, Played):
     """The channels of a run; those of `Played` are about the episode that ended last."""
 
     scores: Annotated[list[float], add]
-    """One per finished episode, in the environment's units."""
+    """One per finished episode, in the environment's units: r*, the truth."""
+    values: Annotated[list[float | None], add]
+    """One per finished episode: the return r that the method saw, None if a reward is missing."""
     bests: Annotated[list[float], add]
     """The highest score within each episode."""
     lengths: Annotated[list[int], add]
     """Steps taken in each episode."""
+    spent: Annotated[int, add]
+    """Tokens of model calls so far."""
+    answer: int
+    """The episode whose attempt the method commits to."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class Tally:
                 "task": state["task"].id,
                 "score": state["score"],
                 "best": state["best"],
+                "earned": state["earned"],
                 "steps": state["step"],
                 "head": state["head"],
                 "calls": usage.calls,
@@ -74,26 +90,80 @@ class Tally:
         return {
             "scores": [state["score"]],
             "bests": [state["best"]],
+            "values": [state["earned"]],
             "lengths": [state["step"]],
+            "spent": usage.input_tokens + usage.output_tokens,
             "episode": episode + 1,
         }
 
 
+@dataclass(frozen=True)
+class Commit:
+    """End the run with one attempt that the method itself chose.
+
+    `best` takes the highest return r. Attempts that tie for it are judged again by a judge that may err (its mean over
+    `times` judgements decides); what ties then: the shortest, then the first. `last`, and a run without any known return,
+    takes the last attempt.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    rule: Literal["best", "last"] = "best"
+    log: Rows | None = None
+    judge: Node | None = None
+    """Asked again on ties; None for rewards that would only be the same again."""
+    times: int = 3
+
+    def __call__(self, state: Run) -> dict[str, Any]:
+        known = {episode: value for episode, value in enumerate(state["values"]) if value is not None}
+        if self.rule == "last" or not known:
+            return {"answer": len(state["values"]) - 1}
+        top = max(known.values())
+        tied = [episode for episode, value in known.items() if value == top]
+        again = {episode: self._again(state, episode) for episode in tied} if self.judge and len(tied) > 1 else {}
+        return {"answer": min(tied, key=lambda e: (-again.get(e, top), state["lengths"][e], e))}
+
+    def _again(self, state: Run, episode: int) -> float:
+        """The mean return over several judgements of a finished attempt; the return it had if none succeeds."""
+        row = self.log.get(f"{state['run']}/{episode}") if self.log is not None else None
+        if row is None:
+            return float(state["values"][episode] or 0.0)
+        attempt = {**state, "episode": episode, "head": row["head"], "step": row["steps"], "score": row["score"]}
+        judged = [_invoke(self.judge, attempt)["rewards"] for _ in range(self.times)]
+        totals = [math.fsum(rewards) for rewards in judged if None not in rewards]
+        return math.fsum(totals) / len(totals) if totals else float(state["values"][episode] or 0.0)
+
+
+def _invoke(node: Any, state: Mapping[str, Any]) -> Any:
+    return node.invoke(state) if isinstance(node, Runnable) else node(state)
+
+
 def more(state: Run) -> Literal["another", "enough"]:
-    """Router: were all episodes played?"""
+    """Router: were all episodes played, or all tokens used?"""
+    limit = state.get("tokens", 0)
+    if limit and state["spent"] >= limit:
+        return "enough"
     return "another" if state["episode"] < state["episodes"] else "enough"
 
 
 def build(
-    episode: CompiledStateGraph[Any, Any, Any, Any], log: Rows | None = None, **compile: Any
+    episode: CompiledStateGraph[Any, Any, Any, Any],
+    log: Rows | None = None,
+    *,
+    commit: Literal["best", "last"] = "best",
+    judge: Node | None = None,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of a run over the graph of an episode.
 
     Args:
         episode: a graph from `Attempt` to `Played`, such as `graphs.jitrl.build` makes.
         log: where finished episodes are noted, one row each.
+        commit: how the run's answer is chosen; see `Commit`.
+        judge: what judges attempts that tie again.
         compile: as for `StateGraph.compile`.
     """
     builder = StateGraph(Run, input_schema=Plan)
-    nodes: dict[str, Any] = {"episode": episode, "tally": Tally(log if log is not None else Rows())}
+    log = log if log is not None else Rows()
+    nodes: dict[str, Any] = {"episode": episode, "tally": Tally(log), "commit": Commit(commit, log, judge)}
     return compiled(wire(builder, FLOW, nodes, {"tally": more}), **{"name": "run", **compile})

@@ -56,6 +56,8 @@ class Job:
     """Of the memory's shelf."""
     checkpoints: str
     """SQLite file or Postgres URL."""
+    tokens: int = 0
+    """Of model calls, after which no further episode begins; 0: any number."""
 
 
 class World(Protocol):
@@ -127,14 +129,16 @@ def write(path: Path, value: Any) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was finished is kept") from error
 
 
-def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any]) -> None:
+def play(job: Job, task: Task, optimum: float, make: Callable[[Any, Any, Rows, Any], Any], solved: float | None = None) -> None:
     """Play a run to its end, from wherever it stands.
 
     Args:
         job: which run.
         task: what every episode is about.
         optimum: what the task's gold path scores.
-        episode: makes the graph of an episode from a journal and a shelf of trajectories (None without memory).
+        make: makes the graph of the run from a journal, a shelf of trajectories (None without memory), the log of episodes
+            and a checkpointer.
+        solved: the score from which the task counts as solved, if there is such a thing.
     """
     from filelock import FileLock
 
@@ -157,13 +161,13 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
 
             shelf = Shelf(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
         saver = stack.enter_context(open_checkpoints(job.checkpoints))
-        graph = run.build(episode(journal, shelf), log, checkpointer=saver)
+        graph = make(journal, shelf, log, saver)
         config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
         if saver.get_tuple(config):
             _rewind(graph, config, job, journal, log)
         # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
         # and whose successor has not begun.
-        plan = run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes)
+        plan = run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.tokens)
         begin = None if saver.get_tuple(config) else plan
         started = perf_counter()
         for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
@@ -171,7 +175,9 @@ def play(job: Job, task: Task, optimum: float, episode: Callable[[Any, Any], Any
                 done, now = update["tally"]["episode"] - 1, perf_counter()
                 times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
                 started = now
-    write(job.folder / "result.json", {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum})
+        ended = graph.get_state(config).values
+    result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
+    write(job.folder / "result.json", {**result, "episodes": ended["episode"], "answer": ended["answer"]})
 
 
 def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
@@ -217,17 +223,22 @@ def finished(job: Job) -> bool:
     if not (job.folder / "result.json").exists():
         return False
     episodes = job.folder / "episodes.jsonl"
-    return episodes.exists() and len(_rows(episodes)) == job.episodes
+    return episodes.exists() and len(_rows(episodes)) == _result(job)["episodes"]
+
+
+def _result(job: Job) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
+    return found
 
 
 def attempts(job: Job) -> Attempts:
     """What a finished run did."""
     rows = sorted(_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
-    if [row["episode"] for row in rows] != list(range(job.episodes)):
+    result = _result(job)
+    if [row["episode"] for row in rows] != list(range(result["episodes"])):
         raise UserError(
-            f"{job.folder}/episodes.jsonl has {len(rows)} of {job.episodes} episodes; remove the folder and run again"
+            f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
         )
-    result = json.loads((job.folder / "result.json").read_text(encoding="utf-8"))
     seconds = job.folder / "seconds.jsonl"
     return Attempts(
         method=job.method,
@@ -238,6 +249,8 @@ def attempts(job: Job) -> Attempts:
         steps=tuple(row["steps"] for row in rows),
         tokens=sum(row["input_tokens"] + row["output_tokens"] for row in rows),
         seconds=tuple(row["seconds"] for row in _rows(seconds)) if seconds.exists() else (),
+        answer=result["answer"],
+        solved=result["solved"],
     )
 
 

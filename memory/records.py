@@ -20,6 +20,7 @@ __all__ = [
     "Experience",
     "Neighbour",
     "Observation",
+    "Shown",
     "Task",
     "Trajectory",
     "Transition",
@@ -59,8 +60,9 @@ class Observation:
     """What the agent reads."""
     actions: tuple[str, ...] = ()
     """The admissible actions, sorted and without repeats; empty if the environment lists none."""
-    reward: float = 0.0
-    """r_t of the action that led here, in the environment's units; 0 at the start."""
+    reward: float | None = 0.0
+    """r_t of the action that led here, in the environment's units; 0 at the start. None: the action could not be read, so
+    nothing can be said of its worth (which is not the same as worth nothing)."""
     over: bool = False
     """True when the episode has ended; then `actions` is empty."""
 
@@ -125,9 +127,29 @@ class Trajectory:
     """What the environment paid in all, in its own units; the judge's opinion is in the transitions."""
     domain: str = ""
     """What the task shares with other tasks (the environment's name): the scope of cross-task memory."""
+    note: str = ""
+    """What the agent wrote about the attempt afterwards: Reflexion's plan, Self-Refine's feedback. Empty without."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)
+
+    @property
+    def value(self) -> float | None:
+        """The return as the method sees it: the sum of its rewards r, undiscounted. None if one of them is missing."""
+        rewards = [step.reward for step in self.transitions]
+        return None if None in rewards else float(sum(r for r in rewards if r is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How an earlier attempt stands in a prompt."""
+
+    id: str
+    """Of the trajectory."""
+    whole: bool = True
+    """With all its steps; False: as one line."""
+    count: int = 1
+    """How often just these actions were taken; the other attempts with them are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +218,7 @@ RECORDS: tuple[type, ...] = (
     Usage,
     Transition,
     Trajectory,
+    Shown,
     Experience,
 )
 """Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""

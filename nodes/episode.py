@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..memory.journal import Journal
-from ..memory.records import Observation, Task, Transition, Usage
-from .state import Episode
+from ..memory.records import Observation, Task, Trajectory, Transition, Usage
+from .state import Episode, Judged
 
 
 class Environment(Protocol):
@@ -47,6 +47,7 @@ class Begin:
             "head": Journal.start(run, episode, task.id),
             "score": 0.0,
             "best": 0.0,
+            "earned": 0.0,
             "usage": Usage(),
         }
 
@@ -71,7 +72,7 @@ class Act:
         before, action = state["observation"], state["action"]
         actions = [step.action for step in self.journal.history(state["head"])]
         after = self.environment.observe(state["task"], [*actions, action])
-        score = state["score"] + after.reward
+        score = state["score"] + (after.reward or 0.0)
         head = self.journal.append(
             state["head"],
             Transition(self.environment.abstract(before), action, after.reward),
@@ -87,6 +88,7 @@ class Act:
             "head": head,
             "score": score,
             "best": max(state["best"], score),
+            "earned": None if after.reward is None or state["earned"] is None else state["earned"] + after.reward,
             **{name: [] for name in self.spent},
         }
 
@@ -101,3 +103,25 @@ def _plain(value: Any) -> Any:
 def progress(state: Episode) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
+
+
+class Finished(Episode, Judged):
+    """An episode that is over, with a reward (or none) for every step."""
+
+
+def finished(state: Finished, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
+    """The attempt of an episode that is over, with the rewards that it was judged to deserve; its steps are made durable."""
+    steps = journal.history(state["head"])
+    journal.sync()  # memory must not know of steps that a power cut takes from the journal
+    return Trajectory(
+        id=f"{state['run']}/{state['episode']}",
+        task=state["task"],
+        transitions=tuple(
+            Transition(step.state, step.action, reward) for step, reward in zip(steps, state["rewards"], strict=True)
+        ),
+        run=state["run"],
+        episode=state["episode"],
+        score=state["score"],
+        domain=environment.name,
+        note=note,
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
 from ..memory.journal import Journal
+from ..memory.records import Task
 from .ask import Ask, BadReply, State, Unreadable, text
 from .policies import json_object, steps_text
 from .prompt import Prompt
@@ -27,6 +29,49 @@ class EnvironmentJudge:
 
     def __call__(self, state: Episode) -> Judged:
         return {"rewards": [step.reward for step in self.journal.history(state["head"])], "unjudged": ""}
+
+
+Verify = Callable[[Task, Sequence[str]], Sequence[float | None]]
+"""A rule: the task and the actions taken -> a reward per step, None where the rule cannot tell."""
+
+
+@dataclass(frozen=True)
+class RuleJudge:
+    """r_t by a rule (a verifier, an exact oracle, a reward function of yours).
+
+    A rule that raises, or gives something else than one finite number or None per step, leaves the attempt's rewards missing,
+    and `unjudged` says why: a missing reward is not a zero.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    verify: Verify
+    journal: Journal
+
+    def __call__(self, state: Episode) -> Judged:
+        actions = [step.action for step in self.journal.history(state["head"])]
+        missing: list[float | None] = [None] * len(actions)
+        try:
+            rewards = [*self.verify(state["task"], actions)]
+        except Exception as error:  # a user's function
+            return {"rewards": missing, "unjudged": f"the rule raised {type(error).__name__}: {error}"}
+        if len(rewards) != len(actions):
+            return {"rewards": missing, "unjudged": f"asked the rule for {len(actions)} rewards, got {len(rewards)}"}
+        for reward in rewards:
+            number = isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward)
+            if reward is not None and not number:
+                return {"rewards": missing, "unjudged": f"asked the rule for finite numbers, got {reward!r}"}
+        return {"rewards": [None if reward is None else float(reward) for reward in rewards], "unjudged": ""}
+
+
+@dataclass(frozen=True)
+class NoJudge:
+    """No reward for any step: for methods that go without."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> Judged:
+        return {"rewards": [None] * state["step"], "unjudged": "this method goes without rewards"}
 
 
 def model_judge(model: BaseChatModel, journal: Journal, prompts: Path | None = None) -> Ask:

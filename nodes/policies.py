@@ -5,6 +5,8 @@ Whatever the way, the logits of the candidates are normalised over the candidate
 - `LocalPolicy` scores every admissible action exactly, as the whole reply of a local model.
 - `logprobs_policy` reads the probabilities of the option letters from an API that reports them.
 - `verbalized_policy` asks the model to name options and say how confident it is.
+- `act_policy` lets the model think and write one action; `answer_policy` a whole answer, which may be several actions. What
+  it wrote is the only candidate: such a model gives no logits.
 - `UniformPolicy` knows nothing: a control, not a model.
 """
 
@@ -12,7 +14,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
@@ -20,9 +23,10 @@ from typing import Any, ClassVar, Protocol
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
 
 from ..memory.journal import Journal
-from ..memory.records import Candidate, Transition, UserError
+from ..memory.records import Candidate, Transition, Usage, UserError
 from .ask import Ask, State, Unreadable, text
 from .prompt import Prompt
 from .state import Episode, Proposal
@@ -41,6 +45,32 @@ class Scorer(Protocol):
     def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Sequence[float]:
         """Log-probabilities in nats, one per option."""
         ...
+
+
+class Seen(Protocol):
+    """What a prompt shows of a state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Recent(Seen):
+    """The task, the last steps of the episode, the present observation."""
+
+    journal: Journal
+    last: int | None = None
+    """How many steps at most; None: all of them."""
+    brief: str = ""
+    """What the system message says of the method."""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        steps = () if self.last == 0 else self.journal.history(state["head"], last=self.last)
+        return {
+            "brief": self.brief,
+            "instruction": state["task"].instruction,
+            "steps": steps_text(steps),
+            "observation": state["observation"].text,
+        }
 
 
 def log_normalised(logits: Sequence[float]) -> list[float]:
@@ -83,19 +113,18 @@ class LocalPolicy:
     role: ClassVar[str] = "model"
 
     model: Scorer
-    journal: Journal
+    seen: Seen
     prompt: Prompt
-    """Needs $instruction, $steps, $observation (`act/score`)."""
-    recent: int = 0
-    """How many earlier steps of the episode the model sees."""
+    """Needs the values of `Seen` (`act/score`)."""
 
-    def __call__(self, state: Episode) -> Proposal:
+    def __call__(self, state: State) -> dict[str, Any]:  # all of it: what `seen` shows may be in any channel
         actions = listed(state, "local")
-        messages = self.prompt.messages(**_seen(state, self.journal, self.recent))
-        return {"candidates": candidates(actions, self.model.score(messages, actions))}
+        scores = self.model.score(self.prompt.messages(**self.seen(state)), actions)
+        usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action is read, not written: no output tokens
+        return {"candidates": candidates(actions, scores), "usage": usage}
 
 
-def logprobs_policy(model: BaseChatModel, journal: Journal, recent: int = 20, prompts: Path | None = None) -> Ask:
+def logprobs_policy(model: BaseChatModel, seen: Seen, prompts: Path | None = None) -> Ask:
     """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
 
     An option whose letter is not among the reported ones gets what is left of the probability, shared among such options,
@@ -111,7 +140,7 @@ def logprobs_policy(model: BaseChatModel, journal: Journal, recent: int = 20, pr
                 f"{len(actions)} admissible actions; use --policy verbalized"
             )
         options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
-        return prompt.messages(**_seen(state, journal, recent), options=options)
+        return prompt.messages(**seen(state), options=options)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         actions = listed(state, "logprobs")
@@ -151,17 +180,14 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
     return [seen.get(letter, floor) for letter in letters]
 
 
-def verbalized_policy(
-    model: BaseChatModel, journal: Journal, count: int = 3, recent: int = 20, prompts: Path | None = None
-) -> Ask:
+def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts: Path | None = None) -> Ask:
     """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
     prompt, admissible = Prompt.load("act/options", prompts), Prompt.load("act/admissible", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
         actions = state["observation"].actions
-        told = text(admissible.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
         count_ = min(count, len(actions)) if actions else count
-        return prompt.messages(**_seen(state, journal, recent), count=count_, admissible=told)
+        return prompt.messages(**seen(state), count=count_, admissible=_admissible(admissible, actions))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         options = json_object(text(reply)).get("options")
@@ -182,6 +208,82 @@ def verbalized_policy(
         return {"candidates": candidates(list(stated), [math.log(max(c / total, FLOOR)) for c in stated.values()])}
 
     return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
+
+
+def act_policy(model: BaseChatModel, seen: Seen, name: str = "act/write", prompts: Path | None = None) -> Ask:
+    """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply."""
+    prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        return prompt.messages(**seen(state), admissible=_admissible(admissible, state["observation"].actions))
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        written = _after("Action", text(reply))
+        action, actions = (written or "").strip().partition("\n")[0].strip(), state["observation"].actions
+        if not action:
+            raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
+        if actions and action not in actions:
+            raise Unreadable(f"{action!r} is not one of the admissible actions")
+        return {"candidates": [Candidate(action, 0.0)]}
+
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
+
+
+@dataclass(frozen=True)
+class Answer(Runnable[Any, Any]):
+    """Propose the actions of a written answer one after the other; ask for an answer when there is none left."""
+
+    role: ClassVar[str] = "model"
+
+    ask: Ask
+
+    @property
+    def asks(self) -> str:
+        """What is asked; for pictures."""
+        return self.ask.asks
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return _next(input) or self.ask.invoke(input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return _next(input) or await self.ask.ainvoke(input, config)
+
+
+def answer_policy(
+    model: BaseChatModel,
+    seen: Seen,
+    actions: Callable[[str], Sequence[str]],
+    name: str = "act/answer",
+    prompts: Path | None = None,
+) -> Answer:
+    """Ask for a whole answer, and play it action by action.
+
+    `actions` says what they are (an environment's `read`). An answer that cannot be read is played as it is: the world says
+    so, the attempt's reward is missing, and nobody asks again, for asking again would be another attempt.
+    """
+    prompt = Prompt.load(name, prompts)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        first, *rest = [*actions(text(reply))] or [text(reply)]
+        return {"candidates": [Candidate(first, 0.0)], "plan": rest}
+
+    again = Prompt.load("ask/again", prompts)
+    return Answer(Ask(name, model, lambda state: prompt.messages(**seen(state)), read, again))
+
+
+def _next(state: State) -> dict[str, Any] | None:
+    plan = state.get("plan") or []
+    return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
+
+
+def _after(mark: str, reply: str) -> str | None:
+    """What follows the last line that begins with `mark:`; None without one."""
+    found = list(re.finditer(rf"^[ \t*_#>]*{mark}[ \t*_]*:[ \t*_]*", reply, re.MULTILINE | re.IGNORECASE))
+    return reply[found[-1].end() :] if found else None
+
+
+def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
+    return text(prompt.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
 
 
 def json_object(reply: str) -> dict[str, Any]:
@@ -211,12 +313,3 @@ def listed(state: State | Episode, policy: str) -> tuple[str, ...]:
             f"{state['step']}; use --policy verbalized"
         )
     return actions
-
-
-def _seen(state: State | Episode, journal: Journal, recent: int) -> dict[str, str]:
-    steps = journal.history(state["head"], last=recent) if recent else ()
-    return {
-        "instruction": state["task"].instruction,
-        "steps": steps_text(steps),
-        "observation": state["observation"].text,
-    }

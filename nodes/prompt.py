@@ -76,3 +76,8 @@ class Prompt:
         for name in sorted(self.names - values.keys()):
             raise PromptError(f"prompt '{self.name}' needs ${name}; given were {sorted(values)}")
         return [_ROLES[role](template.substitute(values)) for role, template in self.parts]
+
+    def text(self, **values: object) -> str:
+        """The one part of a prompt that is not a dialogue, every `$name` filled in; errors as for `messages`."""
+        (message,) = self.messages(**values)
+        return str(message.text)

@@ -9,9 +9,9 @@ from typing_extensions import TypedDict
 
 from ..memory.experiences import Experiences
 from ..memory.journal import Journal
-from ..memory.records import Experience, Neighbour, Trajectory, Transition
-from .episode import Environment
-from .state import Episode, Judged, Recalled, Visits
+from ..memory.records import Experience, Neighbour
+from .episode import Environment, Finished, finished
+from .state import Episode, Recalled, Visits
 
 
 class Scope(TypedDict):
@@ -107,10 +107,6 @@ def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> S
     }
 
 
-class Finished(Episode, Judged):
-    """An episode that is over, with a reward (or none) for every step."""
-
-
 @dataclass(frozen=True)
 class Remember:
     """Store the finished episode: every (s_t, a_t) with its discounted return G_t (Eq. 3).
@@ -126,19 +122,6 @@ class Remember:
     journal: Journal
 
     def __call__(self, state: Finished) -> dict[str, Any]:
-        steps = self.journal.history(state["head"])
-        self.journal.sync()  # memory must not know of steps that a power cut takes from the journal
-        self.experiences.add(
-            Trajectory(
-                id=f"{state['run']}/{state['episode']}",
-                task=state["task"],
-                transitions=tuple(
-                    Transition(step.state, step.action, reward) for step, reward in zip(steps, state["rewards"], strict=True)
-                ),
-                run=state["run"],
-                episode=state["episode"],
-                score=state["score"],
-                domain=self.environment.name,
-            )
-        )
-        return {}
+        attempt = finished(state, self.environment, self.journal)
+        self.experiences.add(attempt)
+        return {"earned": attempt.value}

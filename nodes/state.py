@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typing_extensions import TypedDict
 
-from ..memory.records import Candidate, Estimate, Neighbour, Observation, Task, Usage
+from ..memory.records import Candidate, Estimate, Neighbour, Observation, Shown, Task, Usage
 
 
 class Attempt(TypedDict):
@@ -36,6 +36,9 @@ class Episode(Attempt):
     """Sum of the environment's rewards so far, in its units."""
     best: float
     """The highest score so far in this episode (a game may take points away again)."""
+    earned: float | None
+    """The return in the method's own eyes: the sum of the rewards that it is shown, which a judge may have given. None: some
+    reward is missing."""
     usage: Annotated[Usage, add]
     """What models were asked in this episode so far."""
 
@@ -88,6 +91,28 @@ class Advised(Advice, Updated):
     """A decision that memory had a part in."""
 
 
+class Planned(Proposal):
+    """A proposal that may be part of a longer answer."""
+
+    plan: list[str]
+    """Actions of a written answer that have not been proposed yet."""
+
+
+class Composed(TypedDict):
+    """What the prompts of an episode show of earlier attempts."""
+
+    shown: list[Shown]
+    """In the order of the prompt, which is that of time."""
+    mode: str
+    """The instruction: `explore`, `exploit`, `explore or exploit`, or empty for none."""
+
+
+class Noted(TypedDict):
+    """What the agent says of the finished attempt."""
+
+    note: str
+
+
 class Judged(TypedDict):
     """What each step of the finished episode was worth."""
 
@@ -106,5 +131,6 @@ class Played(TypedDict):
     head: str
     score: float
     best: float
+    earned: float | None
     usage: Usage
     """What models were asked in this episode."""

@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from ..memory.records import UserError
 
-__all__ = ["LocalChatModel", "Usage"]
+__all__ = ["LocalChatModel", "Scores", "Usage"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -168,6 +168,13 @@ class _Token:
     own: float
     """Under the model's own distribution."""
     top: tuple[tuple[int, float], ...]
+
+
+class Scores(list[float]):
+    """Log-probabilities in nats, one per option."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompt behind them, cached or not."""
 
 
 class LocalChatModel(BaseChatModel):
@@ -378,7 +385,7 @@ class LocalChatModel(BaseChatModel):
 
     # Scores
 
-    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> list[float]:
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Scores:
         """Log-probability in nats (<= 0) of each option as the whole assistant reply, end of turn included.
 
         Equal to the sum of the token log-probabilities that a separate pass over prompt and option would give (within
@@ -412,8 +419,11 @@ class LocalChatModel(BaseChatModel):
         with self._lock:
             self.usage.prompt_tokens += len(prompt)
             if self._tree:
-                return [score for part in _passes(replies) for score in self._score_tree(prompt, part)]
-            return self._score_each(prompt, replies)
+                scores = Scores(score for part in _passes(replies) for score in self._score_tree(prompt, part))
+            else:
+                scores = Scores(self._score_each(prompt, replies))
+        scores.prompt_tokens = len(prompt)
+        return scores
 
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
         trie = _trie(tuple(replies))

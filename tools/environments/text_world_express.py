@@ -171,7 +171,7 @@ class TextWorldExpress:
     def optimum(self, task: Task) -> float:
         """The score that `gold` reaches: 1 unless the horizon cuts it."""
         path = self.gold(task)
-        return sum(self.observe(task, path[: n + 1]).reward for n in range(len(path)))
+        return sum(self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path)))
 
     def close(self) -> None:
         """End the live games and their Java machine. The next use starts them again."""

@@ -1,0 +1,58 @@
+"""Best-of-N: independent attempts, each judged; the run ends with the one that has the highest reward. No attempt sees another.
+
+N is the number of rounds. The choice is made by the reward that the method is given (graphs/run.py, `commit`), never by the
+true score, which would be pass@N: that stands beside it as the running maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...nodes.attempts import Push
+from ...nodes.decide import Choose
+from ...nodes.episode import Act, Begin, progress
+from ...nodes.policies import Recent
+from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played
+from ..flow import Node, compiled, wire
+from ..parts import Parts
+
+FLOW = """
+flowchart LR
+  START --> begin --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| judge --> push --> END
+"""
+
+
+class State(Episode, Planned, Choice, Judged):
+    """The channels of an attempt."""
+
+
+@dataclass(frozen=True)
+class BestOfN:
+    """Hyper-parameters."""
+
+    temperature: float = 1.0
+    """Of the softmax over scored actions. With 0 all attempts are the same."""
+
+
+def build(
+    parts: Parts, settings: BestOfN | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one attempt; arguments as in `graphs.icrl.build`."""
+    settings = settings or BestOfN()
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "propose": parts.policy(Recent(parts.journal)),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "judge": parts.judged(),
+        "push": Push(Buffer(parts.shelf), parts.environment, parts.journal),
+    }
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "best-of-n", **compile})

@@ -1,0 +1,46 @@
+"""Chain of thought (arXiv:2201.11903): reason, then answer, in one pass. Nothing is carried from one attempt to the next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...nodes.decide import Choose
+from ...nodes.episode import Act, Begin, progress
+from ...nodes.policies import Recent
+from ...nodes.state import Attempt, Choice, Episode, Planned, Played
+from ..flow import Node, compiled, wire
+from ..parts import Parts
+
+FLOW = """
+flowchart LR
+  START --> begin --> reason --> choose --> act
+  act -->|next step| reason
+  act -->|over| END
+"""
+
+
+class State(Episode, Planned, Choice):
+    """The channels of a chain-of-thought attempt."""
+
+
+@dataclass(frozen=True)
+class ChainOfThought:
+    """Nothing to set."""
+
+
+def build(
+    parts: Parts, settings: ChainOfThought | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one attempt; arguments as in `graphs.icrl.build`."""
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "reason": parts.writer("cot")(Recent(parts.journal), "cot"),
+        "choose": Choose(),
+        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+    }
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "cot", **compile})

@@ -1,0 +1,72 @@
+"""Self-Refine (arXiv:2303.17651): the model criticises its own attempt, and makes another with the criticism in view.
+
+All (attempt, feedback) pairs stay in the prompt, as far as they fit. No reward is shown, to the attempt or to the feedback: so
+the method has no reward of its own to choose by, and its answer is the last attempt.
+
+    compose    which pairs are shown
+    feedback   the attempt without rewards + pairs so far -> what to keep and what to change
+    push       the attempt with its feedback
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...nodes.attempts import Attempts, Compose, Layout, Push
+from ...nodes.decide import Choose
+from ...nodes.episode import Act, Begin, progress
+from ...nodes.judge import NoJudge
+from ...nodes.prompt import Prompt
+from ...nodes.reflect import feedback
+from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
+from ..flow import Node, compiled, wire
+from ..parts import Parts
+
+FLOW = """
+flowchart LR
+  START --> begin --> compose --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| unjudged --> feedback --> push --> END
+"""
+
+
+class State(Episode, Composed, Planned, Choice, Judged, Noted):
+    """The channels of a Self-Refine attempt."""
+
+
+@dataclass(frozen=True)
+class SelfRefine:
+    """Hyper-parameters."""
+
+    budget: int | None = None
+    """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
+    clip: int = 200
+    """Characters of a past state that the prompt keeps."""
+    temperature: float = 1.0
+    """Of the softmax over scored actions; 0 takes the best."""
+
+
+def build(
+    parts: Parts, settings: SelfRefine | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one attempt; arguments as in `graphs.icrl.build`."""
+    settings = settings or SelfRefine()
+    buffer, layout = Buffer(parts.shelf), Layout("none", settings.clip, notes=True)
+    brief = Prompt.load("self_refine/brief", parts.prompts).text()
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "compose": Compose(buffer, layout.attempt, parts.count, parts.window, budget=settings.budget),
+        "propose": parts.policy(Attempts(buffer, parts.journal, layout, brief)),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "unjudged": NoJudge(),
+        "feedback": feedback(parts.asked("self-refine"), buffer, parts.journal, layout, parts.prompts),
+        "push": Push(buffer, parts.environment, parts.journal),
+    }
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "self-refine", **compile})

@@ -1,0 +1,149 @@
+"""ICRL prompting: in-context reinforcement learning (arXiv:2506.06303). The model sees its own attempts with scalar rewards.
+
+The model answers the same task round after round. Every round's prompt holds the buffer of earlier attempts, the reward next
+to the step that earned it, and an instruction to explore or to exploit. The only feedback is a number. Nothing is trained,
+nothing is put into words for the model: it improves because it reads what earned what. A round is an episode of this graph,
+and the run (graphs/run.py) goes on to the next one: Algorithm 1.
+
+    compose   what the prompt shows: buffer B within a budget of tokens, s_task, s_ICRL     Alg. 1: S_0
+    propose   the model's attempt, one action at a time, or a whole answer at once          A_t ~ pi
+    act       carry it out                                                                  S_{t+1}
+    judge     r_{t+1}: environment, rule, the model itself, or several                      R_{t+1}
+    push      the attempt with its rewards joins B; failures too                            Alg. 1: push
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ..memory.buffer import Buffer
+from ..memory.records import UserError
+from ..nodes.attempts import Attempts, Compose, Layout, Push, Strategy
+from ..nodes.decide import Choose
+from ..nodes.episode import Act, Begin, progress
+from ..nodes.prompt import Prompt
+from ..nodes.state import Attempt, Choice, Composed, Episode, Judged, Planned, Played
+from .flow import Node, compiled, wire
+from .parts import Parts
+
+FLOW = """
+flowchart LR
+  START --> begin --> compose --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| judge --> push --> END
+"""
+
+
+class State(Episode, Composed, Planned, Choice, Judged):
+    """The channels of an ICRL round."""
+
+
+@dataclass(frozen=True)
+class ICRL:
+    """Hyper-parameters. The defaults are what we found best; `paper` is the published setting."""
+
+    strategy: Strategy = "exploit"
+    """s_ICRL: `preset` explores in even rounds and exploits in odd ones, `autonomous` lets the model pick, `explore`,
+    `exploit` and `none` (no instruction) stay the same. Paper: preset and autonomous."""
+    one_based: bool = False
+    """Count rounds from 1 for `preset`, as the paper's Algorithm 1 does (its code counts from 0)."""
+    rewards: Literal["dense", "sparse", "zero"] = "dense"
+    """Show r_t next to each step and their sum, the sum alone, or zeros for all (the paper's ablation)."""
+    keep: Literal["budget", "all", "last"] = "budget"
+    """Which attempts a prompt shows: the best, the newest and what tells most within a budget of tokens
+    (nodes/budget.py), `all` as in the paper, or the `last` ones."""
+    budget: int | None = None
+    """Tokens of earlier attempts in a prompt (`keep=budget`); half of the model's window if not given. Paper: no limit."""
+    last: int = 3
+    """Attempts shown with `keep=last`. Paper's ablation: 3."""
+    block: int = 5
+    """Rounds between two rearrangements of older attempts (`keep=budget`): a stable prompt in between."""
+    clip: int = 200
+    """Characters of a past state that attempts keep. Paper: actions cut to 100, observations whole."""
+    temperature: float = 1.0
+    """Of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
+
+    def __post_init__(self) -> None:
+        for name in ("last", "block", "clip"):
+            if getattr(self, name) < 1:
+                raise UserError(f"icrl: {name} is at least 1, got {getattr(self, name)}")
+        if self.temperature < 0 or (self.budget is not None and self.budget < 0):
+            raise UserError(f"icrl: temperature and budget are at least 0, got {self.temperature} and {self.budget}")
+
+    @classmethod
+    def paper(cls) -> ICRL:
+        """ICRL Preset with the paper's unbounded buffer."""
+        return cls(strategy="preset", keep="all")
+
+    @classmethod
+    def preset(cls) -> ICRL:
+        """Explore in even rounds, exploit in odd ones; the rest as our defaults."""
+        return cls(strategy="preset")
+
+    @classmethod
+    def autonomous(cls) -> ICRL:
+        """The model picks whether to explore or to exploit."""
+        return cls(strategy="autonomous")
+
+    @classmethod
+    def explore(cls) -> ICRL:
+        """Ablation ExploreOnly."""
+        return cls(strategy="explore")
+
+    @classmethod
+    def no_instruction(cls) -> ICRL:
+        """Ablation NoInstruction."""
+        return cls(strategy="none")
+
+    @classmethod
+    def zero_reward(cls) -> ICRL:
+        """Ablation ZeroReward: every reward in the prompt is 0."""
+        return cls(rewards="zero")
+
+    @classmethod
+    def short_context(cls) -> ICRL:
+        """Ablation ShortContext(3): the last three attempts only."""
+        return cls(keep="last", last=3)
+
+
+def build(
+    parts: Parts, settings: ICRL | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one round: from `Attempt` (task, run, episode) to `Played`.
+
+    Args:
+        parts: environment, policy, journal, judge, shelf for the buffer, and how the model counts tokens.
+        settings: hyper-parameters.
+        chain: run the steps between two choices as one super-step (graphs/flow.py).
+        compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
+    """
+    settings = settings or ICRL()
+    buffer = Buffer(parts.shelf)
+    layout = Layout(settings.rewards, settings.clip)
+    brief = Prompt.load("icrl/brief", parts.prompts).text()
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "compose": Compose(
+            buffer,
+            layout.attempt,
+            parts.count,
+            parts.window,
+            settings.keep,
+            settings.budget,
+            settings.last,
+            settings.block,
+            settings.strategy,
+            settings.one_based,
+        ),
+        "propose": parts.policy(Attempts(buffer, parts.journal, layout, brief, parts.running(layout))),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "judge": parts.judged(),
+        "push": Push(buffer, parts.environment, parts.journal),
+    }
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "icrl", **compile})

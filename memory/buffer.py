@@ -1,0 +1,48 @@
+"""ICRL's buffer B: the attempts of a run at its task, in the order in which they were made.
+
+Nothing is filtered here: what of it a prompt shows is decided when the prompt is composed (nodes/attempts.py).
+"""
+
+from __future__ import annotations
+
+from .experiences import TrajectoryShelf
+from .records import Trajectory
+
+__all__ = ["Buffer"]
+
+
+class Buffer:
+    """Attempts by run, in memory, and on a shelf if one is given.
+
+    Args:
+        shelf: keeps them for good; what stands there is read at once.
+    """
+
+    def __init__(self, shelf: TrajectoryShelf | None = None) -> None:
+        self._shelf = shelf
+        self._attempts: dict[tuple[str, str], dict[int, Trajectory]] = {}
+        for trajectory in shelf.all() if shelf is not None else ():
+            self._keep(trajectory)
+
+    def _keep(self, trajectory: Trajectory) -> None:
+        self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Push an attempt. One of the same run and episode takes its place."""
+        if self._shelf is not None:
+            self._shelf.put([trajectory])
+        self._keep(trajectory)
+
+    def attempts(self, run: str, task: str, before: int) -> list[Trajectory]:
+        """The attempts of a run at a task in episodes earlier than `before`, oldest first.
+
+        A replayed or forked run asks with the episode it is at: it never sees what it had done later.
+        """
+        known = self._attempts.get((run, task), {})
+        return [known[episode] for episode in sorted(known) if episode < before]
+
+    def __len__(self) -> int:
+        return sum(map(len, self._attempts.values()))
+
+    def __repr__(self) -> str:
+        return f"Buffer({len(self)} attempts)"

@@ -1,0 +1,273 @@
+"""Earlier attempts in prompts: how they are written, which of them are shown, and where they come from.
+
+    Task: reach the exit
+    Attempt 1:
+    door black
+    > mist
+    = 1
+    total 1
+    Attempt 2 (x3):                       the same actions were taken three times
+    …
+    Attempt 5: total 4: mist, lamp, left  an attempt as one line
+    Attempt 9:                            the running attempt
+    door black
+    > mist
+    = 1
+    Now: exploit                          this round's instruction
+    gate wolf                             what the agent sees
+
+What changes from step to step stands at the end: a provider's cache, or a local model's, keeps all that stands before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+from ..memory.buffer import Buffer
+from ..memory.journal import Journal
+from ..memory.records import Shown, Trajectory, Transition, UserError
+from .budget import arrange, everything, latest
+from .episode import Environment, Finished, finished
+from .policies import Seen, steps_text
+from .state import Composed, Episode
+
+__all__ = [
+    "Attempts",
+    "Compose",
+    "ContextError",
+    "Layout",
+    "Lessons",
+    "Mode",
+    "Push",
+    "Strategy",
+    "chosen",
+    "instruction",
+    "lesson",
+    "lessons",
+]
+
+Mode = Literal["", "explore", "exploit", "explore or exploit"]
+Strategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
+LINE = 60
+"""Characters of the actions in an attempt shown as one line."""
+
+
+class ContextError(UserError, ValueError):
+    """A prompt that cannot be made to fit the model's window."""
+
+
+def instruction(strategy: Strategy, round: int, one_based: bool = False) -> Mode:
+    """ICRL's s_ICRL for a round, counted from 0: the preset strategy explores in even rounds, exploits in odd ones.
+
+    Args:
+        strategy: `preset`, `autonomous` (the model picks), `explore`, `exploit`, or `none`.
+        round: k, from 0.
+        one_based: count rounds from 1 as the paper's Algorithm 1 does; its first attempt then exploits an empty buffer.
+    """
+    match strategy:
+        case "preset":
+            return "exploit" if (round + one_based) % 2 else "explore"
+        case "autonomous":
+            return "explore or exploit"
+        case "none":
+            return ""
+        case _:
+            return strategy
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How attempts are written."""
+
+    rewards: Literal["dense", "sparse", "zero", "none"] = "dense"
+    """`dense`: r_t next to the step that earned it, and their sum; `sparse`: the sum alone; `zero`: as dense, but every
+    reward is 0 (an ablation); `none`: no rewards. A missing reward leaves its line out."""
+    clip: int = 200
+    """Characters of a past state that are kept, of its first line."""
+    notes: bool = False
+    """Whether what the agent wrote about an attempt stands below it."""
+
+    def attempt(self, trajectory: Trajectory, shown: Shown) -> str:
+        """An earlier attempt, whole or as a line; ends with a line break."""
+        number, value = trajectory.episode + 1, self._total(trajectory.value)
+        if not shown.whole:
+            actions = ", ".join(" ".join(step.action.split()) for step in trajectory.transitions)
+            cut = actions[:LINE] + "…" if len(actions) > LINE else actions
+            return f"Attempt {number}: {f'total {value}: ' if value else ''}{cut}\n"
+        count = f" (x{shown.count})" if shown.count > 1 else ""
+        total = f"total {value}\n" if value else ""
+        note = f"Feedback: {' '.join(trajectory.note.split())}\n" if self.notes and trajectory.note else ""
+        return f"Attempt {number}{count}:\n{self.steps(trajectory.transitions)}{total}{note}"
+
+    def steps(self, steps: Sequence[Transition]) -> str:
+        """Steps with their rewards, each line ended."""
+        return steps_text([replace(s, state=self._clipped(s.state), reward=self._reward(s.reward)) for s in steps])
+
+    def _total(self, value: float | None) -> str:
+        if value is None or self.rewards == "none":
+            return ""
+        return "0" if self.rewards == "zero" else f"{value:g}"
+
+    def _reward(self, reward: float | None) -> float | None:
+        if reward is None or self.rewards in ("none", "sparse"):
+            return None
+        return 0.0 if self.rewards == "zero" else reward
+
+    def _clipped(self, state: str) -> str:
+        line = state.strip().partition("\n")[0]
+        return line if len(line) <= self.clip else line[: self.clip].rstrip() + "…"
+
+
+@dataclass(frozen=True)
+class Compose:
+    """Decide what this round's prompts show of earlier attempts, and which instruction they carry.
+
+    Raises:
+        ContextError: before anything was asked, if the task itself does not fit the model's window, or if all attempts
+            are to be shown and do not fit.
+    """
+
+    role: ClassVar[str] = "memory"
+
+    buffer: Buffer
+    written: Callable[[Trajectory, Shown], str] = field(repr=False)
+    """How an attempt stands in the prompt (`Layout.attempt`, or a note)."""
+    count: Callable[[str], int] = field(repr=False)
+    """Tokens of a text."""
+    window: int
+    """Tokens of the longest prompt and reply together."""
+    keep: Literal["budget", "all", "last"] = "budget"
+    """The policy: nodes/budget.py's, or all, or the `last` ones."""
+    budget: int | None = None
+    """Tokens for earlier attempts (`budget` policy); half the window if not given."""
+    last: int = 3
+    block: int = 5
+    """With the `budget` policy: every so many rounds the older attempts are arranged anew."""
+    strategy: Strategy = "none"
+    one_based: bool = False
+    _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, state: Episode) -> Composed:
+        task, episode = state["task"], state["episode"]
+        needed = self.count(f"Task: {task.instruction}\n{state['observation'].text}")
+        if needed >= self.window:
+            raise ContextError(
+                f"task {task.id} alone takes {needed} tokens, and the model's window has {self.window}; "
+                "use a model with a larger window, or a smaller task"
+            )
+        attempts = self.buffer.attempts(state["run"], task.id, episode)
+        room = min(self.window // 2 if self.budget is None else self.budget, self.window - needed)
+        if self.keep == "budget":
+            shown = arrange(attempts, self._size, room, self.block)
+        else:
+            shown = everything(attempts) if self.keep == "all" else latest(attempts, self.last)
+            taken = sum(self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True))
+            if needed + taken >= self.window:
+                raise ContextError(
+                    f"{len(shown)} attempts at {task.id} take {taken} tokens with {needed} for the task, and the model's "
+                    f"window has {self.window}; keep fewer, or let a budget choose (keep='budget')"
+                )
+        return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
+
+    def _size(self, shown: Shown, trajectory: Trajectory) -> int:
+        text = self.written(trajectory, shown)
+        if text not in self._sizes:
+            self._sizes[text] = self.count(text) + 1  # tokens may merge across the seam of two texts, or fail to
+        return self._sizes[text]
+
+
+class Composing(Episode, Composed):
+    """An episode under way, with what its prompts show."""
+
+
+@dataclass(frozen=True)
+class Attempts(Seen):
+    """What a policy is shown: the attempts that `Compose` chose, the running one, the instruction, the observation."""
+
+    buffer: Buffer
+    journal: Journal
+    layout: Layout
+    brief: str = ""
+    """What the system message says of the method."""
+    running: Layout | None = None
+    """How the running attempt is written, if not like the others: without rewards where a judge gives them at the end."""
+    recent: int | None = None
+    """How many steps of the running attempt are shown at most; None: all."""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        earlier = "".join(self.layout.attempt(trajectory, shown) for trajectory, shown in chosen(self.buffer, state))
+        steps = (self.running or self.layout).steps(self.journal.history(state["head"], last=self.recent))
+        now = f"Now: {state['mode']}\n" if state["mode"] else ""
+        return {
+            "brief": self.brief,
+            "instruction": state["task"].instruction,
+            "steps": f"{earlier}Attempt {state['episode'] + 1}:\n{steps}{now}",
+            "observation": state["observation"].text,
+        }
+
+
+@dataclass(frozen=True)
+class Lessons(Seen):
+    """What a policy is shown by Reflexion: what was written about earlier attempts, not the attempts."""
+
+    buffer: Buffer
+    journal: Journal
+    layout: Layout
+    brief: str = ""
+    recent: int | None = None
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        steps = self.layout.steps(self.journal.history(state["head"], last=self.recent))
+        return {
+            "brief": self.brief,
+            "instruction": state["task"].instruction,
+            "steps": lessons(self.buffer, state) + steps,
+            "observation": state["observation"].text,
+        }
+
+
+def chosen(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:
+    """The attempts that `Compose` chose, in their order. One that a caller put into `shown` and nobody made is an error."""
+    attempts = {t.id: t for t in buffer.attempts(state["run"], state["task"].id, state["episode"])}
+    for shown in state["shown"]:
+        if shown.id not in attempts:
+            raise ContextError(
+                f"the prompt is to show attempt {shown.id!r}, which the buffer does not hold; it has {list(attempts)}"
+            )
+    return [(attempts[shown.id], shown) for shown in state["shown"]]
+
+
+def lesson(trajectory: Trajectory, shown: Shown) -> str:
+    """An attempt as what was written about it, in one line; empty if nothing was."""
+    note = " ".join(trajectory.note.split())
+    return f"- {note}\n" if note else ""
+
+
+def lessons(buffer: Buffer, state: Mapping[str, Any]) -> str:
+    """The notes of the attempts in `shown`, as a list; empty without any."""
+    notes = "".join(lesson(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+    return f"Lessons:\n{notes}" if notes else ""
+
+
+class Noted(Finished, total=False):
+    """A finished episode that something may have been written about."""
+
+    note: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """Push the finished attempt with its rewards to the buffer. Nothing is filtered: failures stay in."""
+
+    role: ClassVar[str] = "memory"
+
+    buffer: Buffer
+    environment: Environment
+    journal: Journal
+
+    def __call__(self, state: Noted) -> dict[str, Any]:
+        attempt = finished(state, self.environment, self.journal, state.get("note", ""))
+        self.buffer.add(attempt)
+        return {"earned": attempt.value}
