@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,17 @@ def test_summary_by_hand() -> None:
     assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
     assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
     assert (row.steps, row.tokens, row.seconds) == (10, 14, 0.5)
-    with pytest.raises(ValueError, match="same number of episodes"):
-        benchmark.summary([attempts(0, [1]), attempts(1, [1, 1])], "toy", "none")
+
+
+def test_answer_beside_the_best_attempt() -> None:
+    """Seed 0 chose its second attempt (3 of 5), seed 1 its first (2 of 2): 2.5 on average, where an oracle gets 3.5."""
+    one = replace(attempts(0, [1, 3, 5], 5.0), answer=1, solved=5.0)
+    two = replace(attempts(1, [2, 0], 5.0), answer=0, solved=2.0)
+    row = benchmark.summary([one, two], "toy", "none")
+    assert (row.answer, row.top, row.solved, row.episodes) == (2.5, 3.5, 0.5, 3)
+    assert row.final == pytest.approx((3 + 1) / 2)  # runs may end at a budget of tokens: each has its own end
+    assert "| solved |" in benchmark.table([row])
+    assert benchmark.summary([one, replace(two, answer=None)], "toy", "none").answer is None
 
 
 def test_table_is_aligned_markdown() -> None:

@@ -46,7 +46,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     ("command", "says"),
     [
         ("jump", "there are run, list, draw, memory, pocket"),
-        ("run", "there are jitrl, static, random, tabular"),
+        ("run", "there are jitrl, icrl, react, cot, long-cot, best-of-n, self-refine, reflexion, static, random, tabular"),
         ("run jitlr", "there are jitrl"),
         ("run jitrl --compare jitlr", "there are jitrl"),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),

@@ -24,7 +24,7 @@ def at(*actions: str, **more: Any) -> dict[str, Any]:
     """The state after these actions."""
     seen = TOY.observe(TASK, actions)
     state = {"task": TASK, "run": "r", "episode": 1, "observation": seen, "step": len(actions), "head": "r/1/t", "score": 0.0}
-    return {**state, "best": 0.0, **more}
+    return {**state, "best": 0.0, "earned": 0.0, **more}
 
 
 def remembered(*returns: float, state: str, action: str = "back", run: str = "r", episode: int = 0) -> Trajectory:
@@ -57,7 +57,7 @@ def test_best_keeps_what_is_taken_away_again() -> None:
         def observe(self, task: Task, actions: Any) -> Observation:
             return Observation("here", ("on",), -3.0)
 
-    out = Act(Falling(), Journal())({**at(action="on"), "score": 5.0, "best": 5.0})
+    out = Act(Falling(), Journal())({**at(action="on"), "score": 5.0, "best": 5.0, "earned": 5.0})
     assert (out["score"], out["best"]) == (2.0, 5.0)
 
 
@@ -131,7 +131,7 @@ def test_judge_and_remember() -> None:
     judged = EnvironmentJudge(journal)(state)
     assert judged == {"rewards": [1.0, 2.0], "unjudged": ""}
     remember = Remember(memory, TOY, journal)
-    assert remember({**state, **judged}) == {}
+    assert remember({**state, **judged}) == {"earned": 3.0}
     remember({**state, **judged})
     assert [(e.id, e.state, e.action, e.value, e.domain) for e in memory] == [
         ("r/1/0", "s", "a", 2.0, TOY.name),

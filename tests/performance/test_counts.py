@@ -16,7 +16,7 @@ from learngraph.memory.experiences import Experiences
 from learngraph.memory.journal import Journal
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.shelf import Shelf
-from learngraph.nodes.policies import LocalPolicy, UniformPolicy, listed
+from learngraph.nodes.policies import LocalPolicy, Recent, UniformPolicy, listed
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -82,7 +82,7 @@ class Counting:
 @pytest.mark.parametrize("method", ["static", "jitrl"])
 def test_the_model_is_asked_once_per_env_step(method: str) -> None:
     model, world = Counting(), KeywordKeep()
-    out = build(method, world, LocalPolicy(model, Journal(), Prompt.load("act/score")), chain=True).invoke(attempt(world))
+    out = build(method, world, LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score")), chain=True).invoke(attempt(world))
     assert model.asked == out["step"]
 
 
@@ -92,7 +92,7 @@ def test_one_forward_pass_per_env_step() -> None:
 
     model: Any = open_model("pocket", threads=1)
     world = KeywordKeep()
-    policy = LocalPolicy(model, Journal(), Prompt.load("act/score"))
+    policy = LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score"))
     out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
     assert model.usage.forwards == out["step"]
 

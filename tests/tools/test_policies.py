@@ -15,6 +15,7 @@ from learngraph.nodes.ask import BadReply
 from learngraph.nodes.policies import (
     LocalPolicy,
     PolicyError,
+    Recent,
     UniformPolicy,
     log_normalised,
     logprobs_policy,
@@ -50,13 +51,13 @@ def policy(request: pytest.FixtureRequest, tiny: str, openai_server: Any) -> Any
     if request.param == "uniform":
         yield UniformPolicy()
     elif request.param == "local":
-        yield LocalPolicy(LocalChatModel(model=tiny), Journal(), Prompt.load("act/score"))
+        yield LocalPolicy(LocalChatModel(model=tiny), Recent(Journal(), 0), Prompt.load("act/score"))
     else:
         reply = {"text": "B", "top_logprobs": LETTERS} if request.param == "logprobs" else CONFIDENT
         with openai_server(replies=[reply]) as server:
             model = open_model("openai:test", base_url=server.url)
             make = logprobs_policy if request.param == "logprobs" else verbalized_policy
-            yield make(model, Journal())
+            yield make(model, Recent(Journal()))
 
 
 def test_contract(policy: Any) -> None:
@@ -78,8 +79,8 @@ def test_contract_async(policy: Any) -> None:
 def test_local_scores_are_the_models_own(tiny: str) -> None:
     model = LocalChatModel(model=tiny)
     prompt = Prompt.load("act/score")
-    found = ask(LocalPolicy(model, Journal(), prompt), state())
-    scores = model.score(prompt.messages(instruction="take the lamp", steps="", observation="You are in the kitchen."), ACTIONS)
+    found = ask(LocalPolicy(model, Recent(Journal(), 0), prompt), state())
+    scores = model.score(prompt.messages(brief="", instruction="take the lamp", steps="", observation="You are in the kitchen."), ACTIONS)
     assert [c.logit for c in found] == pytest.approx(log_normalised(scores), abs=1e-4)
 
 
@@ -89,7 +90,7 @@ def test_the_prompt_shows_the_recent_steps(openai_server: Any) -> None:
     for n in range(5):
         head = journal.append(head, Transition(f"room {n}", f"go {n}", float(n)))
     with openai_server(replies=[{"text": "B", "top_logprobs": LETTERS}]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), journal, recent=2)
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(journal, 2))
         ask(policy, state(head=head, step=5))
         prompt = server.requests[0]["messages"][-1]["content"]
     assert "room 3\n> go 3\n= 3\nroom 4\n> go 4\n= 4\nYou are in the kitchen." in prompt
@@ -99,7 +100,7 @@ def test_the_prompt_shows_the_recent_steps(openai_server: Any) -> None:
 
 def test_logprobs_reads_the_letters_and_never_invents_a_chance(openai_server: Any) -> None:
     with openai_server(replies=[{"text": "B", "top_logprobs": LETTERS}]) as server:
-        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Journal()), state())
+        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20)), state())
     logit = {c.action: c.logit for c in found}
     assert logit["go north"] - logit["go south"] == pytest.approx(-1.8)
     assert logit["take the lamp"] - logit["go south"] == pytest.approx(-3.8)
@@ -108,7 +109,7 @@ def test_logprobs_reads_the_letters_and_never_invents_a_chance(openai_server: An
 
 def test_logprobs_needs_a_server_that_reports_them(openai_server: Any) -> None:
     with openai_server(replies=["B"]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Journal())
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20))
         with pytest.raises(PolicyError, match="--policy verbalized"):
             ask(policy, state())
         with pytest.raises(PolicyError, match=r"20 options apart .* 21 admissible"):
@@ -118,7 +119,7 @@ def test_logprobs_needs_a_server_that_reports_them(openai_server: Any) -> None:
 def test_logprobs_asks_again_for_a_letter(openai_server: Any) -> None:
     bad = {"text": "well", "top_logprobs": [{"well": -0.1}]}
     with openai_server(replies=[bad, {"text": "A", "top_logprobs": [{"A": -0.1}]}]) as server:
-        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Journal()), state())
+        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20)), state())
         assert len(server.requests) == 2
         assert "asked for one letter of A-D and nothing else, got 'well'" in server.requests[1]["messages"][-1]["content"]
     assert max(found, key=lambda c: c.logit).action == "go north"
@@ -129,7 +130,7 @@ def test_logprobs_reads_no_prose(openai_server: Any, said: str) -> None:
     """A letter that happens to be a word of a sentence is no answer."""
     tokens = [{t: -0.1} for t in said.split()] or [{"": -0.1}]
     with openai_server(replies=[{"text": said, "top_logprobs": tokens}]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Journal())
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20))
         with pytest.raises(BadReply, match="asked for one letter of A-I and nothing else"):
             ask(policy, state(tuple(f"go {n}" for n in range(9))))
 
@@ -145,12 +146,12 @@ def test_asking_again_is_a_prompt_of_the_users_too(tmp_path: Path) -> None:
             return super()._generate(messages, *args, **kwargs)
 
     model = Model(messages=iter([AIMessage("?"), AIMessage(CONFIDENT)]))
-    ask(verbalized_policy(model, Journal(), prompts=tmp_path), state())
+    ask(verbalized_policy(model, Recent(Journal()), prompts=tmp_path), state())
     assert heard[1][-1].content.startswith("Nein: asked for a JSON object")
 
 
 def test_verbalized_has_a_floor() -> None:
-    found = ask(verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(CONFIDENT)])), Journal()), state())
+    found = ask(verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(CONFIDENT)])), Recent(Journal())), state())
     assert found[0].logit - found[1].logit == pytest.approx(math.log(1 / 0.001))
 
 
@@ -168,7 +169,7 @@ def test_verbalized_has_a_floor() -> None:
     ],
 )
 def test_verbalized_malformed_replies(reply: str, words: str) -> None:
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), Journal())
+    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), Recent(Journal()))
     with pytest.raises(BadReply) as raised:
         ask(policy, state())
     assert words in str(raised.value)
@@ -177,7 +178,7 @@ def test_verbalized_malformed_replies(reply: str, words: str) -> None:
 
 def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:
     with pytest.raises(PolicyError, match="task t lists none at step 0"):
-        ask(LocalPolicy(LocalChatModel(model=tiny), Journal(), Prompt.load("act/score")), state(()))
+        ask(LocalPolicy(LocalChatModel(model=tiny), Recent(Journal(), 0), Prompt.load("act/score")), state(()))
     free = '{"options": [{"action": "dance", "confidence": 100}]}'
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(free)])), Journal())
+    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(free)])), Recent(Journal()))
     assert ask(policy, state(())) == [Candidate("dance", 0.0)]
