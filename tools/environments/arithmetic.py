@@ -206,7 +206,7 @@ _LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\(": "", r"\)": "", "$"
 _TAG = re.compile(r"</?[A-Za-z][^<>]{0,80}>")
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 _TIMES = re.compile(r"(?<=[0-9)])( ?)[xX](?= ?[0-9(])")
-_PREFIX = re.compile(r"(?:[>#*_`•\s]|-\s)*(?:(?:step\s*[0-9]+|[0-9]+(?=[.)]\s))[*_]*\s*[:.)-]?[*_\s]*)?", re.IGNORECASE)
+_PREFIX = re.compile(r"(?:[>#*_`•\s]|-\s)*(?:(?:step\s*[0-9]+|[0-9]+(?=[.):]\s))[*_]*\s*[:.)-]?[*_\s]*)?", re.IGNORECASE)
 _ANSWER = re.compile(r"(?:final )?answer ?(?:is ?)?:[*_ ]*(.*)", re.IGNORECASE)
 _OPERATION = re.compile(r"([-+*/().0-9 ]+?) ?(?:=|->|→) ?\(?(-?[0-9][0-9./]*)\)?(.*)")
 _TAIL = re.compile(r"[.,;:]?(?: ?(?:[(\[,;]|->|→|left|remaining).*)?", re.IGNORECASE)
@@ -371,7 +371,7 @@ class _Expression:
             self.depth -= 1
             return value
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
-        if not re.fullmatch("[0-9]{1,4}", token):
+        if not re.fullmatch("0|[1-9][0-9]{0,3}", token):
             came = repr(token[:20]) if token else "nothing"
             raise _Refused(f"a whole number or an opening bracket is expected {self._where()}, {came} came")
         self.at += 1
@@ -484,13 +484,15 @@ def _start(puzzle: Puzzle) -> _Turn:
     return _Turn(tuple(_Term(Fraction(number), str(number)) for number in puzzle))
 
 
+@lru_cache(maxsize=64)
 def demonstration(puzzle: Puzzle) -> str:
     """A puzzle with a solution, written as an answer should be: five lines."""
     turn, lines = _start(puzzle), [f"Numbers: {_said(puzzle)}"]
-    for step, action in enumerate(_solve(puzzle), 1):
+    *steps, answer = _solve(puzzle)
+    for number, action in enumerate(steps, 1):
         turn = _take(turn, action, puzzle)
-        lines.append(action if turn.over else f"Step {step}: {action} (left: {_said(turn.numbers)})")
-    return "\n".join(lines)
+        lines.append(f"Step {number}: {action} (left: {_said(turn.numbers)})")
+    return "\n".join((*lines, answer))
 
 
 class Game24:
