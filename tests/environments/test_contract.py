@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from learngraph.memory.records import Observation, Task, UserError
+from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
+from learngraph.tools.environments.writing import Writing
 
 TWX_MISSING = None
 if find_spec("textworld_express") is None:
@@ -37,13 +39,15 @@ needs_jericho = [pytest.mark.jericho, pytest.mark.skipif(JERICHO_MISSING is not 
 
 OPENERS: dict[str, Callable[[], Any]] = {
     "toy": KeywordKeep,
+    "game24": lambda: Game24({"order": "difficulty"}),
+    "writing": lambda: Writing({"source": "own"}),
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=30) for game in GAMES},
     "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
     "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
 }
 QUICK = ("coin", "sorting", "simonsays")
 MARKS: dict[str, Any] = {
-    "toy": (),
+    **dict.fromkeys(("toy", "game24", "writing"), ()),
     **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [pytest.mark.slow])] for game in GAMES},
     "jericho:zork1": needs_jericho,
     "jericho:detective": [*needs_jericho, pytest.mark.slow],
@@ -57,12 +61,17 @@ def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     opened.close()
 
 
+def choices(env: Any, task: Task, shown: Observation) -> tuple[str, ...]:
+    """What may be done: the listed actions; where none are listed (a passage), some texts."""
+    return shown.actions or (*env.gold(task), "One.\n\nTwo.\n\nThree.\n\nFour.", "Just a line.")
+
+
 def play(env: Any, task: Task, seed: str, steps: int = 12) -> tuple[tuple[str, ...], list[Observation]]:
     """A random episode: its actions and all its observations."""
     draw, actions = random.Random(seed), tuple[str, ...]()
     seen = [env.observe(task, actions)]
     while not seen[-1].over and len(actions) < steps:
-        actions += (draw.choice(seen[-1].actions),)
+        actions += (draw.choice(choices(env, task, seen[-1])),)
         seen.append(env.observe(task, actions))
     return actions, seen
 
@@ -110,7 +119,7 @@ def test_actions_are_sorted_without_repeats_and_none_when_over(env: Any) -> None
         assert seen[-1].actions == ()
         for shown in seen[:-1]:
             assert not shown.over
-            assert shown.actions
+            assert shown.actions or env.name.startswith("writing")
             assert list(shown.actions) == sorted(set(shown.actions))
 
 
@@ -119,7 +128,7 @@ def test_the_horizon_ends_the_episode(env: Any) -> None:
         actions, seen = play(env, env.task(n), f"e{n}", steps=1000)
         assert len(actions) <= env.horizon
         with pytest.raises(UserError, match="over after"):
-            env.observe(env.task(n), (*actions, seen[0].actions[0]))
+            env.observe(env.task(n), (*actions, choices(env, env.task(n), seen[0])[0]))
 
 
 def test_gold_reaches_the_optimum(env: Any) -> None:
@@ -138,6 +147,10 @@ def test_what_is_not_admissible_is_refused(env: Any) -> None:
     if env.name.startswith("jericho"):  # a parser takes any text, and answers it
         assert env.observe(task, ["fly to the moon"]).reward == 0
         return
+    if hasattr(env, "read"):  # it takes written text, and says what it makes of it
+        assert env.observe(task, [""]) == Observation(env.observe(task, [""]).text, (), None, True)
+        assert "cannot be read" in env.observe(task, [""]).text
+        return
     with pytest.raises(UserError, match=r"'fly to the moon' is not admissible .*step 0 of .*choose one of"):
         env.observe(task, ["fly to the moon"])
     with pytest.raises(UserError):
@@ -151,3 +164,16 @@ def test_abstract_is_a_function_of_the_observation(env: Any) -> None:
         key = env.abstract(shown)
         assert key
         assert key == env.abstract(Observation(shown.text))
+
+
+def test_a_written_answer_is_a_whole_episode(env: Any) -> None:
+    if not hasattr(env, "read"):
+        return
+    task = env.task(3)
+    path = env.gold(task)
+    assert env.read("Here it is.\n\n" + ("Passage:\n" if len(path) == 1 else "") + "\n".join(path)) == path
+    assert len(env.verify(task, path)) == len(path)
+    for reply in ("", "Sorry, no.", "\n".join(path)):
+        actions = env.read(reply)
+        assert [env.observe(task, actions[:n]).over for n in range(len(actions) + 1)] == [False] * len(actions) + [True]
+    assert env.verify(task, env.read("")) == [None]
