@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import add
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
@@ -17,7 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from ..memory.records import Task
+from ..memory.records import Task, Usage, UserError
 from ..memory.rows import Rows
 from ..nodes.state import Played
 from .flow import Node, compiled, wire
@@ -28,6 +28,10 @@ flowchart LR
   tally -->|another| episode
   tally -->|enough| commit --> END
 """
+
+
+class RunError(UserError, RuntimeError):
+    """The state of a run and its log do not belong together."""
 
 
 class Plan(TypedDict):
@@ -79,6 +83,7 @@ class Tally:
                 "score": state["score"],
                 "best": state["best"],
                 "earned": state["earned"],
+                "unjudged": state.get("unjudged", ""),  # a checkpoint of an earlier version has none
                 "steps": state["step"],
                 "head": state["head"],
                 "calls": usage.calls,
@@ -109,7 +114,7 @@ class Commit:
     role: ClassVar[str] = "compute"
 
     rule: Literal["best", "last"] = "best"
-    log: Rows | None = None
+    log: Rows = field(default_factory=Rows)
     judge: Node | None = None
     """Asked again on ties; None for rewards that would only be the same again."""
     times: int = 3
@@ -120,22 +125,23 @@ class Commit:
             return {"answer": len(state["values"]) - 1}
         top = max(known.values())
         tied = [episode for episode, value in known.items() if value == top]
-        again = {episode: self._again(state, episode) for episode in tied} if self.judge and len(tied) > 1 else {}
-        return {"answer": min(tied, key=lambda e: (-again.get(e, top), state["lengths"][e], e))}
+        returns, usage = dict.fromkeys(tied, top), Usage()
+        for episode in tied if self.judge and len(tied) > 1 else ():
+            judged = [self._judged(state, episode) for _ in range(self.times)]
+            usage = sum((one.get("usage", Usage()) for one in judged), usage)
+            totals = [math.fsum(one["rewards"]) for one in judged if None not in one["rewards"]]
+            returns[episode] = math.fsum(totals) / len(totals) if totals else top
+        answer = min(tied, key=lambda episode: (-returns[episode], state["lengths"][episode], episode))
+        return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
 
-    def _again(self, state: Run, episode: int) -> float:
-        """The mean return over several judgements of a finished attempt; the return it had if none succeeds."""
-        row = self.log.get(f"{state['run']}/{episode}") if self.log is not None else None
+    def _judged(self, state: Run, episode: int) -> Mapping[str, Any]:
+        """A judgement of a finished attempt."""
+        row = self.log.get(f"{state['run']}/{episode}")
         if row is None:
-            return float(state["values"][episode] or 0.0)
+            raise RunError(f"the log of the run {state['run']} has no episode {episode} to judge again; it has {len(self.log)}")
         attempt = {**state, "episode": episode, "head": row["head"], "step": row["steps"], "score": row["score"]}
-        judged = [_invoke(self.judge, attempt)["rewards"] for _ in range(self.times)]
-        totals = [math.fsum(rewards) for rewards in judged if None not in rewards]
-        return math.fsum(totals) / len(totals) if totals else float(state["values"][episode] or 0.0)
-
-
-def _invoke(node: Any, state: Mapping[str, Any]) -> Any:
-    return node.invoke(state) if isinstance(node, Runnable) else node(state)
+        judged: Mapping[str, Any] = self.judge.invoke(attempt) if isinstance(self.judge, Runnable) else self.judge(attempt)  # type: ignore[misc]
+        return judged
 
 
 def more(state: Run) -> Literal["another", "enough"]:

@@ -1,0 +1,310 @@
+"""ICRL and the inference-time baselines, played through: what they show, what they call, what they end with."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
+
+from learngraph.graphs import icrl, run
+from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
+from learngraph.graphs.parts import Parts
+from learngraph.memory.journal import Journal
+from learngraph.memory.records import Candidate, Observation, Task, Trajectory, UserError
+from learngraph.memory.rows import Rows
+from learngraph.nodes.attempts import ContextError
+from learngraph.nodes.judge import RuleJudge
+from learngraph.nodes.policies import Seen, act_policy, answer_policy
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = KeywordKeep()
+TASK = TOY.task(3)
+
+
+class Shelf(list[Trajectory]):
+    """Keeps what it is given; a test looks at it."""
+
+    def put(self, records: Any, /) -> None:
+        self.extend(records)
+
+    def all(self) -> list[Trajectory]:
+        return list(self)
+
+    def delete(self, ids: Any, /) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BestPrefix:
+    """Scripted, no model: reads the prompt's text, repeats the best attempt up to its last reward, then tries at random.
+
+    All it knows of rewards is what the text says.
+    """
+
+    seen: Seen
+
+    def __call__(self, state: Any) -> dict[str, Any]:
+        text = self.seen(state)["steps"]
+        *earlier, running = re.split(r"^Attempt \d+.*:\n", text, flags=re.MULTILINE)[1:]
+        done = len(re.findall(r"^> ", running, re.MULTILINE))
+        prefixes = []
+        for attempt in earlier:
+            steps = re.findall(r"^> (.*)\n= (.*)$", attempt, re.MULTILINE)
+            rewards = [float(reward) for _, reward in steps]
+            end = max((n + 1 for n, reward in enumerate(rewards) if reward > 0), default=0)
+            prefixes.append((sum(rewards), [action for action, _ in steps[:end]]))
+        best = max(prefixes, default=(0.0, []))[1]
+        actions = state["observation"].actions
+        draw = random.Random(f"{state['run']}/{state['episode']}/{state['step']}")
+        action = best[done] if done < len(best) else draw.choice(actions)
+        return {"candidates": [Candidate(action, 0.0)]}
+
+
+def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = "r") -> list[float]:
+    graph = icrl.build(Parts(TOY, Journal(), BestPrefix), settings, chain=True)
+    plan = run.Plan(task=task, run=name, episode=0, episodes=count)
+    played: list[float] = run.build(graph).invoke(plan)["scores"]
+    return played
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards(seed: int) -> None:
+    everything = icrl.ICRL(keep="all")
+    scores = rounds(everything, task=TOY.task(seed))
+    assert scores == sorted(scores)
+    assert scores[-1] > scores[0]
+    zeroed = rounds(replace(everything, rewards="zero"), task=TOY.task(seed))
+    assert zeroed != sorted(zeroed)
+    assert sum(zeroed[-5:]) / 5 < scores[-1]
+
+
+def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
+    scores = rounds(icrl.ICRL(budget=400), count=40)
+    assert scores == sorted(scores)
+
+
+def test_a_short_context_is_a_setting() -> None:
+    short = icrl.ICRL.short_context()
+    assert (short.keep, short.last) == ("last", 3)
+    assert icrl.ICRL.zero_reward().rewards == "zero"
+    assert (icrl.ICRL.paper().strategy, icrl.ICRL.paper().keep) == ("preset", "all")
+
+
+def test_one_round_node_by_node() -> None:
+    graph = icrl.build(Parts(TOY, Journal(), BestPrefix), checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    graph.invoke({"task": TASK, "run": "r", "episode": 0}, config, interrupt_before=["propose"])
+    state = graph.get_state(config)
+    assert state.next == ("propose",)
+    assert (state.values["shown"], state.values["mode"]) == ([], "exploit")
+    out = graph.invoke(None, config)
+    assert set(out) == {"task", "episode", "score", "best", "earned", "step", "head", "usage"}
+    assert out["earned"] == out["score"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"last": 0}, "last is at least 1, got 0"), ({"block": 0}, "block is at least 1"), ({"temperature": -1}, "at least 0")],
+)
+def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        icrl.ICRL(**settings)
+
+
+# Written answers
+
+
+class Chat(BaseChatModel):
+    """A chat model that says given things in turn, and keeps what it was asked."""
+
+    replies: list[str]
+    asked: list[list[BaseMessage]] = []
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        self.asked.append(list(messages))
+        reply = self.replies[(len(self.asked) - 1) % len(self.replies)]
+        usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+
+    def prompt(self, n: int) -> str:
+        return str(self.asked[n][-1].text)
+
+
+class Sums:
+    """Write two numbers, each on a line of its own, that add up to 10. An environment with one written answer."""
+
+    name, horizon, solved = "sums", 2, 1.0
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        if actions and not actions[-1].strip().lstrip("-").isdigit():
+            return Observation("cannot read that", over=True, reward=None)
+        over = len(actions) == 2
+        return Observation(f"{len(actions)} of 2", over=over, reward=float(over and sum(map(int, actions)) == 10))
+
+    def abstract(self, observation: Observation) -> str:
+        return observation.text
+
+    def read(self, reply: str) -> tuple[str, ...]:
+        found = re.findall(r"^-?\d+$", reply, re.MULTILINE)
+        return tuple(found[:2]) or (reply,)
+
+    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
+        return [3.0 if a.lstrip("-").isdigit() else None for a in actions]
+
+
+SUM = Task("sum", "two numbers that make 10")
+
+
+def answering(chat: Chat, **more: Any) -> Parts:
+    world = Sums()
+    return Parts(
+        world,
+        Journal(),
+        policy=lambda seen: answer_policy(chat, seen, world.read),
+        write=lambda seen, name: answer_policy(chat, seen, world.read, "cot/long" if name == "long-cot" else "cot/answer"),
+        model=chat,
+        **more,
+    )
+
+
+def play(graph: Any, episodes: int, tokens: int = 0, **build: Any) -> dict[str, Any]:
+    plan = run.Plan(task=SUM, run="r", episode=0, episodes=episodes, tokens=tokens)
+    out: dict[str, Any] = run.build(graph, **build).invoke(plan)
+    return out
+
+
+def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> None:
+    chat = Chat(replies=["4\n5", "thinking…\n4\n6"])
+    out = play(icrl.build(answering(chat), icrl.ICRL.preset()), 3)
+    assert out["scores"] == [0.0, 1.0, 0.0]
+    assert out["answer"] == 1
+    assert len(chat.asked) == 3
+    assert chat.prompt(0).endswith("Attempt 1:\nNow: explore\n0 of 2")
+    assert "Attempt 1:\n0 of 2\n> 4\n= 0\n1 of 2\n> 5\n= 0\ntotal 0\n" in chat.prompt(1)
+    assert "> 6\n= 1\ntotal 1\nAttempt 3:\nNow: explore\n" in chat.prompt(2)
+    assert out["spent"] == 45
+
+
+def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -> None:
+    chat, shelf = Chat(replies=["no idea"]), Shelf()
+    log = Rows()
+    out = play(icrl.build(answering(chat, shelf=shelf)), 2, log=log)
+    assert [t.transitions[0].action for t in shelf] == ["no idea", "no idea"]
+    assert [t.value for t in shelf] == [None, None]
+    assert out["values"] == [None, None]
+    assert [(log.get(f"r/{n}") or {})["earned"] for n in range(2)] == [None, None]
+    assert "> no idea\nAttempt 2" in chat.prompt(1)
+    assert "= 0" not in chat.prompt(1)
+    assert "total" not in chat.prompt(1)
+    assert out["answer"] == 1  # no return is known: the last
+
+
+def test_rewards_of_a_rule_are_what_the_method_sees_and_the_score_stays_the_truth() -> None:
+    chat = Chat(replies=["4\n5"])
+    parts = answering(chat)
+    out = play(icrl.build(replace(parts, judge=RuleJudge(Sums().verify, parts.journal))), 2)
+    assert (out["scores"], out["values"]) == ([0.0, 0.0], [6.0, 6.0])
+    assert "> 4\n= 3\n" in chat.prompt(1)
+
+
+def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> None:
+    chat = Chat(replies=["1\n2"])
+    with pytest.raises(ContextError, match="task sum alone takes"):
+        play(icrl.build(answering(chat, window=5)), 1)
+    assert not chat.asked
+
+
+def test_a_budget_of_tokens_ends_a_run() -> None:
+    chat = Chat(replies=["4\n5"])
+    out = play(icrl.build(answering(chat)), 50, tokens=40)
+    assert (len(out["scores"]), out["spent"]) == (3, 45)  # the episode in which they ran out is finished
+
+
+def test_best_of_n_attempts_do_not_see_each_other() -> None:
+    chat = Chat(replies=["4\n5", "4\n6", "1\n1"])
+    out = play(best_of_n.build(answering(chat)), 3)
+    assert len({chat.prompt(n) for n in range(3)}) == 1
+    assert out["answer"] == 1
+
+
+def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
+    """Two calls a round. The reflection sees the attempt with its rewards, and the plans before it."""
+    replies = [text for n in range(6) for text in (f"{n}\n{n}", f"plan {n}")]
+    chat = Chat(replies=replies)
+    play(reflexion.build(answering(chat)), 6)
+    assert len(chat.asked) == 12
+    assert "Lessons:\n- plan 2\n- plan 3\n- plan 4\n0 of 2" in chat.prompt(10)
+    assert "Attempt" not in chat.prompt(10)
+    assert chat.prompt(3).endswith("Lessons:\n- plan 0\nAttempt 2:\n0 of 2\n> 1\n= 0\n1 of 2\n> 1\n= 0\ntotal 0\nLearned:")
+    chat = Chat(replies=replies)
+    play(reflexion.build(answering(chat), reflexion.Reflexion.unlimited()), 6)
+    assert all(f"- plan {n}\n" in chat.prompt(10) for n in range(5))
+
+
+def test_self_refine_shows_feedback_and_no_reward() -> None:
+    chat, shelf = Chat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
+    out = play(self_refine.build(answering(chat, shelf=shelf)), 3)
+    assert len(chat.asked) == 6
+    assert "> 6\nFeedback: use smaller numbers\nAttempt 2:\n" in chat.prompt(2)
+    assert not any("= " in chat.prompt(n) or "total" in chat.prompt(n) for n in range(6))
+    assert [t.note for t in shelf] == ["use smaller numbers"] * 3
+    assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
+
+
+@pytest.mark.parametrize("method", [react, cot, long_cot])
+def test_what_carries_nothing_over_asks_the_same_again(method: Any) -> None:
+    chat = Chat(replies=["4\n6"])
+    play(method.build(answering(chat)), 2, commit="last")
+    assert chat.prompt(0) == chat.prompt(1) == "Task: two numbers that make 10\n\n0 of 2"
+    assert ("<think>" in str(chat.asked[0][0].content)) == (method is long_cot)
+
+
+def test_react_thinks_before_every_action_and_sees_the_episode() -> None:
+    gold = TOY.gold(TASK)
+    chat = Chat(replies=[f"I think so.\n**Action:** {action}" for action in gold])
+    graph = react.build(Parts(TOY, Journal(), policy=lambda seen: act_policy(chat, seen)))
+    out = graph.invoke({"task": TASK, "run": "r", "episode": 0})
+    assert (out["score"], len(chat.asked)) == (TOY.optimum(TASK), len(gold))
+    assert f"> {gold[0]}\n= 1\n" in chat.prompt(1)
+    assert f"- {gold[0]}" in chat.prompt(0)  # the admissible actions
+
+
+def test_a_scored_model_cannot_reason_in_writing() -> None:
+    with pytest.raises(UserError, match="cot reasons in writing"):
+        cot.build(Parts(TOY, Journal(), BestPrefix))
+    with pytest.raises(UserError, match="reflexion has a model write"):
+        reflexion.build(Parts(TOY, Journal(), BestPrefix))
+
+
+# The answer of a run
+
+
+def test_commit_judges_ties_again_by_a_judge_that_may_err() -> None:
+    """Attempts 0 and 2 tie at 5; asked again, the judge gives 4 and 6 on average: the answer is attempt 2."""
+    verdicts = {"h0": [3.0, 5.0, 4.0], "h2": [6.0, 6.0, 6.0]}
+
+    def judge(state: Any) -> dict[str, Any]:
+        return {"rewards": [verdicts[state["head"]].pop()], "unjudged": ""}
+
+    log = Rows()
+    for n in range(3):
+        log.append({"id": f"r/{n}", "head": f"h{n}", "steps": 1, "score": 0.0})
+    state: Any = {"run": "r", "values": [5.0, 1.0, 5.0], "lengths": [1, 1, 1], "scores": [0.0] * 3}
+    assert run.Commit("best", log, judge)(state) == {"answer": 2, "spent": 0}
+    assert verdicts == {"h0": [], "h2": []}
+    assert run.Commit("best")(state)["answer"] == 0
+    assert run.Commit("best")({**state, "lengths": [3, 1, 2]})["answer"] == 2  # the shorter of two equals
+    assert run.Commit("last")(state) == {"answer": 2}
+    assert run.Commit("best")({**state, "values": [None, None]}) == {"answer": 1}
