@@ -48,6 +48,7 @@ class Begin:
             "score": 0.0,
             "best": 0.0,
             "earned": 0.0,
+            "unjudged": "",
             "usage": Usage(),
         }
 

@@ -132,5 +132,7 @@ class Played(TypedDict):
     score: float
     best: float
     earned: float | None
+    unjudged: str
+    """Why rewards are missing, or empty."""
     usage: Usage
     """What models were asked in this episode."""

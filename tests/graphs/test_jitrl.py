@@ -121,7 +121,7 @@ def test_one_episode_node_by_node() -> None:
     graph.invoke(None, config(), interrupt_before=["choose"])
     assert graph.get_state(config()).values["step"] == 1
     out = graph.invoke(None, config())
-    assert set(out) == {"task", "episode", "score", "best", "earned", "step", "head", "usage"}
+    assert set(out) == {"task", "episode", "score", "best", "earned", "unjudged", "step", "head", "usage"}
 
 
 def test_edit_the_state_and_fork() -> None:
