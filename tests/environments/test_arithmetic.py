@@ -425,6 +425,10 @@ STEPS = ("10 - 4 = 6", "5 * 6 = 30", "30 - 6 = 24")
         ("Answer: I give up.\n10-4=6", ("10 - 4 = 6", "Answer:")),
         ("Answer: \\boxed{5 * 6 - (10 - 4)}", ("Answer: 5 * 6 - (10 - 4)",)),
         ("> 10 - 4 = 6\n= 3\n> 5 * 6 = 30\n= 3", ("10 - 4 = 6", "5 * 6 = 30", "Answer:")),
+        (
+            "Attempt 3:\nleft: 4 5 6 10\n> 4 + 5 = 9\n= 0\nAttempt 4:\nleft: 4 5 6 10\n> 10 - 4 = 6\n= 3\n> Answer: 5 * 6 - 10 + 4",
+            ("10 - 4 = 6", "Answer: 5 * 6 - 10 + 4"),
+        ),
         ("It cannot be done.", ("It cannot be done.",)),
         ("", ("",)),
     ],

@@ -638,21 +638,21 @@ class Game24:
 
         Prose, tags and markup around the lines are passed over. Of several attempts the last with an answer counts, or if none
         has one, the last, with an empty answer (which is wrong): so a reply is always a whole episode. An attempt ends with
-        its answer, and a line `Step 1` begins a new one; of more than three operations before an answer the last three count.
+        its answer, and `Step 1` or `Attempt 2` begins one; of more than three operations before an answer the last three count.
         If nothing can be read, it is the reply itself, as one action.
         """
         attempts: list[list[str]] = [[]]
         lines = [line for line in _LINE.sub(r"\n\1", reply).splitlines() if line.strip()]
         for n, line in enumerate(lines):
             cleaned = _clean(line)
+            if _FIRST.match(_TAG.sub(" ", line)):
+                attempts.append([])
             if answer := _ANSWER.fullmatch(cleaned):
                 body = answer[1] or (_clean(lines[n + 1]) if n + 1 < len(lines) else "")
                 if any(sign.isdecimal() for sign in body):
                     attempts[-1].append(f"Answer: {body.rstrip(' .')}")
                     attempts.append([])
             elif readings := _operations_in(cleaned):
-                if _FIRST.match(_TAG.sub(" ", line)):
-                    attempts.append([])
                 attempts[-1].append(str(readings[0]) if len(readings) == 1 else cleaned)
         found = [attempt for attempt in attempts if attempt]
         complete = [attempt for attempt in found if attempt[-1].startswith("Answer:")]
@@ -680,7 +680,8 @@ class Game24:
 
 _LINE = re.compile(r"(?<=\S)[ \t]+((?:[*_]{0,3}step\s*[0-9]+\s*[:.)]|[*_]{0,3}(?:final )?answer ?(?:is ?)?:))", re.IGNORECASE)
 """Where a line begins that was not given one of its own."""
-_FIRST = re.compile(r"\W*step\s*1\b", re.IGNORECASE)
+_FIRST = re.compile(r"\W*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
+"""The first line of an attempt."""
 
 
 def _from_csv(path: Path) -> tuple[Puzzle, ...]:
