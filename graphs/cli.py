@@ -558,6 +558,8 @@ def _missing(name: str) -> str:
     match name.partition(":")[0]:
         case "twx" if find_spec("textworld_express") is None:
             return "textworld-express"
+        case "scienceworld" if find_spec("scienceworld") is None:
+            return "scienceworld"
         case "jericho" if find_spec("jericho") is None:
             return "jericho"
         case "jericho" if "JERICHO_GAMES" not in os.environ:

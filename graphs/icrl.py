@@ -139,7 +139,7 @@ def build(
             settings.strategy,
             settings.one_based,
         ),
-        "propose": parts.policy(Attempts(buffer, parts.journal, layout, brief, parts.running(layout))),
+        "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "judge": parts.judged(),

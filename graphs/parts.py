@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from langchain_core.runnables import Runnable
+from typing_extensions import TypedDict
 
 from ..memory.experiences import TrajectoryShelf
 from ..memory.journal import Journal
@@ -18,6 +19,7 @@ from ..nodes.judge import EnvironmentJudge
 from ..nodes.policies import Seen, UniformPolicy
 from .flow import Node
 
+_LAYOUT = Layout()
 WINDOW = 32_768
 """Tokens of the window of a model that does not say."""
 
@@ -30,6 +32,16 @@ def estimated(text: str) -> int:
 def uniform(seen: Seen) -> Node:
     """A policy that looks at nothing: any admissible action."""
     return UniformPolicy()
+
+
+class Shown(TypedDict):
+    """The arguments of `nodes.attempts.Running` that every method shares."""
+
+    journal: Journal
+    layout: Layout
+    count: Callable[[str], int]
+    window: int
+    brief: str
 
 
 @dataclass(frozen=True)
@@ -61,10 +73,19 @@ class Parts:
         """The judge, or the environment's rewards."""
         return self.judge or EnvironmentJudge(self.journal)
 
-    def running(self, layout: Layout) -> Layout:
-        """How the running attempt is written: what a judge will say of it is not known yet."""
+    def running(self, layout: Layout = _LAYOUT, brief: str = "") -> Shown:
+        """What `Running` and its kind need to know, by name.
+
+        The running attempt is written as `layout` says, but without rewards where a judge will give them at the end.
+        """
         hidden: Literal["none"] = "none"
-        return replace(layout, rewards=hidden) if self.judge else layout
+        return {
+            "journal": self.journal,
+            "layout": replace(layout, rewards=hidden) if self.judge else layout,
+            "count": self.count,
+            "window": self.window,
+            "brief": brief,
+        }
 
     def asked(self, method: str) -> Runnable[Any, Any]:
         """The chat model, for a method that cannot do without.

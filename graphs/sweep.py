@@ -223,7 +223,7 @@ def finished(job: Job) -> bool:
     if not (job.folder / "result.json").exists():
         return False
     episodes = job.folder / "episodes.jsonl"
-    return episodes.exists() and len(_rows(episodes)) == _result(job)["episodes"]
+    return episodes.exists() and len(written(episodes)) == _result(job)["episodes"]
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def _result(job: Job) -> dict[str, Any]:
 
 def attempts(job: Job) -> Attempts:
     """What a finished run did."""
-    rows = sorted(_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
+    rows = sorted(written(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
     result = _result(job)
     if [row["episode"] for row in rows] != list(range(result["episodes"])):
         raise UserError(
@@ -248,13 +248,14 @@ def attempts(job: Job) -> Attempts:
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
         tokens=sum(row["input_tokens"] + row["output_tokens"] for row in rows),
-        seconds=tuple(row["seconds"] for row in _rows(seconds)) if seconds.exists() else (),
+        seconds=tuple(row["seconds"] for row in written(seconds)) if seconds.exists() else (),
         answer=result["answer"],
         solved=result["solved"],
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def written(path: Path) -> list[dict[str, Any]]:
+    """The rows of a JSONL file that somebody may be writing to."""
     # A last line without its end was cut short by a crash, and its writer will write it again.
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 

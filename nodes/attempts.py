@@ -41,6 +41,7 @@ __all__ = [
     "Lessons",
     "Mode",
     "Push",
+    "Running",
     "Strategy",
     "chosen",
     "instruction",
@@ -52,6 +53,8 @@ Mode = Literal["", "explore", "exploit", "explore or exploit"]
 Strategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
 LINE = 60
 """Characters of the actions in an attempt shown as one line."""
+REPLY = 64
+"""Tokens of the window that are left for the reply and for what a template puts around messages."""
 
 
 class ContextError(UserError, ValueError):
@@ -152,19 +155,19 @@ class Compose:
     def __call__(self, state: Episode) -> Composed:
         task, episode = state["task"], state["episode"]
         needed = self.count(f"Task: {task.instruction}\n{state['observation'].text}")
-        if needed >= self.window:
+        if needed + REPLY >= self.window:
             raise ContextError(
                 f"task {task.id} alone takes {needed} tokens, and the model's window has {self.window}; "
                 "use a model with a larger window, or a smaller task"
             )
         attempts = self.buffer.attempts(state["run"], task.id, episode)
-        room = min(self.window // 2 if self.budget is None else self.budget, self.window - needed)
+        room = min(self.window // 2 if self.budget is None else self.budget, self.window - REPLY - needed)
         if self.keep == "budget":
             shown = arrange(attempts, self._size, room, self.block)
         else:
             shown = everything(attempts) if self.keep == "all" else latest(attempts, self.last)
             taken = sum(self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True))
-            if needed + taken >= self.window:
+            if needed + taken + REPLY >= self.window:
                 raise ContextError(
                     f"{len(shown)} attempts at {task.id} take {taken} tokens with {needed} for the task, and the model's "
                     f"window has {self.window}; keep fewer, or let a budget choose (keep='budget')"
@@ -182,50 +185,75 @@ class Composing(Episode, Composed):
     """An episode under way, with what its prompts show."""
 
 
-@dataclass(frozen=True)
-class Attempts(Seen):
-    """What a policy is shown: the attempts that `Compose` chose, the running one, the instruction, the observation."""
+@dataclass(frozen=True, kw_only=True)
+class Running(Seen):
+    """What a policy is shown of the episode so far: its steps in the layout of attempts, the newest if not all fit."""
 
-    buffer: Buffer
     journal: Journal
-    layout: Layout
+    layout: Layout = Layout()
+    """How the running attempt is written; without rewards where a judge gives them at the end."""
+    count: Callable[[str], int] = field(default=len, repr=False)
+    """Tokens of a text."""
+    window: int = 2**31
+    """Tokens of the longest prompt and reply together."""
     brief: str = ""
     """What the system message says of the method."""
-    running: Layout | None = None
-    """How the running attempt is written, if not like the others: without rewards where a judge gives them at the end."""
     recent: int | None = None
-    """How many steps of the running attempt are shown at most; None: all."""
+    """How many steps are shown at most; None: as many as fit."""
+
+    def before(self, state: Mapping[str, Any]) -> str:
+        """What stands before the steps."""
+        return ""
+
+    def after(self, state: Mapping[str, Any]) -> str:
+        """What stands between the steps and the present observation."""
+        return ""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        earlier = "".join(self.layout.attempt(trajectory, shown) for trajectory, shown in chosen(self.buffer, state))
-        steps = (self.running or self.layout).steps(self.journal.history(state["head"], last=self.recent))
-        now = f"Now: {state['mode']}\n" if state["mode"] else ""
+        steps = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
+        before, after, observation = self.before(state), self.after(state), state["observation"].text
+        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{observation}{state['observation'].actions}"
+        while steps and not self._fits(frame + self.layout.steps(steps)):
+            steps = steps[len(steps) // 2 + 1 :]  # in blocks, so that the prompt's beginning then stays for a while
         return {
             "brief": self.brief,
             "instruction": state["task"].instruction,
-            "steps": f"{earlier}Attempt {state['episode'] + 1}:\n{steps}{now}",
-            "observation": state["observation"].text,
+            "steps": before + self.layout.steps(steps) + after,
+            "observation": observation,
         }
 
+    def _fits(self, text: str) -> bool:
+        room = self.window - REPLY
+        return len(text.encode()) <= room or self.count(text) <= room  # a token is a byte at least
 
-@dataclass(frozen=True)
-class Lessons(Seen):
-    """What a policy is shown by Reflexion: what was written about earlier attempts, not the attempts."""
+
+@dataclass(frozen=True, kw_only=True)
+class Attempts(Running):
+    """The attempts that `Compose` chose, the running one, the instruction, the observation."""
 
     buffer: Buffer
-    journal: Journal
-    layout: Layout
-    brief: str = ""
-    recent: int | None = None
+    earlier: Layout = Layout()
+    """How earlier attempts are written."""
 
-    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        steps = self.layout.steps(self.journal.history(state["head"], last=self.recent))
-        return {
-            "brief": self.brief,
-            "instruction": state["task"].instruction,
-            "steps": lessons(self.buffer, state) + steps,
-            "observation": state["observation"].text,
-        }
+    def before(self, state: Mapping[str, Any]) -> str:
+        """The earlier attempts, and the header of the running one."""
+        told = "".join(self.earlier.attempt(trajectory, shown) for trajectory, shown in chosen(self.buffer, state))
+        return f"{told}Attempt {state['episode'] + 1}:\n"
+
+    def after(self, state: Mapping[str, Any]) -> str:
+        """This round's instruction."""
+        return f"Now: {state['mode']}\n" if state["mode"] else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lessons(Running):
+    """What was written about earlier attempts, and not the attempts: Reflexion."""
+
+    buffer: Buffer
+
+    def before(self, state: Mapping[str, Any]) -> str:
+        """The plans that `Compose` chose."""
+        return lessons(self.buffer, state)
 
 
 def chosen(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:

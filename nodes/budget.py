@@ -4,9 +4,9 @@ The policy, for any number of attempts:
 
 1. If all of them fit, all are shown whole: the prompt only grows at its end.
 2. Else the best and the newest are shown whole, whatever else there is no room for.
-3. The others are divided at the last multiple of `block`. Of the older ones, repeats of the same actions are merged with a
-   count, and those that tell most of what the ones chosen before them do not (state, action, sign of the reward) are shown
-   whole; further ones become a line each, those with the highest return first; the rest is left out.
+3. The others are divided at a multiple of `block`, the last one before the newest. Of the older ones, repeats of the same
+   actions are merged with a count, and those that tell most of what the ones chosen before them do not (state, action, sign
+   of the reward) are shown whole; further ones become a line each, those with the highest return first; the rest is left out.
 4. The later ones are appended: whole while there is room (a repeat as a line), then as lines.
 
 Each kind has its share of the budget, so that more budget never shows less. Between two multiples of `block` the prompt
@@ -51,7 +51,7 @@ def arrange(attempts: Sequence[Trajectory], size: Size, budget: int, block: int 
     whole = everything(attempts)
     if sum(size(shown, t) for shown, t in zip(whole, attempts, strict=True)) <= budget:
         return whole
-    anchor = len(attempts) - len(attempts) % block
+    anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
     old, new = attempts[:anchor], attempts[anchor:]
     counts: dict[tuple[str, ...], int] = {}
     for t in old:

@@ -13,10 +13,9 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.attempts import Push
+from ...nodes.attempts import Push, Running
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, progress
-from ...nodes.policies import Recent
 from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played
 from ..flow import Node, compiled, wire
 from ..parts import Parts
@@ -48,7 +47,7 @@ def build(
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.policy(Recent(parts.journal)),
+        "propose": parts.policy(Running(**parts.running())),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "judge": parts.judged(),

@@ -8,9 +8,9 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...nodes.attempts import Running
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, progress
-from ...nodes.policies import Recent
 from ...nodes.state import Attempt, Choice, Episode, Planned, Played
 from ..flow import Node, compiled, wire
 from ..parts import Parts
@@ -38,7 +38,7 @@ def build(
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "reason": parts.writer("cot")(Recent(parts.journal), "cot"),
+        "reason": parts.writer("cot")(Running(**parts.running()), "cot"),
         "choose": Choose(),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
     }

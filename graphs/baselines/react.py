@@ -12,9 +12,9 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...nodes.attempts import Running
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, progress
-from ...nodes.policies import Recent
 from ...nodes.state import Attempt, Choice, Episode, Planned, Played
 from ..flow import Node, compiled, wire
 from ..parts import Parts
@@ -36,7 +36,7 @@ class ReAct:
     """Hyper-parameters."""
 
     recent: int | None = None
-    """How many earlier steps of the episode the model sees; None: all."""
+    """How many earlier steps of the episode the model sees; None: as many as fit."""
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best."""
 
@@ -48,7 +48,7 @@ def build(
     settings = settings or ReAct()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.policy(Recent(parts.journal, settings.recent)),
+        "propose": parts.policy(Running(recent=settings.recent, **parts.running())),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
     }

@@ -69,7 +69,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": compose,
-        "propose": parts.policy(Lessons(buffer, parts.journal, parts.running(layout), brief)),
+        "propose": parts.policy(Lessons(buffer=buffer, **parts.running(layout, brief))),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "judge": parts.judged(),

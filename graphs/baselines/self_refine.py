@@ -61,7 +61,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(buffer, layout.attempt, parts.count, parts.window, budget=settings.budget),
-        "propose": parts.policy(Attempts(buffer, parts.journal, layout, brief)),
+        "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "unjudged": NoJudge(),

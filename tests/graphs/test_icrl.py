@@ -13,6 +13,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import Field
 
 from learngraph.graphs import icrl, run
 from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
@@ -75,15 +76,15 @@ def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = 
     return played
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards(seed: int) -> None:
+def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> None:
+    """On each of 5 seeds the return never falls; on average it rises, and ends above where zeroed rewards end."""
     everything = icrl.ICRL(keep="all")
-    scores = rounds(everything, task=TOY.task(seed))
-    assert scores == sorted(scores)
-    assert scores[-1] > scores[0]
-    zeroed = rounds(replace(everything, rewards="zero"), task=TOY.task(seed))
-    assert zeroed != sorted(zeroed)
-    assert sum(zeroed[-5:]) / 5 < scores[-1]
+    seen = [rounds(everything, 40, TOY.task(seed)) for seed in range(5)]
+    zeroed = [rounds(replace(everything, rewards="zero"), 40, TOY.task(seed)) for seed in range(5)]
+    assert all(scores == sorted(scores) for scores in seen)
+    assert not any(scores == sorted(scores) for scores in zeroed)
+    assert sum(s[-1] for s in seen) >= 2 * sum(s[0] for s in seen)
+    assert sum(s[-1] for s in seen) >= 2 * sum(sum(z[-10:]) / 10 for z in zeroed)
 
 
 def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
@@ -106,7 +107,7 @@ def test_one_round_node_by_node() -> None:
     assert state.next == ("propose",)
     assert (state.values["shown"], state.values["mode"]) == ([], "exploit")
     out = graph.invoke(None, config)
-    assert set(out) == {"task", "episode", "score", "best", "earned", "step", "head", "usage"}
+    assert {"task", "episode", "score", "best", "earned", "step", "head", "usage"} <= set(out)
     assert out["earned"] == out["score"]
 
 
@@ -126,7 +127,7 @@ class Chat(BaseChatModel):
     """A chat model that says given things in turn, and keeps what it was asked."""
 
     replies: list[str]
-    asked: list[list[BaseMessage]] = []
+    asked: list[list[BaseMessage]] = Field(default_factory=list)
 
     @property
     def _llm_type(self) -> str:

@@ -10,7 +10,7 @@ import pytest
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.journal import Journal
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
-from learngraph.nodes.attempts import Attempts, Compose, ContextError, Layout, Lessons, instruction, lesson
+from learngraph.nodes.attempts import Attempts, Compose, ContextError, Layout, Lessons, Running, instruction, lesson
 
 TASK = Task("t", "reach the exit")
 FIXTURES = Path(__file__).parent / "layouts"
@@ -83,19 +83,19 @@ def test_compose_shows_what_was_done_before_and_never_what_comes_later() -> None
 
 
 def test_a_task_larger_than_the_window_is_an_error_before_any_call() -> None:
-    with pytest.raises(ContextError, match="task t alone takes .* and the model's window has 20"):
-        compose(filled(), window=20)(state(0))
+    with pytest.raises(ContextError, match=r"task t alone takes .* and the model's window has 90"):
+        compose(filled(), window=90)(state(0))
 
 
 def test_all_attempts_that_do_not_fit_are_an_error_that_names_the_cure() -> None:
     with pytest.raises(ContextError, match="keep='budget'"):
-        compose(filled(), keep="all", window=150)(state(6))
-    assert compose(filled(), window=150)(state(6))["shown"]
+        compose(filled(), keep="all", window=220)(state(6))
+    assert compose(filled(), window=220)(state(6))["shown"]
 
 
 def test_the_prompt_ends_with_what_changes() -> None:
     journal, buffer = Journal(), filled(1)
-    seen = Attempts(buffer, journal, Layout(), brief="the brief")
+    seen = Attempts(buffer=buffer, journal=journal, brief="the brief")
     head = journal.append(Journal.start("r", 1, "t"), Transition("door black", "fern", 1.0))
     values = seen({**state(1), "head": head, "shown": [Shown("r/0")], "mode": "exploit"})
     assert values == {
@@ -104,18 +104,32 @@ def test_the_prompt_ends_with_what_changes() -> None:
         "steps": "Attempt 1:\ndoor black\n> word0\n= 0\ntotal 0\nAttempt 2:\ndoor black\n> fern\n= 1\nNow: exploit\n",
         "observation": "gate wolf\nsnores",
     }
-    hidden = Attempts(buffer, journal, Layout(), running=Layout("none"))
+    hidden = Attempts(buffer=buffer, journal=journal, layout=Layout("none"))
     assert "> fern\nNow" in hidden({**state(1), "head": head, "shown": [], "mode": "exploit"})["steps"]
 
 
 def test_what_a_user_puts_into_shown_must_exist() -> None:
     with pytest.raises(ContextError, match="'r/9', which the buffer does not hold"):
-        Attempts(filled(), Journal(), Layout())({**state(2), "shown": [Shown("r/9")], "mode": ""})
+        Attempts(buffer=filled(), journal=Journal())({**state(2), "shown": [Shown("r/9")], "mode": ""})
 
 
 def test_lessons_are_shown_and_attempts_are_not() -> None:
     buffer = filled(3)
-    values = Lessons(buffer, Journal(), Layout())({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
+    values = Lessons(buffer=buffer, journal=Journal())({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
     assert values["steps"] == "Lessons:\n- no 1\n- no 2\n"
-    assert Lessons(buffer, Journal(), Layout())({**state(0), "shown": []})["steps"] == ""
+    assert Lessons(buffer=buffer, journal=Journal())({**state(0), "shown": []})["steps"] == ""
     assert lesson(Trajectory("r/0", TASK, ()), Shown("r/0")) == ""
+
+
+def test_a_running_attempt_that_outgrows_the_window_loses_its_oldest_steps() -> None:
+    journal, head, kept = Journal(), Journal.start("r", 1, "t"), []
+    seen = Running(journal=journal, window=400, count=len)
+    for n in range(60):
+        head = journal.append(head, Transition(f"room {n}", "on", 0.0))
+        steps = seen({**state(1), "head": head})["steps"]
+        assert steps.endswith(f"room {n}\n> on\n= 0\n")
+        assert len(steps) < 400
+        kept.append(steps.count("> on"))
+    assert max(kept) > 10
+    assert min(kept[10:]) >= 5  # half of them go at once, so that the beginning then stays for a while
+    assert seen({**state(1), "head": head}) == seen({**state(1), "head": head})
