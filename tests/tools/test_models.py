@@ -1,10 +1,16 @@
 """open_model: names, keys, and an API model against a local server that behaves and misbehaves."""
 
+import asyncio
+import json
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import HumanMessage
+from pydantic import BaseModel
 
 from learngraph.memory.records import UserError
 from learngraph.tools import models
@@ -105,6 +111,66 @@ async def test_async(openai_server: Any) -> None:
             await model.ainvoke("hello")
         with pytest.raises(UserError, match="bad key"):
             [chunk async for chunk in model.astream("hello")]
+
+
+def test_one_event_loop_after_another(openai_server: Any) -> None:
+    """Connections belong to a loop; the model does not."""
+    with openai_server(replies=["go north"]) as server:
+        model = api(server)
+
+        async def streamed() -> str:
+            return "".join([chunk.text async for chunk in model.astream("hello")])
+
+        async def twice() -> list[str]:
+            return [reply.text for reply in await asyncio.gather(model.ainvoke("hello"), model.answer([HumanMessage("hello")]))]
+
+        for _ in range(3):
+            assert asyncio.run(twice()) == ["go north"] * 2
+            assert asyncio.run(streamed()) == "go north"
+            assert model.invoke("hello").text == "go north"
+
+
+def test_many_threads_at_once(openai_server: Any) -> None:
+    with openai_server(replies=lambda request: {"text": request["messages"][-1]["content"], "delay": 0.2}) as server:
+        model, started = api(server), time.monotonic()
+        with ThreadPoolExecutor(8) as pool:
+            said = list(pool.map(lambda n: model.invoke(f"number {n}").text, range(8)))
+    assert said == [f"number {n}" for n in range(8)]
+    assert time.monotonic() - started < 1.2
+
+
+async def test_an_answer_without_callbacks_is_that_of_ainvoke(openai_server: Any) -> None:
+    with openai_server(replies=["go north"]) as server:
+        model = api(server)
+        plain, full = await model.answer([HumanMessage("hello")]), await model.ainvoke("hello")
+    assert plain.id != full.id
+    assert plain.model_copy(update={"id": ""}) == full.model_copy(update={"id": ""})
+
+
+async def test_tool_calls(openai_server: Any) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "move", "arguments": '{"where": "north"}'}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+
+    def move(where: str) -> str:
+        """Go somewhere."""
+        return where
+
+    with openai_server(replies=[{"body": body}]) as server:
+        model = api(server).bind_tools([move])
+        for reply in (model.invoke("hello"), await model.ainvoke("hello")):
+            assert [(found["name"], found["args"]) for found in reply.tool_calls] == [("move", {"where": "north"})]
+    assert server.requests[0]["tools"][0]["function"]["name"] == "move"
+
+
+async def test_structured_output(openai_server: Any) -> None:
+    class Move(BaseModel):
+        where: str
+
+    with openai_server(replies=['{"where": "north"}']) as server:
+        model = api(server).with_structured_output(Move)
+        assert model.invoke("hello") == await model.ainvoke("hello") == Move(where="north")
+    assert server.requests[0]["response_format"]["type"] == "json_schema"
 
 
 def test_logprobs_have_one_shape_for_api_and_local_models(openai_server: Any, tiny: str) -> None:
