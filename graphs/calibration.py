@@ -102,6 +102,8 @@ class Calibration:
     """Mean r* of the attempts that have an r; all that follows is about these."""
     same: bool
     """Whether r is r* in all of them."""
+    varied: bool
+    """Whether r* is not the same in all of them; if it is, nothing can be said of r."""
     good: str
     """Which attempts count as good, in words."""
     spearman: Figure
@@ -245,6 +247,7 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
         missing_score=mean([one.score for one in missing]) if missing else None,
         score=mean(scores),
         same=rewards == scores,
+        varied=len(set(scores)) > 1,
         good=good,
         spearman=_pooled(seeds, ranks, (-1.0, 1.0)),
         spearman_within=_averaged([ranks([seed]) for seed in seeds]),
@@ -398,7 +401,9 @@ def report(found: Calibration) -> str:
     rule = "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|"
     lines += [shown[0], rule, *shown[1:]]
     notes = ["", "Intervals are at 95 %, over seeds; there are none for fewer than five." if found.seeds < SEEDS else ""]
-    if found.same:
+    if not found.varied:
+        notes += [f"r* is {found.score:g} in every attempt: nothing can be said of r."]
+    elif found.same:
         notes += ["r is r* in every attempt: the method saw the true score, and there is nothing to calibrate."]
     elif len(found.mapping) == 1:
         notes += ["r is the same for every attempt: it tells nothing."]

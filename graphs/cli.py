@@ -1,4 +1,4 @@
-"""The command line: `learngraph run`, `list`, `draw`, `memory`, `pocket`. The one place that joins tools to graphs.
+"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `pocket`. The one place that joins tools to graphs.
 
 Every import that takes time stands inside the command that needs it: `learngraph --help` answers at once.
 """
@@ -60,7 +60,9 @@ class Run:
     """How the model decides. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
     confidences). In writing: `act` (a thought and an action), `answer` (a whole answer, for tasks that ask for one)."""
     judge: str = "environment"
-    """Who rewards the steps of a finished episode: `environment`, `rule` (its verifier), `model`, or several, joined by +."""
+    """Who rewards the steps of a finished episode: `environment`, `rule` (its verifier), `self` (the model, judging its own
+    attempt; `self:sparse`: as a whole), `pairwise` (the model, against the environment's reference answer), `model` (in
+    hindsight, told the score), or several, joined by + (their mean)."""
     history: int | None = None
     """How many earlier steps of the episode jitrl and static show the model; the policy's own if not given."""
     tokens: int = 0
@@ -161,7 +163,7 @@ def _sweep(setup: Setup, sweep: Any) -> int:
         if all(map(sweep.finished, jobs)):
             _say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         else:
-            _check(options, needs_model=any(_needs_model(name, options) for name in setup.methods))
+            _check(options, needs_model=any(_loads_model(name, options) for name in setup.methods))
             with _interruptible(folder), _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 _play_all(setup, batches, sweep)
         return _report(setup, folder, batches, sweep)
@@ -260,7 +262,9 @@ def _check(options: Run, needs_model: bool) -> None:
     from ..tools.environments.catalogue import open_environment
     from ..tools.models import MODELS, open_model
 
-    open_environment(options.env, horizon=options.horizon).close()
+    environment = open_environment(options.env, horizon=options.horizon)
+    _judge(options, environment, model=object(), journal=None)
+    environment.close()
     kind = options.model.partition(":")[0]
     known = {name.partition(":")[0] for name in MODELS}
     if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
@@ -272,6 +276,13 @@ def _needs_model(name: str, options: Run) -> bool:
 
     found = method(name.partition(":")[0])
     return found.writes or (found.needs_model and options.prior == "model")
+
+
+def _loads_model(name: str, options: Run) -> bool:
+    """Whether it has a model, if only to judge."""
+    from .methods import method
+
+    return _needs_model(name, options) or (_asks_model(options.judge) and method(name.partition(":")[0]).needs_model)
 
 
 def _play_all(setup: Setup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
@@ -311,7 +322,7 @@ def _play(setup: Setup, job: Job) -> None:
     chosen = method(job.method.partition(":")[0])
     environment = _environment(options.env, options.horizon)
     task = environment.task(job.seed, options.split)
-    model = _needs_model(job.method, options) or ("model" in options.judge and chosen.needs_model)
+    model = _loads_model(job.method, options)
 
     def make(journal: Any, shelf: Any, log: Any, saver: Any) -> Any:
         from . import run
@@ -320,7 +331,7 @@ def _play(setup: Setup, job: Job) -> None:
         made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf)
         episode = chosen.build(made, setup.methods[job.method], chain=True)
         # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
-        again = made.judge if "model" in options.judge or "pairwise" in options.judge else None
+        again = made.judge if _asks_model(options.judge) else None
         return run.build(episode, log, commit=chosen.commit, judge=again, checkpointer=saver)
 
     sweep.play(job, task, environment.optimum(task), make, getattr(environment, "solved", None))
@@ -344,7 +355,9 @@ def parts(options: Run, environment: Any, model: Any, journal: Any, chosen: Any 
     """What methods are put together from. `model` may be None where no method needs one."""
     from .parts import Parts, uniform
 
-    made = Parts(environment, journal, judge=_judge(options, environment, model, journal), prompts=options.prompts)
+    # A method that needs no model makes no use of a judge either.
+    judge = _judge(options, environment, model, journal) if chosen is None or chosen.needs_model else None
+    made = Parts(environment, journal, judge=judge, prompts=options.prompts)
     if options.window is not None:
         made = replace(made, window=options.window)
     if model is None:
@@ -408,20 +421,35 @@ def _writer(options: Run, environment: Any, model: Any, seen: Any, name: str) ->
 
 def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
     """The node that rewards the steps of a finished episode; None for the environment's rewards."""
-    from ..nodes.judge import RuleJudge, model_judge
+    from ..nodes import judge
 
-    match options.judge:
-        case "environment":
-            return None
-        case "rule":
-            if not hasattr(environment, "verify"):
-                raise CommandError(f"{options.env} has no rule to judge by; --judge environment or model would do")
-            return RuleJudge(environment.verify, journal)
-        case "model" if model is not None:
-            return model_judge(model, journal, options.prompts)
-        case "model":
-            return None
-    raise CommandError(f"--judge is environment, rule or model, got {options.judge!r}")
+    prompts = options.prompts
+    made: Mapping[str, Callable[[], Any]] = {
+        "environment": lambda: judge.EnvironmentJudge(journal),
+        "rule": lambda: judge.RuleJudge(environment.verify, journal),
+        "self": lambda: judge.self_judge(model, journal, prompts),
+        "self:sparse": lambda: judge.self_judge(model, journal, prompts, sparse=True),
+        "pairwise": lambda: judge.pairwise_judge(model, journal, environment.gold, prompts),
+        "model": lambda: judge.model_judge(model, journal, prompts),
+    }
+    names = options.judge.split("+")
+    for name in names:
+        if name not in made:
+            raise CommandError(f"--judge is {', '.join(made)}, or several of them, joined by +; got {options.judge!r}")
+        if name == "rule" and not hasattr(environment, "verify"):
+            raise CommandError(f"{options.env} has no rule to judge by; --judge environment or self would do")
+        if name == "pairwise" and not hasattr(environment, "gold"):
+            raise CommandError(f"{options.env} has no reference answer to compare with; --judge self would do")
+        if _asks_model(name) and model is None:
+            raise CommandError(f"--judge {name} asks a model, and there is none here; --judge environment or rule would do")
+    if names == ["environment"]:
+        return None
+    return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
+
+
+def _asks_model(judge: str) -> bool:
+    """Whether judging takes a model (and may say something else the next time)."""
+    return any(name.partition(":")[0] in ("self", "pairwise", "model") for name in judge.split("+"))
 
 
 def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep: Any) -> int:
@@ -441,16 +469,31 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name) for name in setup.methods]
+    unrewarded = _unrewarded(folder)
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))
+        for line in unrewarded:
+            _say(line)
     else:
         print(f"{options.env}, {options.episodes} episodes, {len(results[0])} seeds; [95 % interval over seeds]\n")
         print(benchmark.table(rows))
         print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
         print(f"graphs           {'  '.join(map(str, drawn))}")
         print(f"all of it        {folder}")
+        for line in unrewarded:
+            print(line)
     return 0
+
+
+def _unrewarded(folder: Path) -> list[str]:
+    """A line for each method some of whose attempts have no reward."""
+    from ..nodes.judge import WITHOUT
+    from . import calibration
+
+    found = calibration.read(folder)
+    lines = [calibration.unrewarded(rated, method, WITHOUT) for method, (rated, _) in found.items()]
+    return [line for line in lines if line]
 
 
 def _draw_into(folder: Path, method: str) -> Path:
@@ -526,6 +569,44 @@ def _progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator
             said, before = monotonic(), text
 
     yield line
+
+
+# learngraph calibrate
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """What to print."""
+
+    json: bool = False
+    """Print one JSON object per method to stdout, and nothing else."""
+
+
+def calibrate(args: Sequence[str]) -> int:
+    """hold the rewards that a method saw against the true scores: learngraph calibrate RUN_FOLDER [METHOD]"""
+    import json
+
+    from . import calibration
+
+    prog, about = (
+        "learngraph calibrate RUN_FOLDER [METHOD]",
+        "Are attempts with a higher reward r truly better? By r*, the score.",
+    )
+    if args and args[0] in ("-h", "--help"):
+        _parse(Calibrate, ["--help"], prog, about)
+    places = [arg for arg in args if not arg.startswith("-")]
+    if not 1 <= len(places) <= 2:
+        raise CommandError(f"{prog}: needs a folder that learngraph run has made; got {' '.join(args) or 'nothing'}")
+    options = _parse(Calibrate, [arg for arg in args if arg.startswith("-")], prog, about)
+    done, left = calibration.settled(calibration.read(Path(places[0]), *places[1:]))
+    for number, found in enumerate(done):
+        if options.json:
+            print(json.dumps(found.as_dict()))
+        else:
+            print(("\n" if number else "") + calibration.report(found))
+    for line in left:
+        _say(line)
+    return 0
 
 
 # learngraph list, draw
@@ -791,6 +872,7 @@ def pocket(args: Sequence[str]) -> int:
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": run,
+    "calibrate": calibrate,
     "list": listing,
     "draw": draw,
     "memory": memory,
@@ -849,7 +931,7 @@ def _say(text: str) -> None:
 
 
 def _help() -> str:
-    lines = [f"  {name:<8} {command.__doc__}" for name, command in COMMANDS.items()]
+    lines = [f"  {name:<9} {command.__doc__}" for name, command in COMMANDS.items()]
     about = "LangGraph agents that learn while they work.\n\nusage: learngraph COMMAND [OPTIONS]\n\ncommands:"
     return "\n".join([about, *lines, "", "learngraph COMMAND --help says more; learngraph --version, which version this is."])
 
