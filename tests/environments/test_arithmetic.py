@@ -585,7 +585,18 @@ def test_a_reply_is_always_a_whole_episode(text: str) -> None:
     assert [o.over for o in seen] == [False] * len(actions) + [True]
     assert len(ENV.verify(TASK, actions)) == len(actions)
     if actions != (text,):
-        assert None not in [o.reward for o in seen]
+        assert None not in [o.reward for o in seen[:-1]]  # the answer may be no expression, or missing
+
+
+@pytest.mark.parametrize("answer", ["Answer:", "Answer: four plus six", "Answer: (4 + 5", "Answer: 4 ** 6", "Answer: -4 + 6"])
+def test_an_answer_that_is_no_expression_has_no_reward(answer: str) -> None:
+    """It is missing for the method and for the rule. A readable answer that is wrong earns 0."""
+    seen = ENV.observe(TASK, [answer])
+    assert (seen.reward, seen.over, ENV.verify(TASK, [answer])) == (None, True, [None])
+    assert "cannot be read" in seen.text
+    for wrong in ("Answer: 4 + 5 + 6 + 10", "Answer: 4 * 6", "Answer: 4 / (5 - 5)"):
+        assert ENV.observe(TASK, [wrong]).reward == 0.0
+        assert ENV.verify(TASK, [wrong]) == [0.0]
 
 
 def test_long_texts_are_read_in_no_time() -> None:

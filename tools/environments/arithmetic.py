@@ -281,6 +281,10 @@ class _Refused(Exception):
     """Why an expression is not accepted, in words."""
 
 
+class _Unreadable(_Refused):
+    """It is not an expression."""
+
+
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
 _LONGEST_EXPRESSION = 120
 _DEEPEST = 12
@@ -297,21 +301,25 @@ def refusal(answer: str, puzzle: Sequence[int]) -> str:
         answer: e.g. `(10 - 4) * (5 - 1) = 24`.
         puzzle: the numbers to be used.
     """
-    if not answer.strip():
-        return "no expression was given"
-    expression, equals, said = answer.partition("=")
-    said = said.rpartition("=")[2].strip()
     try:
-        value, used = _Expression(expression.strip()).read()
-        if sorted(used) != sorted(puzzle):
-            return f"it uses {_said(sorted(used))}, the numbers are {_said(sorted(puzzle))}"
-        if value != TARGET:
-            return f"it makes {value}, not {TARGET}"
-        if equals and not _MAKES_24.match(said):
-            return f"it makes {TARGET}, but {said!r} is said to come out"
+        _check(answer, puzzle)
     except _Refused as why:
         return str(why)
     return ""
+
+
+def _check(answer: str, puzzle: Sequence[int]) -> None:
+    if not answer.strip():
+        raise _Unreadable("no expression was given")
+    expression, equals, said = answer.partition("=")
+    said = said.rpartition("=")[2].strip()
+    value, used = _Expression(expression.strip()).read()
+    if sorted(used) != sorted(puzzle):
+        raise _Refused(f"it uses {_said(sorted(used))}, the numbers are {_said(sorted(puzzle))}")
+    if value != TARGET:
+        raise _Refused(f"it makes {value}, not {TARGET}")
+    if equals and not _MAKES_24.match(said):
+        raise _Refused(f"it makes {TARGET}, but {said!r} is said to come out")
 
 
 class _Expression:
@@ -321,7 +329,7 @@ class _Expression:
         from sympy import Rational  # type: ignore[import-untyped]  # half a second to import, and needed for answers only
 
         if len(text) > _LONGEST_EXPRESSION:
-            raise _Refused(f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(text)}")
+            raise _Unreadable(f"an expression has at most {_LONGEST_EXPRESSION} characters, this one has {len(text)}")
         self.rational = Rational
         self.tokens: list[str] = re.findall(r"[0-9]+|\S", text)
         self.at = 0
@@ -332,7 +340,7 @@ class _Expression:
         """Its value, a SymPy rational, and the whole numbers in it, in order."""
         value = self._sum()
         if self.at < len(self.tokens):
-            raise _Refused(f"{self.tokens[self.at]!r} is not expected {self._where()}")
+            raise _Unreadable(f"{self.tokens[self.at]!r} is not expected {self._where()}")
         return value, self.used
 
     def _where(self) -> str:
@@ -364,16 +372,16 @@ class _Expression:
         if self._next("("):
             self.depth += 1
             if self.depth > _DEEPEST:
-                raise _Refused(f"brackets may be {_DEEPEST} deep, these are deeper")
+                raise _Unreadable(f"brackets may be {_DEEPEST} deep, these are deeper")
             value = self._sum()
             if not self._next(")"):
-                raise _Refused(f"a closing bracket is missing {self._where()}")
+                raise _Unreadable(f"a closing bracket is missing {self._where()}")
             self.depth -= 1
             return value
         token = self.tokens[self.at] if self.at < len(self.tokens) else ""
         if not re.fullmatch("0|[1-9][0-9]{0,3}", token):
             came = repr(token[:20]) if token else "nothing"
-            raise _Refused(f"a whole number or an opening bracket is expected {self._where()}, {came} came")
+            raise _Unreadable(f"a whole number or an opening bracket is expected {self._where()}, {came} came")
         self.at += 1
         self.used.append(int(token))
         return self.rational(int(token))
@@ -434,14 +442,17 @@ def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
     line = _clean(lines[0]) if len(lines) == 1 else ""
     left = before.left
     if answer := _ANSWER.fullmatch(line):
-        why = refusal(answer[1], puzzle)
-        if why:
+        try:
+            _check(answer[1], puzzle)
+        except _Unreadable as why:  # nothing can be said of its worth
+            return _Turn(left, None, None, True, f"cannot be read: {why}")
+        except _Refused as why:
             return _Turn(left, 0.0, 0.0, True, f"wrong: {why}")
         return _Turn(left, 1.0, 10.0, True, "right: 24")
     readings = _operations_in(line)
     if not readings:
-        why = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
-        return _Turn(left, None, None, True, why)
+        said = "this cannot be read: a step is like `4 + 6 = 10`, the end like `Answer: 4 * 6 = 24`"
+        return _Turn(left, None, None, True, said)
     outcomes = [_carry_out(before, reading) for reading in readings]
     done = [outcome for outcome in outcomes if isinstance(outcome, _Turn)]
     return done[0] if done else _Turn(left, said=f"wrong, nothing done: {outcomes[0]}")
@@ -637,7 +648,7 @@ class Game24:
         """The actions in a written answer, in the short form: up to three operations and the answer.
 
         Prose, tags and markup around the lines are passed over. Of several attempts the last with an answer counts, or if none
-        has one, the last, with an empty answer (which is wrong): so a reply is always a whole episode. An attempt ends with
+        has one, the last, with an empty answer (which cannot be read): so a reply is always a whole episode. An attempt ends with
         its answer, and `Step 1` or `Attempt 2` begins one; of more than three operations before an answer the last three count.
         If nothing can be read, it is the reply itself, as one action.
         """
