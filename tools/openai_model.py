@@ -38,6 +38,8 @@ class OpenAIChatModel(ChatOpenAI):
 
     _here: dict[asyncio.AbstractEventLoop, ChatOpenAI] = PrivateAttr(default_factory=dict)
     """For what the openai client does: this model with connections of its own for each event loop."""
+    _target: tuple[Any, str, dict[str, str]] | None = PrivateAttr(default=None)
+    """The openai client, and where and with which headers it would post: as long to find out as a request takes."""
 
     @contextmanager
     def _in_words(self) -> Iterator[None]:
@@ -142,19 +144,18 @@ class OpenAIChatModel(ChatOpenAI):
 
     async def _post(self, payload: dict[str, Any]) -> Any:
         """What the server says to a chat request."""
-        client = self.root_async_client
-        payload = {
-            **{name: value for name, value in payload.items() if name != "extra_body"},
-            **(payload.get("extra_body") or {}),
-        }
+        if extra := payload.pop("extra_body", None):
+            payload |= extra
+        if self._target is None or self._target[0] is not self.root_async_client:
+            client = self.root_async_client
+            headers = {**client.default_headers, **client.auth_headers}
+            told = {name: value for name, value in headers.items() if isinstance(value, str)}
+            self._target = client, f"{str(client.base_url).rstrip('/')}/chat/completions", told
+        _, url, headers = self._target
         content = await api_posts.post(
-            f"{str(client.base_url).rstrip('/')}/chat/completions",
+            url,
             json.dumps(payload).encode(),
-            {
-                name: value
-                for name, value in {**client.default_headers, **client.auth_headers}.items()
-                if isinstance(value, str)
-            },
+            headers,
             600.0 if self.request_timeout is None else float(cast(float, self.request_timeout)),
             openai.DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
         )
