@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from random import Random
 from typing import Any, ClassVar
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -70,12 +71,19 @@ class Ask(Runnable[Any, Any]):
             raise bad
         return {**self.lost(bad, state), "usage": usage}
 
+    def _options(self, state: State, messages: Messages) -> dict[str, Any]:
+        """A seed for models that take one with every call: asked again from the same state, they say the same."""
+        if not getattr(self.model, "seeded", False):
+            return {}
+        where = (state.get("run"), state.get("episode"), state.get("step"), self.asks, len(messages))
+        return {"seed": Random("/".join(map(str, where))).getrandbits(31)}
+
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
         try:
             messages = next(dialogue)
             while True:
-                messages = dialogue.send(self.model.invoke(messages, config))
+                messages = dialogue.send(self.model.invoke(messages, config, **self._options(input, messages)))
         except StopIteration as done:
             return done.value
 
@@ -84,7 +92,7 @@ class Ask(Runnable[Any, Any]):
         try:
             messages = next(dialogue)
             while True:
-                messages = dialogue.send(await self.model.ainvoke(messages, config))
+                messages = dialogue.send(await self.model.ainvoke(messages, config, **self._options(input, messages)))
         except StopIteration as done:
             return done.value
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from langchain_core.callbacks import CallbackManagerForLLMRun
@@ -213,6 +213,8 @@ class LocalChatModel(BaseChatModel):
 
     usage: Usage = Field(default_factory=Usage, exclude=True, repr=False)
     """Counts tokens and passes."""
+    seeded: ClassVar[bool] = True
+    """It takes `seed` with every call: the same messages and seed, the same reply."""
 
     _network: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()

@@ -1,7 +1,7 @@
 """Asking a model: read, ask again with the error, give up in words; the same sync and async."""
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
@@ -79,3 +79,25 @@ def test_other_errors_pass_through(run: Any) -> None:
 
     with pytest.raises(ZeroDivisionError):
         run(Ask("test/broken", model("1"), lambda state: [HumanMessage("?")], broken, Prompt.load("ask/again")), {})
+
+
+def test_a_model_that_takes_seeds_says_the_same_from_the_same_state() -> None:
+    """The seed comes from run, episode, step and what is asked; each try has its own."""
+    seeds = []
+
+    class Seeded(GenericFakeChatModel):
+        seeded: ClassVar[bool] = True
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            seeds.append(kwargs["seed"])
+            return super()._generate(messages, stop, run_manager)
+
+    def asked(**state: Any) -> None:
+        model: Any = Seeded(messages=iter([AIMessage("what?"), AIMessage("3")]))
+        ask(model).invoke({"n": 0, **state})
+
+    asked(run="r", episode=0, step=0)
+    asked(run="r", episode=0, step=0)
+    asked(run="r", episode=1, step=0)
+    assert seeds[:2] == seeds[2:4]
+    assert len(set(seeds)) == 4
