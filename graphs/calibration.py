@@ -69,7 +69,7 @@ class Figure:
     value: float | None
     """None where it is not defined: all r are the same, or all attempts are good, or none."""
     interval: Interval | None
-    """None with fewer than five seeds."""
+    """None with fewer than five seeds, and where leaving out a seed makes no difference."""
     seeds: int
     """Behind it."""
 
@@ -105,7 +105,7 @@ class Calibration:
     varied: bool
     """Whether r* is not the same in all of them; if it is, nothing can be said of r."""
     good: str
-    """Which attempts count as good, in words."""
+    """Which attempts count as good, in words, and how many are."""
     spearman: Figure
     """Rank correlation of r and r*."""
     spearman_within: Figure
@@ -248,7 +248,7 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
         score=mean(scores),
         same=rewards == scores,
         varied=len(set(scores)) > 1,
-        good=good,
+        good=f"{good}: {sum(map(is_good, scores))} of {len(scores)}",
         spearman=_pooled(seeds, ranks, (-1.0, 1.0)),
         spearman_within=_averaged([ranks([seed]) for seed in seeds]),
         auroc=_pooled(seeds, area, (0.0, 1.0)),
@@ -297,8 +297,8 @@ def _pooled(
     value, n = statistic(seeds), len(seeds)
     without = [statistic([*seeds[:i], *seeds[i + 1 :]]) for i in range(n)] if n >= SEEDS else []
     known = [one for one in without if one is not None]
-    if value is None or not known or len(known) < n:
-        return Figure(value, None, n)
+    if value is None or not known or len(known) < n or len(set(known)) == 1:
+        return Figure(value, None, n)  # that it is the same without any seed is no sign of certainty: AUROC 1, say
     middle = mean(known)
     half = float(stdtrit(n - 1, 0.975)) * math.sqrt((n - 1) / n * math.fsum((one - middle) ** 2 for one in known))
     return Figure(value, (max(limits[0], value - half), min(limits[1], value + half)), n)
@@ -400,7 +400,9 @@ def report(found: Calibration) -> str:
     shown = ["| " + " | ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) + " |" for line in table]
     rule = "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|"
     lines += [shown[0], rule, *shown[1:]]
-    notes = ["", "Intervals are at 95 %, over seeds; there are none for fewer than five." if found.seeds < SEEDS else ""]
+    notes = [""]
+    if found.seeds < SEEDS:
+        notes += [f"No intervals: those over fewer than {SEEDS} seeds say nothing."]
     if not found.varied:
         notes += [f"r* is {found.score:g} in every attempt: nothing can be said of r."]
     elif found.same:
