@@ -32,6 +32,7 @@ METHODS = {
     "jitrl": cli._settings("jitrl"),
     "jitrl:paper": cli._settings("jitrl:paper"),
     "tabular": cli._settings("tabular"),
+    "icrl:preset": cli._settings("icrl:preset"),
 }
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.
