@@ -45,10 +45,10 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, list, draw, memory, pocket"),
+        ("jump", "there are run, calibrate, list, draw, memory, pocket"),
         ("run", "there are jitrl, icrl, react, cot, long-cot, best-of-n, self-refine, reflexion, static, random, tabular"),
-        ("run jitlr", "there are jitrl"),
-        ("run jitrl --compare jitlr", "there are jitrl"),
+        ("run jitlr", "there are best-of-n, cot, icrl, jitrl, "),
+        ("run jitrl --compare jitlr", "there are best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
@@ -59,13 +59,20 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --policy best", "verbalized"),
         ("run jitrl --preset best", "default, paper, reference"),
         ("run static --preset paper", "it has default"),
+        ("run icrl --preset zero", "paper, preset, autonomous, explore, no-instruction, zero-reward, short-context"),
+        ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
+        ("run icrl --env toy --prior uniform --budget -1", "budget"),
+        ("run icrl --env toy --judge rule", "toy has no rule to judge by"),
+        ("run icrl --env toy --judge nobody", "environment, rule"),
+        ("run icrl --env toy --policy answer", "toy is played step by step"),
+        ("run cot --env toy", "cot reasons in writing before it acts; give a model that writes"),
         ("run jitrl --seeds none", "0,3,7"),
         ("run jitrl --seeds 0", "0,3,7"),
         ("run jitrl --episodes 0", "at least 1"),
         ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
         ("run jitrl --env toy --prompts nowhere", "nowhere"),
         ("draw", "there are jitrl"),
-        ("draw jitlr -o x.svg", "there are jitrl"),
+        ("draw jitlr -o x.svg", "there are best-of-n, cot, icrl, jitrl, "),
         ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
         ("draw jitrl", "--out"),
         ("list everything", "no further arguments"),
@@ -115,6 +122,44 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
     assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
     assert not (here / "run" / "random-s0" / "memory").exists()
     assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
+
+
+def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl:zero-reward", "best-of-n", "react"]
+    assert cli.main([*command, "--json", "--out", "run"]) == 0
+    rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
+    assert set(rows) == {"icrl", "icrl:zero-reward", "best-of-n", "react"}
+    assert rows["best-of-n"]["answer"] == rows["best-of-n"]["top"]  # its reward is the true score here
+    for name in ("icrl", "react"):
+        for seed in (0, 1):
+            folder = here / "run" / f"{name}-s{seed}"
+            result = json.loads((folder / "result.json").read_text())
+            scores = [row["score"] for row in objects((folder / "episodes.jsonl").read_text())]
+            assert result["episodes"] == 4
+            assert result["answer"] == 3 if name == "react" else scores[result["answer"]] == max(scores)
+
+
+def test_a_budget_of_tokens_is_the_same_for_all(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scored prompt of 100 tokens: 300 tokens are three steps, so every method ends within the first episode that it takes."""
+
+    class Scores(list[float]):
+        prompt_tokens = 100
+
+    class Model:
+        def score(self, messages: Any, options: Sequence[str]) -> Scores:
+            return Scores(0.0 for _ in options)
+
+    monkeypatch.setattr("learngraph.tools.models.open_model", lambda spec, **settings: Model())
+    cli._model.cache_clear()
+    command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--tokens", "500"]
+    assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
+    cli._model.cache_clear()
+    rows = objects(capsys.readouterr().out)
+    assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
+    assert cli.main([*command, "--compare", "react", "--out", "run"]) == 0
+    assert "finished already" in capsys.readouterr().err
 
 
 def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
