@@ -1,7 +1,7 @@
 """What a pocket model can do, on held-out domains of the toy world and on TextWorldExpress's test fold.
 
 The gate says whether the model may stand in for a language model: reads a strategy and lessons, learns from its own
-attempts in the prompt, and needs their rewards for it. No number here comes from a rule written by hand: every action is
+attempts in the prompt, needs their rewards for it, and writes down what they show. No number here comes from a rule written by hand: every action is
 drawn from the model's own probabilities at temperature 1.
 """
 
@@ -36,12 +36,24 @@ LIMITS: dict[str, tuple[str, float]] = {
 }
 """What a stand-in has to reach."""
 
+RETRIED: tuple[tuple[str, dict[str, int], int], ...] = (
+    ("twc", {"numItemsToPutAway": 1}, 10),
+    ("twc", {"numItemsToPutAway": 2}, 12),
+    ("coin", {"numLocations": 5, "includeDoors": 0}, 10),
+    ("mapreader", {"numLocations": 3, "maxDistanceApart": 2}, 8),
+)
+"""TextWorldExpress games (name, parameters over our defaults, horizon in steps) that are attempted several times."""
+
+RETRIES = 6
+"""Attempts at each task of those."""
+
 
 def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
     """Measure a model on `keeps` held-out domains of the toy world and `tasks` test tasks of each TextWorldExpress game.
 
-    Returns `{"keep": {name: (mean, standard error)}, "games": {game: {player: (mean, standard error)}}}`; scores are
-    fractions of the optimum. With `tasks` 0 there are no games.
+    Returns `{"keep": {name: (mean, standard error)}, "retried": {environment: {rewards: [(mean, standard error) by
+    attempt]}}, "games": {game: {player: (mean, standard error)}}}`; scores are fractions of the optimum. With `tasks` 0
+    there are no games.
     """
     from langchain_core.messages import HumanMessage
 
@@ -52,8 +64,18 @@ def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int 
     def score(prompt: str, options: Sequence[str]) -> list[float]:
         return model.score([HumanMessage(prompt)], options)
 
+    def write(prompt: str) -> str:
+        return str(model.invoke([HumanMessage(prompt)], temperature=0.0, max_tokens=64).content).strip()
+
     known = _mean(_known(model.network, Encoder(model.tokenizer), 4 * keeps, seed))
-    return {"keep": {"known accuracy": known} | _keep(score, keeps, seed), "games": _games(score, tasks, seed)}
+    return {
+        "keep": {"known accuracy": known}
+        | _keep(score, keeps, seed)
+        | _context(score, keeps, seed)
+        | _written(score, write, keeps, seed),
+        "retried": _retried(score, tasks, seed),
+        "games": _games(score, tasks, seed),
+    }
 
 
 def table(measured: dict[str, Any]) -> str:
@@ -63,6 +85,12 @@ def table(measured: dict[str, Any]) -> str:
         sign, limit = LIMITS.get(name, ("", 0.0))
         met = {"": "", ">": "yes" if mean > limit else "NO", "<": "yes" if mean < limit else "NO"}[sign]
         lines.append(f"| {name} | {mean:.3f} ({error:.3f}) | {f'{sign} {limit:.2f}' if sign else ''} | {met} |")
+    if measured["retried"]:
+        head = " | ".join(f"attempt {n + 1}" for n in range(RETRIES))
+        lines += ["", f"| several attempts at a task, test fold | rewards | {head} |", "|---" * (RETRIES + 2) + "|"]
+    for name, numbers in measured["retried"].items():
+        for rewards, scores in numbers.items():
+            lines.append(f"| {name} | {rewards} | {' | '.join(f'{mean:.2f} ({error:.2f})' for mean, error in scores)} |")
     if measured["games"]:
         players = list(next(iter(measured["games"].values())))
         lines += ["", f"| TextWorldExpress, test fold | {' | '.join(players)} |", "|---" * (len(players) + 1) + "|"]
@@ -96,33 +124,56 @@ class _Attempt:
     tries: dict[str, list[dict[str, float]]] = field(default_factory=dict)
 
 
-def _attempt(score: Score, world: KeywordKeep, task: Task, before: str, draw: random.Random, zeroed: bool) -> _Attempt:
+def _attempt(
+    score: Score, world: KeywordKeep, task: Task, before: str, draw: random.Random, rewards: str = "shown", mode: str = ""
+) -> _Attempt:
+    """One attempt after the text `before`; its rewards are `shown`, `zeroed` or left out (`none`)."""
     done = _Attempt()
     actions: list[str] = []
     shown = world.observe(task, ())
     while not shown.over:
         place = shown.text
-        chances = _probabilities(score, f"{before}{done.lines}{place}", shown.actions)
+        asked = f"Now: {mode}\n" if mode else ""
+        chances = _probabilities(score, f"{before}{done.lines}{asked}{place}", shown.actions)
         done.tries.setdefault(place, []).append(dict(zip(shown.actions, chances, strict=True)))
         action = draw.choices(shown.actions, chances)[0]
         actions.append(action)
         shown = world.observe(task, actions)
-        done.score += shown.reward
-        done.lines += f"{place}\n> {action}\n= {0 if zeroed else shown.reward:g}\n"
-    done.lines += f"total {0 if zeroed else done.score:g}\n"
+        done.score += shown.reward or 0.0
+        done.lines += f"{place}\n> {action}\n" + _reward(shown.reward, rewards)
+    done.lines += _total(done.score, rewards)
     return done
 
 
+def _reward(reward: float | None, rewards: str) -> str:
+    return "" if rewards == "none" else f"= {(reward or 0.0) if rewards == 'shown' else 0:g}\n"
+
+
+def _total(total: float, rewards: str) -> str:
+    return "" if rewards == "none" else f"total {round(total, 9) if rewards == 'shown' else 0:g}\n"
+
+
 def _attempts(
-    score: Score, world: KeywordKeep, task: Task, advice: str, count: int, draw: random.Random, zeroed: bool = False
+    score: Score,
+    world: KeywordKeep,
+    task: Task,
+    advice: str,
+    count: int,
+    draw: random.Random,
+    rewards: str = "shown",
+    context: int | None = None,
+    modes: Sequence[str] = ("",),
 ) -> list[_Attempt]:
-    """Attempts in a row at one domain, places reordered, the earlier ones in the prompt."""
+    """Attempts in a row at one domain, places reordered, the earlier ones (or the last `context` of them) in the prompt.
+
+    `modes`: what `Now:` asks for, by attempt, over and over; empty: no such line.
+    """
     head = f"Task: {task.instruction}\n{advice}"
     done: list[_Attempt] = []
     for n in range(count):
-        earlier = "".join(f"Attempt {k + 1}:\n{attempt.lines}" for k, attempt in enumerate(done))
-        before = head + earlier + (f"Attempt {n + 1}:\n" if done else "")
-        done.append(_attempt(score, world, world.variant(task, n), before, draw, zeroed))
+        shown = [f"Attempt {k + 1}:\n{attempt.lines}" for k, attempt in enumerate(done)]
+        before = head + "".join(shown if context is None else shown[-context:]) + f"Attempt {n + 1}:\n"
+        done.append(_attempt(score, world, world.variant(task, n), before, draw, rewards, modes[n % len(modes)]))
     return done
 
 
@@ -142,12 +193,12 @@ def _keep(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]
         elsewhere = [p for p in rules.rules if p not in rules.places and kinds[p] in ("door", "gate", "fork")]
         wrong = {p: draw.choice([a for a in ANSWERS[kinds[p]] if a != rules.rules[p]]) for p in here}
 
-        for zeroed in (False, True):
-            name = "score, rewards zeroed" if zeroed else "score, in-context RL"
-            for k, attempt in enumerate(_attempts(score, world, task, "", 5, draw, zeroed)):
+        for rewards, name in (("shown", "score, in-context RL"), ("zeroed", "score, rewards zeroed")):
+            for k, attempt in enumerate(_attempts(score, world, task, "", 5, draw, rewards)):
                 note(f"{name}, attempt {k + 1}", attempt.score / 10)
         order = draw.sample(here, len(here))
-        (told,) = _attempts(score, world, task, f"Strategy: {'. '.join(map(rules.lesson, order))}\n", 1, draw)
+        head = f"Task: {task.instruction}\n"
+        told = _attempt(score, world, task, f"{head}Strategy: {'. '.join(map(rules.lesson, order))}\n", draw)
         note("score, strategy of 7 rules", told.score / 10)
         advice = f"Strategy: {'. '.join(f'{p} {wrong[p]}' for p in order)}\n"
         misled = _attempts(score, world, task, advice, 5, draw)
@@ -169,6 +220,86 @@ def _keep(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]
     return {name: _mean(values) for name, values in out.items()}
 
 
+def _context(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+    """In-context RL of eight attempts: with `Now:` lines, with all earlier attempts in the prompt or the last three only."""
+    world = KeywordKeep()
+    draw = random.Random(f"{seed} context")
+    out: dict[str, list[float]] = {}
+    for n in range(keeps):
+        task = world.task(n, "test")
+        for asked, modes in (
+            ("", ("",)),
+            (", `Now: exploit`", ("exploit",)),
+            (", explore and exploit by turns", ("explore", "exploit")),
+        ):
+            for context in (None, 3):
+                attempts = _attempts(score, world, task, "", 8, draw, "shown", context, modes)
+                kept = "last 3" if context else "all"
+                if context is None and modes == ("exploit",):
+                    out.setdefault(f"score{asked}, {kept} earlier attempts, attempt 5", []).append(attempts[4].score / 10)
+                out.setdefault(f"score{asked}, {kept} earlier attempts, attempt 8", []).append(attempts[7].score / 10)
+        place = draw.choice(domain(task.seed).places[:-1])
+        answers = ANSWERS[place.partition(" ")[0]]
+        tried = draw.sample(answers, len(answers) // 2)
+        lines = "".join(f"{place}\n> {answer}\n= {float(answer == tried[-1]):g}\n" for answer in tried)
+        for mode in ("explore", "exploit"):
+            options = sorted((*answers, *MOVES[place.partition(" ")[0]]))
+            before = f"Task: {task.instruction}\nAttempt 1:\n{lines}total 1\nAttempt 2:\nNow: {mode}\n{place}"
+            chances = dict(zip(options, _probabilities(score, before, options), strict=True))
+            share = chances[tried[-1]] if mode == "exploit" else sum(chances[a] for a in answers if a not in tried)
+            name = "rewarded answer under `Now: exploit`" if mode == "exploit" else "untried answers under `Now: explore`"
+            out.setdefault(name, []).append(share)
+    return {name: _mean(values) for name, values in out.items()}
+
+
+def _written(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+    """What the model writes after its own attempts, and how it plays with that in place of the attempts.
+
+    Precision: of the facts it wrote, those that the text determines (what is no fact counts as wrong). Recall: of those
+    that the text determines, the ones it wrote. The text is read by `transcripts.Reader`.
+    """
+    world = KeywordKeep()
+    draw = random.Random(f"{seed} written")
+    out: dict[str, list[float]] = {}
+
+    def compare(name: str, reply: str, reader: transcripts.Reader) -> None:
+        said = {fact.strip() for fact in reply.split(".") if fact.strip()} - {"nothing"}
+        facts = {f"{place} {answer}" for place, answer in reader.facts.items()}
+        if said:
+            out.setdefault(f"{name}, precision", []).append(len(said & facts) / len(said))
+        if facts:
+            out.setdefault(f"{name}, recall", []).append(len(said & facts) / len(facts))
+
+    for n in range(keeps):
+        task = world.task(n, "test")
+        head = f"Task: {task.instruction}\n"
+        for rewards, asked in (("shown", "Learned"), ("none", "Feedback")):
+            reader, text = transcripts.Reader(), head
+            for k in range(3):
+                attempt = _attempt(score, world, world.variant(task, k), f"{text}Attempt {k + 1}:\n", draw, rewards)
+                _read(reader, attempt.lines, world, world.variant(task, k), rewards == "shown")
+                text += f"Attempt {k + 1}:\n{attempt.lines}"
+                if k in (0, 2):
+                    reply = write(f"{text}{asked}:")
+                    compare(f"`{asked}:` after {k + 1} attempt{'s' if k else ''}", reply, reader)
+        lessons = ""
+        for k in range(5):
+            attempt = _attempt(score, world, world.variant(task, k), head + lessons, draw)
+            out.setdefault(f"score, own lessons, attempt {k + 1}", []).append(attempt.score / 10)
+            reply = write(f"{head}{lessons}Attempt {k + 1}:\n{attempt.lines}Learned:")
+            lessons = f"{lessons or f'Lessons:{chr(10)}'}- {reply}\n"
+    return {name: _mean(values) for name, values in out.items()}
+
+
+def _read(reader: transcripts.Reader, lines: str, world: KeywordKeep, task: Task, rewarded: bool) -> None:
+    """Let the reader read an attempt."""
+    steps = lines.split("\n> ")
+    places = [step.rpartition("\n")[2] for step in steps[:-1]]
+    actions = [step.partition("\n")[0] for step in steps[1:]]
+    for n, (place, action) in enumerate(zip(places, actions, strict=True)):
+        reader.step(place, action, world.observe(task, actions[: n + 1]), rewarded)
+
+
 def _known(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]:
     """Per held-out transcript of 480 tokens: how often the likeliest word is the one that the text determines."""
     import torch
@@ -184,6 +315,39 @@ def _known(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]
             best = network(input_ids=torch.tensor([sequence.ids])).logits[0].argmax(-1).tolist()
         accuracies.append(fmean(best[t.at] == max(t.shares, key=t.shares.__getitem__) for t in targets))
     return accuracies
+
+
+def _retried(score: Score, tasks: int, seed: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Mean score by attempt at the same task, with the earlier attempts in the prompt; their rewards shown or zeroed."""
+    from ..environments.text_world_express import TextWorldExpress
+
+    out: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for game, params, horizon in RETRIED if tasks else ():
+        world = TextWorldExpress(game, params, horizon=horizon)
+        numbers = out.setdefault(f"{world.name}, horizon {horizon}", {})
+        for rewards in ("shown", "zeroed"):
+            draw = random.Random(f"{seed} {world.name} {rewards}")
+            scores = [_retries(score, world, world.task(n, "test"), draw, rewards) for n in range(tasks)]
+            numbers[rewards] = [_mean(column) for column in zip(*scores, strict=True)]
+        world.close()
+    return out
+
+
+def _retries(score: Score, world: transcripts.World, task: Task, draw: random.Random, rewards: str) -> list[float]:
+    earlier, scores = f"Task: {task.instruction}\n", list[float]()
+    for n in range(RETRIES):
+        earlier += f"Attempt {n + 1}:\n"
+        actions, total = list[str](), 0.0
+        shown = world.observe(task, ())
+        while not shown.over:
+            chances = _probabilities(score, earlier + shown.text.strip(), shown.actions)
+            actions.append(draw.choices(shown.actions, chances)[0])
+            state, shown = transcripts.clip(world.abstract(shown)), world.observe(task, actions)
+            total += shown.reward or 0.0
+            earlier += f"{state}\n> {actions[-1]}\n" + _reward(shown.reward, rewards)
+        earlier += _total(total, rewards)
+        scores.append(total)
+    return scores
 
 
 def _games(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
@@ -207,7 +371,7 @@ def _games(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[flo
                     chances = even if steps is None else _probabilities(score, prompt, shown.actions)
                     actions.append(draw.choices(shown.actions, chances)[0])
                     state, shown = world.abstract(shown), world.observe(task, actions)
-                    total += shown.reward
+                    total += shown.reward or 0.0
                     recent.append(f"{state}\n> {actions[-1]}\n= {shown.reward:g}\n")
                 results.append(total)
             out[game][player] = _mean(results)

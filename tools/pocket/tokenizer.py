@@ -1,7 +1,7 @@
 """The pocket model's tokenizer: byte-level BPE, so that any text has tokens, with the layout's separators cheap.
 
 One action of the toy world, and one key (` black`), is one token; `\\n>` (what comes before an action) is one token and
-so is `= 1` (a reward). Digits stand alone, so that numbers the transcripts never showed have familiar parts.
+so is a reward, `= 1` or `= 0.25`. Other digits stand alone, so that numbers the transcripts never showed have familiar parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHAT_TEMPLATE", "train_tokenizer"]
 
-PIECES = r"\n>|= -?[0-9]| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
+PIECES = r"\n>|= -?[0-9](?:\.[0-9]+)?| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
 """What a token may never reach across."""
 
 CHAT_TEMPLATE = (

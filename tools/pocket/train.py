@@ -1,7 +1,7 @@
 """Train the pocket model from nothing, on one CPU core in under an hour (or on a GPU in minutes).
 
 First the exercise `recall` until eight pairs are found again almost always, then attempts at the toy world and at
-TextWorldExpress games, in windows that grow. To look up the answer that belongs to a key is the hard part: the model learns
+TextWorldExpress games (one decision, or several attempts at one task), in windows that grow. To look up the answer that belongs to a key is the hard part: the model learns
 it in a minute from the initialisation of `_imitate`, and did not learn it in the first 1.5 million tokens from a random one.
 """
 
@@ -21,8 +21,9 @@ from ...memory.records import UserError
 from ..environments.keyword_keep import KeywordKeep
 from ..environments.text_world_express import DEFAULTS, TextWorldExpress
 from . import transcripts
+from .chores import Chores
 from .tokenizer import train_tokenizer
-from .transcripts import Decision, Paid, Piece, Played
+from .transcripts import Decision, Games, Paid, Piece, Played
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +41,19 @@ MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
 }
 """Changes to the default parameters of a game, by game; games not listed are played as they are."""
 
-STAGES = ((140, 16), (320, 8), (960, 3))
+RETRIED: Mapping[str, Sequence[Mapping[str, int]]] = {
+    "coin": ({"numLocations": 3, "includeDoors": 0}, {"numLocations": 5, "includeDoors": 0}),
+    "cookingworld": ({"numIngredients": 1}, {}),
+    "twc": ({"numItemsToPutAway": 1}, {"numItemsToPutAway": 2}, {}),
+    "mapreader": ({"numLocations": 3, "maxDistanceApart": 2}, {}),
+    "arithmetic": ({},),
+    "sorting": ({},),
+    "simonsays": ({},),
+    "peckingorder": ({},),
+}
+"""The same, for the games that are attempted several times."""
+
+STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
 
@@ -64,7 +77,7 @@ class PocketTraining:
     """Shares of the time at which the second and the third window size begin at the latest."""
     hidden: int = 160
     """Width of the model: a multiple of 32 (the size of an attention head), at least 160."""
-    layers: int = 2
+    layers: int = 3
     """Depth, at least 2."""
     vocabulary: int = 4000
     """Largest number of tokens; the transcripts have fewer distinct words."""
@@ -72,16 +85,22 @@ class PocketTraining:
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 30 % of the time."""
     pairs: int = 8
     """Key-value pairs that the recall stage works up to."""
-    games: int = 100
+    games: int = 150
     """Training tasks played for each TextWorldExpress map; 0 leaves those games out."""
+    tries: int = 7
+    """Attempts at each of the tasks that are attempted several times (three fifths of `games` on each of those maps)."""
     attempts: Path | None = None
     """File with the attempts at those games: read if it exists, written otherwise (they take minutes to play)."""
-    share: float = 0.5
-    """Of the batches after the recall stage, those from TextWorldExpress."""
+    share: float = 0.18
+    """Of the batches after the recall stage, those of single attempts at TextWorldExpress games."""
+    again: float = 0.18
+    """Of the batches after the recall stage, those of several attempts at one task of a TextWorldExpress game."""
+    chores: float = 0.2
+    """Of the batches after the recall stage, those of several attempts at a task with invented names."""
     reading: float = 0.05
     """Weight of the tokens of a game's texts; those of an action have weight 1. Texts repeat: learning to predict them is
     learning to copy names, also those of things never seen."""
-    drill: float = 0.1
+    drill: float = 0.08
     """Of the batches after the recall stage, those from the recall exercise."""
 
 
@@ -120,7 +139,7 @@ class Encoder:
                         following[option[n]] = following.get(option[n], 0.0) + p
                     whole = sum(following.values())
                     shares = {t: p / whole for t, p in following.items()}
-                    targets.append(Target(len(ids) - 1, shares, 1.0, piece.known and n == 0))
+                    targets.append(Target(len(ids) - 1, shares, piece.weight, piece.known and n == 0))
                     ids.append(token)
             elif isinstance(piece, Paid):
                 reward, *rest = self.ids(transcripts.write(piece))
@@ -197,7 +216,7 @@ def train(settings: PocketTraining) -> Path:
     tokenizer: Any
     model: Any
     with ThreadPoolExecutor(1) as pool:
-        played: Future[list[list[Played]]] = pool.submit(_attempts, settings)
+        played: Future[Games] = pool.submit(_attempts, settings)
         if settings.start is not None:
             tokenizer = AutoTokenizer.from_pretrained(settings.start)
             model = AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32)
@@ -209,29 +228,46 @@ def train(settings: PocketTraining) -> Path:
     return settings.out
 
 
-def _attempts(settings: PocketTraining) -> list[list[Played]]:
-    """Attempts at the first training tasks of each map, by map; from the file if there is one."""
+def _attempts(settings: PocketTraining) -> Games:
+    """Attempts at the first training tasks of each map; from the file if there is one."""
     if settings.attempts is not None and settings.attempts.exists():
         return transcripts.load(settings.attempts)
-    attempts = []
-    for game in DEFAULTS if settings.games else ():
-        for params in MAPS.get(game, ({},)):
-            world = TextWorldExpress(game, params)
-            draw = random.Random(f"{settings.seed} {world.name}")
-            tries = [transcripts.play(world, world.task(n, "train"), draw) for n in range(settings.games)]
-            world.close()
-            attempts.append([played for played in tries if played is not None])
-            log.info("%s: %d attempts", world.name, len(attempts[-1]))
+    paths, tries = [], []
+    for game, params in _maps(MAPS) if settings.games else ():
+        world = TextWorldExpress(game, params)
+        draw = random.Random(f"{settings.seed} {world.name}")
+        tasks = [world.task(n, "train") for n in range(settings.games)]
+        paths.append(tuple(played for task in tasks if (played := transcripts.play(world, task, draw)) is not None))
+        log.info("%s: %d attempts", world.name, len(paths[-1]))
+        world.close()
+    for game, params in _maps(RETRIED) if settings.games else ():
+        world = TextWorldExpress(game, params)
+        draw = random.Random(f"{settings.seed} {world.name} again")
+        tasks = [world.task(n, "train") for n in range(max(1, settings.games * 3 // 5))]
+        group = [[transcripts.practise(world, task, draw) for _ in range(settings.tries)] for task in tasks]
+        tries.append(tuple(tuple(played for played in attempts if played is not None) for attempts in group if all(attempts)))
+        log.info("%s: %d tasks attempted %d times", world.name, len(tries[-1]), settings.tries)
+        world.close()
+    games = Games(tuple(paths), tuple(tries))
     if settings.attempts is not None:
-        transcripts.save(attempts, settings.attempts)
-    return attempts
+        transcripts.save(games, settings.attempts)
+    return games
 
 
-def _tokenizer(settings: PocketTraining, played: Sequence[Sequence[Played]]) -> PreTrainedTokenizerBase:
+def _maps(listed: Mapping[str, Sequence[Mapping[str, int]]]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    return ((game, params) for game in DEFAULTS for params in listed.get(game, ({},)))
+
+
+def _tokenizer(settings: PocketTraining, played: Games) -> PreTrainedTokenizerBase:
     draw = random.Random(settings.seed)
-    texts = [transcripts.text(list(transcripts.window(draw, attempts))) for attempts in played for _ in attempts]
+    texts = [transcripts.text(list(transcripts.window(draw, attempts))) for attempts in played.paths for _ in attempts]
+    texts += [transcripts.text(list(transcripts.retry(draw, task))) for tasks in played.tries for task in tasks]
+    chores = Chores()
+    for n in range(300):
+        practised = transcripts.practise(chores, chores.task(n), draw)
+        texts += [transcripts.text(list(transcripts.retry(draw, [practised])))] if practised else []
     world = KeywordKeep()
-    for _ in range(50):
+    for _ in range(100):
         pieces = transcripts.keep(draw, world)
         texts.append(transcripts.text([piece for _, piece in zip(range(100), pieces, strict=False)]))
     return train_tokenizer(texts, transcripts.WORDS, settings.vocabulary)
@@ -261,7 +297,7 @@ def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
     _imitate(model)
     # A reply ends with the line.
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        eos_token_id=[newline, tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id, max_new_tokens=16
+        eos_token_id=[newline, tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id, max_new_tokens=64
     )
     return model
 
@@ -315,7 +351,9 @@ def _imitate(model: Any) -> None:
 class _Run:
     """One run of the training loop."""
 
-    def __init__(self, settings: PocketTraining, model: Any, tokenizer: Any, draw: random.Random, played: Future[Any]) -> None:
+    def __init__(
+        self, settings: PocketTraining, model: Any, tokenizer: Any, draw: random.Random, played: Future[Games]
+    ) -> None:
         import torch
 
         self.settings = settings
@@ -325,6 +363,8 @@ class _Run:
         self.played = played
         self.encoder = Encoder(tokenizer)
         self.world = KeywordKeep()
+        self.chores = Chores()
+        self.waiting: dict[str, list[list[Encoded]]] = {}
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
         self.pairs = min(5, settings.pairs) if settings.start is None else settings.pairs
         self.stage = 0 if settings.start is None else len(STAGES)
@@ -360,36 +400,62 @@ class _Run:
                     log.info("%s", line)
                     self._advance(part, tallies)
                     tallies = {}
-                if time.monotonic() - kept > 180:
+                if time.monotonic() - kept > 180:  # seconds
                     kept = time.monotonic()
                     self._save()
         self._save()
 
     def _source(self) -> str:
-        if self.stage == 0 or self.draw.random() < self.settings.drill:
+        if self.stage == 0:
             return "recall"
-        if self.settings.games and self.draw.random() < self.settings.share / (1 - self.settings.drill):
-            return "games"
-        return "keep"
+        settings = self.settings
+        games, again = (settings.share, settings.again) if settings.games else (0.0, 0.0)
+        keep = max(0.0, 1 - settings.drill - games - again - settings.chores)
+        shares = (settings.drill, games, again, settings.chores, keep)
+        return self.draw.choices(("recall", "games", "again", "chores", "keep"), shares)[0]
 
     def _batch(self, source: str) -> list[Encoded]:
+        """The next batch; four are made at a time, each of sequences of about the same length, to save padding."""
+        waiting = self.waiting.setdefault(source, [])
+        if not waiting:
+            count, sequences = self._sequences(source, 4)
+            sequences.sort(key=lambda sequence: len(sequence.ids))
+            waiting += [sequences[n : n + count] for n in range(0, len(sequences), count)]
+            self.draw.shuffle(waiting)
+        return waiting.pop()
+
+    def _sequences(self, source: str, batches: int) -> tuple[int, list[Encoded]]:
+        """Sequences for so many batches, and how many of them make one."""
         # Short windows stay: most decisions of a long one come late, where hardly anything is left to find out.
         longest, count = self.draw.choice(STAGES[: max(self.stage, 1)])
         reading = 0.0
+        sources: Iterator[Iterable[Piece]]
         match source:
             case "recall":
-                hard = self.draw.random() < 0.7
-                pairs = self.pairs if hard else self.draw.randint(2, self.pairs)
-                return [self.encoder.sequence(transcripts.recall(self.draw, pairs), 480) for _ in range(16)]
+                longest, count = 480, 16
+                hard = [self.draw.random() < 0.7 for _ in range(count * batches)]
+                pairs = [self.pairs if most else self.draw.randint(2, self.pairs) for most in hard]
+                sources = (transcripts.recall(self.draw, number) for number in pairs)
             case "games":
                 longest, count, reading = 480, 6, self.settings.reading
-                played = self.played.result()
-                sources: Iterator[Iterable[Piece]] = (
-                    transcripts.window(self.draw, self.draw.choice(played)) for _ in range(count)
-                )
+                paths = self.played.result().paths
+                sources = (transcripts.window(self.draw, self.draw.choice(paths)) for _ in range(count * batches))
+            case "again":
+                room, longest, count = self.draw.choice(((500, 560, 6), (1000, 1200, 3)))
+                tries = self.played.result().tries
+                tasks = [self.draw.choice(self.draw.choice(tries)) for _ in range(count * batches)]
+                sources = (transcripts.retry(self.draw, attempts, room) for attempts in tasks)
+            case "chores":
+                room, longest, count = self.draw.choice(((300, 400, 9), (500, 560, 6), (900, 1100, 3))[: self.stage + 1])
+                sources = (transcripts.retry(self.draw, self._chore(), room) for _ in range(count * batches))
             case _:
-                sources = (transcripts.keep(self.draw, self.world) for _ in range(count))
-        return [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+                sources = (transcripts.keep(self.draw, self.world, longest=longest) for _ in range(count * batches))
+        return count, [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+
+    def _chore(self) -> list[Played]:
+        task = self.chores.task(self.draw.randrange(10**9))
+        tries = (transcripts.practise(self.chores, task, self.draw, horizon=15) for _ in range(self.draw.randint(2, 7)))
+        return [played for played in tries if played is not None]
 
     def _step(self, batch: Sequence[Encoded], tally: Tally) -> None:
         import torch

@@ -1,22 +1,32 @@
 """What the pocket model is trained on: texts of attempts, with the probabilities an expert gives to each action.
 
-A transcript is a sequence of pieces: text that is only read, a `Decision` where an action was taken, a `Paid` reward.
+A transcript is a sequence of pieces: text that is only read, a `Decision` where something was written, a `Paid` reward.
 Joined, they are the prompts of `learngraph`:
 
     Task: reach the exit
     Strategy: door black mist. gate troll lamp
     Lessons:
-    - fork oak left
+    - fork oak left. door black mist
     Attempt 1:
     door black
     > mist
     = 0
     total 7
+    Feedback: fork oak left           (where rewards are left out)
+    Attempt 4 (x3): ...               (the same attempt, three times)
+    Attempt 5: total 4: mist, lamp    (a digest)
+    Attempt 9:
+    Now: exploit                      (or explore, or explore or exploit; before the present observation only)
+    gate wolf
+    > lamp
 
-Three sources. `recall`: the bare exercise of finding a key's value again, without which nothing else is learned
+and, at the end of others, `Learned:` or `Feedback:` with all that the text determines as the reply.
+
+Four sources. `recall`: the bare exercise of finding a key's value again, without which nothing else is learned
 (one million parameters do not discover it on their own). `keep`: attempts at Keyword Keep, the toy world with hidden rules,
-labelled by the exact posterior over what the text so far reveals. `Episodes`: gold paths of TextWorldExpress games with
-detours. Training splits only. The experts are asked for labels here and nowhere else.
+labelled by the exact posterior over what the text so far reveals. `window`: gold paths of TextWorldExpress games with
+detours. `retry`: several attempts at one task of such a game, labelled by what the best one so far did. Training splits
+only. The experts are asked for labels here and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,12 +35,15 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...memory.records import Observation, Task, UserError
 from ..environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, PosteriorExpert, domain
+from .chores import invent
 
 __all__ = [
     "WORDS",
@@ -42,7 +55,9 @@ __all__ = [
     "keep",
     "load",
     "play",
+    "practise",
     "recall",
+    "retry",
     "save",
     "text",
     "window",
@@ -54,8 +69,18 @@ from their own samples need a chance to see it)."""
 
 _KEYED = ("door", "gate", "fork")
 
+_SHARES = {k / n for n in range(2, 13) for k in (1, 2)}
+
+UNITS: tuple[float, ...] = tuple(sorted({n / 100 for n in range(1, 100)} | {float(n) for n in range(3, 10)} | _SHARES))
+"""Rewards that are single tokens besides 0, 1 and 2: hundredths, digits, and the shares that games pay for their parts."""
+
+MODES = ("exploit", "explore", "explore or exploit")
+"""What `Now:` may ask for."""
+
 WORDS: tuple[str, ...] = (
     *("\n>", "= 0", "= 1", "= 2", "Task", "Strategy", "Lessons", "Attempt", "total"),
+    *("Learned", "Feedback", "Now", "…", " explore", " exploit", " or", " nothing", " total"),
+    *dict.fromkeys(f"= {unit:g}" for unit in (*UNITS, *sorted(-share for share in _SHARES))),
     *KEYS,
     *(f" {word}" for table in (KEYS, ANSWERS, MOVES) for kind in table for word in (kind, *table[kind])),
 )
@@ -83,6 +108,8 @@ class Decision:
     """The label, over the admissible actions; sums to 1."""
     known: bool = False
     """Whether the text so far determines the answer (a keyed place of the toy world whose answer it reveals)."""
+    weight: float = 1.0
+    """Of its loss, against that of other decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,53 +193,185 @@ def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
     return pieces
 
 
-def keep(draw: random.Random, world: KeywordKeep, split: str = "train") -> Iterator[Piece]:
-    """Attempts at one domain of the toy world, without end: take as much as fits.
+@dataclass
+class Reader:
+    """What a text about Keyword Keep determines, followed along as the text is written."""
+
+    expert: PosteriorExpert = field(default_factory=PosteriorExpert)
+    tried: dict[str, set[str]] = field(default_factory=dict)
+    """Answers tried in the text, by place."""
+    facts: dict[str, str] = field(default_factory=dict)
+    """Answers that are certain or told and not contradicted, by place, in the order in which the text gives them."""
+
+    def told(self, place: str, answer: str) -> str:
+        """Read advice about a place; returns it as written."""
+        self.expert.told[place] = answer
+        self._settle(place)
+        return f"{place} {answer}"
+
+    def step(self, place: str, action: str, after: Observation, rewarded: bool) -> None:
+        """Read one step. Without rewards only passing a door shows whether the answer was right."""
+        if action not in ANSWERS[place.partition(" ")[0]]:
+            return
+        self.tried.setdefault(place, set()).add(action)
+        if rewarded:
+            assert after.reward is not None
+            self.expert.see(place, action, after.reward)
+        elif place.startswith("door") and not after.over:
+            self.expert.see(place, action, float(after.text != place))
+        self._settle(place)
+
+    def policy(self, place: str, mode: str = "") -> dict[str, float]:
+        """The expert's policy; asked to explore, uniform over the answers not yet tried there, while there are any."""
+        if mode == "explore":
+            untried = [a for a in ANSWERS[place.partition(" ")[0]] if a not in self.tried.get(place, ())]
+            if untried:
+                return {answer: 1 / len(untried) for answer in untried}
+        return self.expert.probabilities(place)
+
+    def learned(self) -> str:
+        """The facts as a model is to write them."""
+        return ". ".join(f"{place} {answer}" for place, answer in self.facts.items()) or "nothing"
+
+    def _settle(self, place: str) -> None:
+        if place.partition(" ")[0] not in _KEYED:
+            return
+        certain = list(self.expert.probabilities(place))
+        if certain != [self.facts.get(place)]:
+            self.facts.pop(place, None)
+            if len(certain) == 1:
+                self.facts[place] = certain[0]
+
+
+def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 960) -> Iterator[Piece]:
+    """Attempts at one domain of the toy world in about `longest` tokens, or without end: take as much as fits.
 
     With advice or without (true or, sometimes, wrong), by a player that follows the expert most of the time, some of the
-    time or never. A part of them is a single attempt, or the rest of one, as agents show it that have no earlier attempts.
+    time or never; with rewards, with zeros in their place, or without. A part of them is a single attempt, or the rest of
+    one, as agents show it that have no earlier attempts. Others end with an attempt under `Now:`, or with what was learned.
     """
     task = world.task(draw.randrange(10**9), split)
-    expert = PosteriorExpert()
-    yield f"Task: {task.instruction}\n"
-    yield from _advice(draw, task, expert)
+    reader = Reader()
+    ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
+    rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
+    unit = draw.choice(UNITS) if draw.random() < 0.12 else 1.0
     careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
-    single = draw.random() < 0.3
+    single = not ends and draw.random() < 0.33
     unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
     reordered = draw.random() < 0.75
-    attempt = 0
-    while True:
-        if not single:
-            yield f"Attempt {attempt + 1}:\n"
-        now = world.variant(task, attempt) if reordered else task
+    numbered, digests, counted = draw.random() < 0.35, draw.random() < 0.2, draw.random() < 0.12
+    feedback = rewards == "none" and (ends == "feedback" or draw.random() < 0.6)
+    number = draw.randint(1, 60) if numbered else 1
+
+    opening = [f"Task: {task.instruction}\n", *_advice(draw, task, reader, longest)]
+    yield from opening
+    used = sum(map(_size, opening))
+
+    def attempt(n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[Piece]:
+        """One attempt, all under `Now: asked`; or only its decision after `last` steps, which ends it."""
+        now = world.variant(task, n) if reordered else task
         actions: list[str] = []
         shown = world.observe(now, ())
         total = 0.0
         while not shown.over:
             place = shown.text
-            probabilities = expert.probabilities(place)
+            mode = asked if last in (None, len(actions)) else ""
+            probabilities = reader.policy(place, mode)
             if draw.random() < careless:
                 action = draw.choice(shown.actions)
             else:
                 action = draw.choices(list(probabilities), list(probabilities.values()))[0]
             label = soften(probabilities, shown.actions)
+            known = len(probabilities) == 1 and mode != "explore" and place.partition(" ")[0] in _KEYED
+            misled = reader.expert.told.get(place) in reader.expert.failed.get(place, ())
             actions.append(action)
             shown = world.observe(now, actions)
-            total += shown.reward
-            if len(actions) <= unseen:
+            if len(actions) <= skipped:
                 continue
-            expert.see(place, action, shown.reward)
+            assert shown.reward is not None
+            total += shown.reward * unit
+            reader.step(place, action, shown, rewards == "shown")
+            if mode:
+                yield f"Now: {mode}\n"
             yield f"{place}\n>"
-            yield Decision(action, label, known=len(probabilities) == 1 and place.partition(" ")[0] in _KEYED)
-            yield Paid(shown.reward)
-        if single:
+            if mode and last is not None:
+                yield Decision(action, label, known, 4.0)
+                return
+            yield Decision(action, label, known, 2.0 if mode or misled else 1.0)
+            if rewards != "none":
+                yield Paid(shown.reward * unit if rewards == "shown" else 0.0)
+        if single or rewards == "none":
             return
-        yield f"total {total:g}\n"
-        attempt += 1
+        yield f"total {round(total, 9) if rewards == 'shown' else 0:g}\n"
+
+    if single:
+        yield from attempt(0, skipped=unseen)
+        return
+    count = 0
+    while not ends or (used + 130 < longest and (count == 0 or draw.random() < 0.85)):
+        if ends == "now" and count == 0 and draw.random() < 0.15:
+            break
+        if digests and draw.random() < 0.5:
+            lines = [_digest(draw, world, world.variant(task, count), number, unit if rewards == "shown" else 0.0)]
+            yield from lines
+        else:
+            often = f" (x{draw.randint(2, 9)})" if counted and draw.random() < 0.4 else ""
+            lines = [_remark(draw, reader)] if feedback and count and draw.random() < 0.9 else []
+            lines.append(f"Attempt {number}{often}:\n")
+            yield from lines
+            for piece in attempt(count):
+                lines.append(write(piece))
+                yield piece
+        used += sum(map(_size, lines))
+        number += draw.randint(1, 5) if numbered and draw.random() < 0.5 else 1
+        count += 1
+    if ends == "now":
+        if feedback and count:
+            yield _remark(draw, reader)
+        mode = draw.choice(MODES)
+        yield f"Attempt {number}:\n"
+        # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
+        yield from attempt(count, mode, last=draw.choice((None, draw.randint(0, 8))))
+    else:
+        said = reader.learned()
+        yield f"{'Learned' if ends == 'learned' else 'Feedback'}:\n>"
+        yield Decision(said, {said: 1.0})
 
 
-def _advice(draw: random.Random, task: Task, expert: PosteriorExpert) -> Iterator[str]:
-    """Nothing, a strategy, lessons among lessons about places that are not here, or both."""
+def _size(text: str) -> int:
+    """About how many tokens a text about the toy world has."""
+    return len(_TOKENS.findall(text))
+
+
+_TOKENS = re.compile(r"\n>|= -?[0-9](?:\.[0-9]+)?| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]+|\s")
+
+
+def _digest(draw: random.Random, world: KeywordKeep, task: Task, number: int, unit: float) -> str:
+    """An attempt by a random player in one line, which tells nothing about single places."""
+    actions: list[str] = []
+    shown, total = world.observe(task, ()), 0.0
+    while not shown.over:
+        answers = ANSWERS[shown.text.partition(" ")[0]]
+        actions.append(draw.choice(answers if draw.random() < 0.8 else shown.actions))
+        shown = world.observe(task, actions)
+        total += shown.reward or 0.0
+    joined = ", ".join(actions)
+    return f"Attempt {number}: total {total * unit:g}: {joined if len(joined) <= 60 else joined[:60] + '…'}\n"
+
+
+def _remark(draw: random.Random, reader: Reader) -> str:
+    """Feedback on the attempts so far: most of what they show, now and then a mistake."""
+    told = []
+    for place, answer in list(reader.facts.items()):
+        if draw.random() < 0.05:
+            answer = draw.choice(ANSWERS[place.partition(" ")[0]])
+        if draw.random() < 0.95:
+            told.append(reader.told(place, answer))
+    return f"Feedback: {'. '.join(told) or 'nothing'}\n"
+
+
+def _advice(draw: random.Random, task: Task, reader: Reader, longest: int) -> Iterator[str]:
+    """Nothing, a strategy, lessons among lessons about places that are not here, both, or lessons of several facts each."""
     rules = domain(task.seed)
     here = [place for place in rules.places if place.partition(" ")[0] in _KEYED]
     elsewhere = [place for place in rules.rules if place.partition(" ")[0] in _KEYED and place not in here]
@@ -221,19 +380,28 @@ def _advice(draw: random.Random, task: Task, expert: PosteriorExpert) -> Iterato
         answer = rules.rules[place]
         if draw.random() < wrong:
             answer = draw.choice([other for other in ANSWERS[place.partition(" ")[0]] if other != answer])
-        expert.told[place] = answer
-        return f"{place} {answer}"
+        return reader.told(place, answer)
 
-    form = draw.choices(("none", "strategy", "lessons", "both"), (40, 27, 27, 6))[0]
+    form = draw.choices(("none", "strategy", "lessons", "both", "lines"), (38, 22, 20, 5, 15))[0]
     if form in ("strategy", "both"):
-        wrong = draw.choice((0.0, 0.1, 0.3, 1.0))
+        wrong = draw.choice((0.0, 0.1, 0.5, 1.0))
         told = [tell(place, wrong) for place in draw.sample(here, draw.randint(1, len(here)))]
         yield f"Strategy: {'. '.join(told)}{draw.choice(('', '.'))}\n"
     if form in ("lessons", "both"):
-        told = [tell(place, 0.1) for place in draw.sample(here, draw.randint(0, len(here))) if place not in expert.told]
-        told += [rules.lesson(place) for place in draw.sample(elsewhere, draw.randint(0, 8))]
+        told = [p for p in draw.sample(here, draw.randint(0, len(here))) if p not in reader.expert.told]
+        told += draw.sample(elsewhere, draw.randint(0, 8))
         draw.shuffle(told)
-        yield "Lessons:\n" + "".join(f"- {lesson}\n" for lesson in told)
+        yield "Lessons:\n"
+        yield from (f"- {tell(place, 0.1 if place in here else 0.0)}\n" for place in told)
+    if form == "lines":  # what was learned after each of several attempts: more every time
+        wrong = draw.choice((0.0, 0.0, 0.1, 0.4))
+        told, rest = [], draw.sample(here, len(here))
+        whole = draw.random() < 0.7
+        yield "Lessons:\n"
+        for _ in range(draw.randint(1, 2 if longest < 300 else 5)):
+            new = [rest.pop() for _ in range(min(len(rest), draw.randint(0, 5)))]
+            told = [*told, *new] if whole else new
+            yield f"- {'. '.join(tell(place, wrong) for place in told) or 'nothing'}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +428,12 @@ def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Pla
     except UserError:
         return None
     seen = _seen(world, task, plan)
-    best = sum(shown.reward for shown in seen)
+    best = sum(shown.reward or 0.0 for shown in seen)
 
     def keep_if_as_good(other: list[tuple[str, str]]) -> None:
         nonlocal plan, seen
         shown = _seen(world, task, other)
-        if sum(observation.reward for observation in shown) >= best - 1e-6:
+        if sum(observation.reward or 0.0 for observation in shown) >= best - 1e-6:
             plan, seen = other, shown
 
     if best <= 0:
@@ -280,10 +448,61 @@ def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Pla
             back = [(_BACK[aside], _BACK[aside])] if aside in _BACK else []
             keep_if_as_good([*plan[:at], (aside, plan[at][1]), *back, *plan[at:]])
     steps = [
-        (shown.text, world.abstract(shown), Decision(taken, soften({label: 1.0}, shown.actions)), after.reward)
+        (shown.text, world.abstract(shown), Decision(taken, soften({label: 1.0}, shown.actions)), after.reward or 0.0)
         for (taken, label), shown, after in zip(plan, seen, seen[1:], strict=False)
     ]
     return Played(task, tuple(steps))
+
+
+def practise(world: World, task: Task, draw: random.Random, horizon: int = 30) -> Played | None:
+    """One attempt by a player that means to follow the gold path and does so more or less, or up to some step.
+
+    A step away is walked back, a thing put elsewhere taken again. The labels here are bare: 1 for what gold does next as far
+    as that can be said (in twc, whose things can be taken and put away in any order, for all of gold's next ones),
+    0 for the other admissible actions; `retry` makes the true ones. None where there is no gold path.
+    """
+    try:
+        plan = [action for action in world.gold(task) if action not in _IDLE]
+        shown = world.observe(task, ())
+    except UserError:
+        return None
+    if draw.random() < 0.5:
+        plan = plan[: draw.randint(0, len(plan))]
+    noise = draw.choice((0.0, 0.1, 0.2, 0.35, 0.5))
+    actions: list[str] = []
+    steps: list[tuple[str, str, Decision, float]] = []
+    while not shown.over and len(actions) < horizon:
+        at = next((n for n, action in enumerate(plan) if action in shown.actions), None)
+        gold = "" if at is None else plan[at]
+        action = (
+            gold
+            if gold and draw.random() >= noise
+            else draw.choice([a for a in shown.actions if a not in _IDLE] or shown.actions)
+        )
+        actions.append(action)
+        goals = list(plan)
+        before, state = shown, world.abstract(shown)
+        shown = world.observe(task, actions)
+        if action == gold:
+            plan = plan[(at or 0) + 1 :]
+        elif plan and (undo := _undo(action)) in shown.actions and state != world.abstract(shown):
+            plan = [undo, *plan]
+        as_good = {gold}
+        if task.id.startswith(("twc", "chores")) and gold.startswith(("take ", "put ")):
+            alike = "take " if gold.startswith("take ") else "put "
+            as_good |= set(takewhile(partial(_begins, alike), goals[at:]))
+        decision = Decision(action, {a: float(a in as_good) for a in before.actions})
+        steps.append((before.text, state, decision, shown.reward or 0.0))
+    return Played(task, tuple(steps))
+
+
+def _begins(start: str, action: str) -> bool:
+    return action.startswith(start)
+
+
+def _undo(action: str) -> str:
+    put = re.fullmatch(r"put (.+) in .+", action)
+    return f"take {put[1]}" if put else _BACK.get(action, "")
 
 
 def _seen(world: World, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:
@@ -295,17 +514,32 @@ def _seen(world: World, task: Task, plan: Sequence[tuple[str, str]]) -> list[Obs
         return []
 
 
-def save(attempts: Sequence[Sequence[Played]], path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Games:
+    """Attempts at TextWorldExpress games."""
+
+    paths: tuple[tuple[Played, ...], ...]
+    """What `play` made, by map."""
+    tries: tuple[tuple[tuple[Played, ...], ...], ...]
+    """What `practise` made, by map and task."""
+
+
+def save(games: Games, path: Path) -> None:
     """Write attempts as JSON."""
-    path.write_text(json.dumps([[asdict(played) for played in group] for group in attempts]), encoding="utf-8")
+    path.write_text(json.dumps(asdict(games)), encoding="utf-8")
 
 
-def load(path: Path) -> list[list[Played]]:
+def load(path: Path) -> Games:
     """Read what `save` wrote."""
-    return [
-        [Played(Task(**played["task"]), tuple((o, s, Decision(**d), r) for o, s, d, r in played["steps"])) for played in group]
-        for group in json.loads(path.read_text(encoding="utf-8"))
-    ]
+
+    def played(made: Any) -> Played:
+        return Played(Task(**made["task"]), tuple((o, s, Decision(**d), r) for o, s, d, r in made["steps"]))
+
+    read = json.loads(path.read_text(encoding="utf-8"))
+    return Games(
+        tuple(tuple(played(made) for made in group) for group in read["paths"]),
+        tuple(tuple(tuple(played(made) for made in task) for task in group) for group in read["tries"]),
+    )
 
 
 def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
@@ -317,17 +551,16 @@ def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
     """
     played = draw.choice(attempts)
     if draw.random() < 0.5:
-        played = rename(played, draw)
+        (played,) = rename([played], draw)
     yield f"Task: {played.task.instruction}\n"
     if draw.random() < 0.5:
         yield from _steps(played.steps[draw.choice((0, draw.randrange(len(played.steps)))) :])
         return
     at = draw.randrange(len(played.steps))
     recent = played.steps[max(0, at - draw.choice((0, 0, 1, 2, 3))) : at]
-    if len(played.steps) <= 8 and draw.random() < 0.2:
-        score = sum(reward for *_, reward in played.steps)
-        yield f"Attempt 1:\n{_told(played.steps)}total {score:g}\nAttempt 2:\n"
-    yield _told(recent)
+    if draw.random() < 0.15:
+        yield "Attempt 1:\n"
+    yield "".join(_step(state if draw.random() < 0.5 else clip(state), d.taken, reward) for _, state, d, reward in recent)
     yield from _steps(played.steps[at : at + 1])
 
 
@@ -378,37 +611,36 @@ _PLAIN = frozenset(
 """Words of actions that keep their meaning in all games."""
 
 
-def rename(played: Played, draw: random.Random) -> Played:
-    """The same attempt with invented words for most of the things that its actions name, one word for each thing."""
-    actions = {action for _, _, decision, _ in played.steps for action in decision.probabilities}
+def rename(attempts: Sequence[Played], draw: random.Random) -> list[Played]:
+    """The same attempts with invented words for most of the things that their actions name, one word for each thing."""
+    actions = {action for played in attempts for _, _, decision, _ in played.steps for action in decision.probabilities}
     verbs = {action.partition(" ")[0] for action in actions}
     things = sorted({word for action in actions for word in re.findall(r"[A-Za-z]{3,}", action)} - verbs - _PLAIN)
-    names = {thing: _invent(draw) for thing in things if draw.random() < 0.7}
+    names = {thing: invent(draw) for thing in things if draw.random() < 0.7}
     if not names:
-        return played
+        return list(attempts)
+    # States are in lower case, and so are invented words.
+    names |= {thing.lower(): name for thing, name in names.items()}
     pattern = re.compile(rf"\b({'|'.join(names)})\b")
 
     def put(text: str) -> str:
         return pattern.sub(lambda found: names[found[1]], text)
 
-    return Played(
-        replace(played.task, instruction=put(played.task.instruction)),
-        tuple(
-            (put(seen), put(state), Decision(put(d.taken), {put(a): p for a, p in d.probabilities.items()}), reward)
-            for seen, state, d, reward in played.steps
-        ),
-    )
-
-
-_SYLLABLE = (
-    ("", "b", "bl", "c", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "w"),
-    ("a", "e", "i", "o", "u", "ea", "ee", "oo", "ou"),
-    ("", "", "b", "ck", "d", "g", "l", "m", "n", "ng", "p", "r", "s", "t", "th"),
-)
-
-
-def _invent(draw: random.Random) -> str:
-    return "".join(draw.choice(part) for _ in range(draw.randint(1, 3)) for part in _SYLLABLE)
+    return [
+        Played(
+            replace(played.task, instruction=put(played.task.instruction)),
+            tuple(
+                (
+                    put(seen),
+                    put(state),
+                    replace(d, taken=put(d.taken), probabilities={put(a): p for a, p in d.probabilities.items()}),
+                    reward,
+                )
+                for seen, state, d, reward in played.steps
+            ),
+        )
+        for played in attempts
+    ]
 
 
 def _steps(steps: Sequence[tuple[str, str, Decision, float]]) -> Iterator[Piece]:
@@ -418,5 +650,152 @@ def _steps(steps: Sequence[tuple[str, str, Decision, float]]) -> Iterator[Piece]
         yield Paid(reward)
 
 
-def _told(steps: Sequence[tuple[str, str, Decision, float]]) -> str:
-    return "".join(f"{state}\n> {decision.taken}\n= {reward:g}\n" for _, state, decision, reward in steps)
+def _step(state: str, action: str, reward: float) -> str:
+    return f"{state}\n> {action}\n= {reward:g}\n"
+
+
+def clip(state: str, longest: int = 40) -> str:
+    """A state as prompts show it of earlier steps: the first line, cut."""
+    return state.partition("\n")[0][:longest]
+
+
+def retry(draw: random.Random, attempts: Sequence[Played], longest: int = 1000) -> Iterator[Piece]:
+    """Several attempts at one task, and one decision of the attempt that runs, as in-context RL shows them.
+
+    The loss is at that decision and, with less weight and with the clipped state for an observation, at those of the earlier
+    attempts from the second on. The label: what the best attempt so far did, up to its highest score, else whatever was
+    rewarded and can be done, else a prior (gold's action, with other actions that have not failed there). It is what the
+    text tells where rewards are shown; where they are zeroed or left out, it is the prior.
+    """
+    order = draw.sample(list(attempts), len(attempts))
+    if draw.random() < 0.5:
+        order = rename(order, draw)
+    horizon = draw.randint(8, 30)
+    rewards = draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
+    mode = draw.choice(MODES) if draw.random() < 0.45 else ""
+    number = draw.randint(1, 30) if draw.random() < 0.3 else 1
+    # The running attempt: mostly one that got somewhere, since an agent that reads its attempts will.
+    order.sort(key=lambda played: sum(reward for *_, reward in played.steps) < draw.random())
+    running, *earlier = order
+    draw.shuffle(earlier)
+    at = draw.randrange(min(len(running.steps), horizon)) if running.steps else 0
+    head = f"Task: {running.task.instruction}\n"
+    room = longest - 1.2 * _size(head) - 18 * at - (1.2 * _size(running.steps[at][0]) if running.steps else 0) - 30
+    yield head
+    memory = _Memory(rewards == "shown")
+    for played in earlier[: draw.choice((0, 1, 2, 3, 6, 6, 6))]:
+        steps = played.steps[:horizon]
+        room -= sum(1.3 * _size(clip(state) + d.taken) + 6 for _, state, d, _ in steps) + 8
+        if room < 0:
+            break
+        known = memory.any
+        yield f"Attempt {number}:\n"
+        number += draw.randint(1, 3) if draw.random() < 0.1 else 1
+        yield from memory.attempt(steps, rewards, weight=0.5 if known else 0.0)
+        if rewards != "none":
+            yield f"total {round(sum(reward for *_, reward in steps), 9) if rewards == 'shown' else 0:g}\n"
+    if not running.steps:
+        return
+    if memory.any or draw.random() < 0.5:
+        yield f"Attempt {number}:\n"
+    if draw.random() < 0.4:  # off the layout: every step in full, for more decisions in a text
+        at = max(0, at - draw.randint(0, 5))
+        yield from memory.attempt(running.steps[:at], rewards, weight=0.5 if memory.any else 0.0, end=False)
+        yield from memory.attempt(running.steps[at:horizon], rewards, weight=3.0, end=False, mode=mode, full=True)
+        return
+    yield from memory.attempt(running.steps[:at], rewards, weight=0.5 if memory.any else 0.0, end=False)
+    seen, state, decision, _ = running.steps[at]
+    yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip()}\n>".lstrip("\n")
+    yield Decision(decision.taken, memory.label(state, decision, mode), weight=4.0)
+
+
+@dataclass
+class _Memory:
+    """What the attempts of a text tell about one task of a game."""
+
+    rewarded: bool
+    """Whether the text shows rewards."""
+    any: bool = False
+    best: list[tuple[str, str, float]] = field(default_factory=list)
+    """(state, action, reward) of the best attempt so far, up to where its score was highest."""
+    paid: set[str] = field(default_factory=set)
+    """Actions that were rewarded."""
+    tried: dict[str, set[str]] = field(default_factory=dict)
+    """Actions that were taken and not rewarded, by state."""
+    now: list[tuple[str, str, float]] = field(default_factory=list)
+    """The attempt that is running."""
+
+    def attempt(
+        self,
+        steps: Sequence[tuple[str, str, Decision, float]],
+        rewards: str,
+        weight: float,
+        end: bool = True,
+        mode: str = "",
+        full: bool = False,
+    ) -> Iterator[Piece]:
+        """The steps as a prompt shows them, or with full observations; then they are remembered, if the attempt ended."""
+        for seen, state, decision, reward in steps:
+            yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip() if full else clip(state)}\n>".lstrip("\n")
+            if weight:
+                yield Decision(decision.taken, self.label(state, decision, mode), weight=weight)
+            else:
+                yield f" {decision.taken}\n"
+            if rewards == "shown":
+                yield f"= {reward:g}\n"
+            elif rewards == "zeroed":
+                yield "= 0\n"
+            self.now.append((state, decision.taken, reward))
+        if not end:
+            return
+        self.any = True
+        if self.rewarded:
+            paths = [self.best, *(self.now[: n + 1] for n in range(len(self.now)))]
+            # The same score with fewer steps is better, too.
+            self.best = max(paths, key=lambda path: sum(r for *_, r in path) - 1e-3 * len(path))
+            self.paid |= {action for _, action, reward in self.now if reward > 0}
+        for state, action, reward in self.now:
+            if reward <= 0 or not self.rewarded:
+                self.tried.setdefault(state, set()).add(action)
+        self.now = []
+
+    def label(self, state: str, decision: Decision, mode: str = "") -> dict[str, float]:
+        """Probabilities of the admissible actions at a state of the running attempt."""
+        options = list(decision.probabilities)
+        gold = [action for action in options if decision.probabilities[action] > 0]
+        done = {action for _, action, _ in self.now}
+        tried = self.tried.get(state, set())
+        if mode == "explore":
+            new = [a for a in options if a not in tried and a not in self.paid and a not in done and a not in _IDLE]
+            if new:
+                gold = [action for action in gold if action in new]
+                return soften(_mixed(gold, new, 0.4), options)
+        prior = _mixed(
+            gold,
+            [a for a in options if a not in _IDLE and not (self.rewarded and a in tried)] or options,
+            0.75 if self.any else 0.9,
+        )
+        after = [action for there, action, _ in self.best if there == state]
+        follow = (
+            after[-1:]
+            or [
+                action
+                for _, action, reward in self.best
+                if reward >= 0 and action in options and action not in done and not action.startswith(("move ", "close "))
+            ][:1]
+        )
+        follow = follow or [action for action in options if action in self.paid and action not in done]
+        follow = [action for action in follow if action in options]
+        if not follow:
+            return soften(prior, options)
+        share = {action: 1 / len(follow) for action in follow}
+        return soften({a: 0.92 * share.get(a, 0.0) + 0.08 * prior.get(a, 0.0) for a in options}, options)
+
+
+def _mixed(chosen: Sequence[str], others: Sequence[str], share: float) -> dict[str, float]:
+    """`share` of the probability on the chosen actions, if there are any; the rest uniform on the others."""
+    share = share if chosen else 0.0
+    out = {action: share / len(chosen) for action in chosen}
+    for action in others:
+        out[action] = out.get(action, 0.0) + (1 - share) / len(others)
+    return out
