@@ -127,19 +127,20 @@ class Commit:
         tied = [episode for episode, value in known.items() if value == top]
         returns, usage = dict.fromkeys(tied, top), Usage()
         for episode in tied if self.judge and len(tied) > 1 else ():
-            judged = [self._judged(state, episode) for _ in range(self.times)]
+            judged = [self._judged(state, episode, n) for n in range(self.times)]
             usage = sum((one.get("usage", Usage()) for one in judged), usage)
             totals = [math.fsum(one["rewards"]) for one in judged if None not in one["rewards"]]
             returns[episode] = math.fsum(totals) / len(totals) if totals else top
         answer = min(tied, key=lambda episode: (-returns[episode], state["lengths"][episode], episode))
         return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
 
-    def _judged(self, state: Run, episode: int) -> Mapping[str, Any]:
-        """A judgement of a finished attempt."""
+    def _judged(self, state: Run, episode: int, n: int) -> Mapping[str, Any]:
+        """The n-th further judgement of a finished attempt."""
         row = self.log.get(f"{state['run']}/{episode}")
         if row is None:
             raise RunError(f"the log of the run {state['run']} has no episode {episode} to judge again; it has {len(self.log)}")
-        attempt = {**state, "episode": episode, "head": row["head"], "step": row["steps"], "score": row["score"]}
+        name = f"{state['run']}/again/{n}"  # a model that is seeded by the run's name would only say the same again
+        attempt = {**state, "run": name, "episode": episode, "head": row["head"], "step": row["steps"], "score": row["score"]}
         judged: Mapping[str, Any] = self.judge.invoke(attempt) if isinstance(self.judge, Runnable) else self.judge(attempt)  # type: ignore[misc]
         return judged
 
