@@ -277,10 +277,11 @@ def _goodness(scores: Sequence[float], solved: float | None) -> tuple[Callable[[
 
 def _held_out(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
     """Per seed the mean squared error of the mapping, and that of the mean, both fitted to the half that the seed is not in."""
+    halves = [_columns(seeds[1::2]), _columns(seeds[::2])]
+    fitted = [(isotonic(rewards, scores), mean(scores)) for rewards, scores in halves]
     errors, of_mean = [], []
     for place, seed in enumerate(seeds):
-        rewards, scores = _columns(seeds[1 - place % 2 :: 2])
-        mapping, middle = isotonic(rewards, scores), mean(scores)
+        mapping, middle = fitted[place % 2]
         errors.append(mean([(mapping(reward) - score) ** 2 for reward, score in seed]))
         of_mean.append(mean([(middle - score) ** 2 for _, score in seed]))
     return errors, of_mean
