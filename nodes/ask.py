@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
+from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
@@ -92,9 +93,17 @@ class Ask(Runnable[Any, Any]):
         try:
             messages = next(dialogue)
             while True:
-                messages = dialogue.send(await self.model.ainvoke(messages, config, **self._options(input, messages)))
+                messages = dialogue.send(await self._answer(messages, config, self._options(input, messages)))
         except StopIteration as done:
             return done.value
+
+    async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
+        """The model's reply. Callbacks that nobody listens to cost more than the request: a model may offer `answer` without."""
+        callbacks, answer = (config or {}).get("callbacks"), getattr(self.model, "answer", None)
+        silent = isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
+        if answer is not None and silent and not options:
+            return cast(AIMessage, await answer(messages))
+        return cast(AIMessage, await self.model.ainvoke(messages, config, **options))
 
 
 def text(reply: BaseMessage) -> str:
