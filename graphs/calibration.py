@@ -417,7 +417,7 @@ def _said(figure: Figure, seeds: bool = False) -> str:
     if figure.value is None:
         return "–"
     span = f" [{figure.interval[0]:.3g}, {figure.interval[1]:.3g}]" if figure.interval else ""
-    return f"{figure.value:.3g}{span}" + (f" ({figure.seeds} seeds)" if seeds else "")
+    return f"{figure.value:.3g}{span}" + (f" ({figure.seeds} seed{'s' * (figure.seeds > 1)})" if seeds else "")
 
 
 def settled(found: Mapping[str, tuple[list[Rated], float | None]]) -> tuple[list[Calibration], list[str]]:

@@ -91,6 +91,8 @@ class RuleJudge:
     """
 
     role: ClassVar[str] = "compute"
+    waits: ClassVar[bool] = True
+    """A user's function: it may run a program or ask a server, and is called in a thread where others would wait for it."""
 
     verify: Verify
     journal: Journal
@@ -291,15 +293,16 @@ class Ensemble(Runnable[Any, Any]):
         return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self._joined(
-            [judge.invoke(input, config) if isinstance(judge, Runnable) else judge(input) for judge in self.judges],
-            input["step"],
-        )
+        judged = [
+            judge.invoke(_place(input, n), config) if isinstance(judge, Runnable) else judge(input)
+            for n, judge in enumerate(self.judges)
+        ]
+        return self._joined(judged, input["step"])
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         asked = [
-            judge.ainvoke(input, config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
-            for judge in self.judges
+            judge.ainvoke(_place(input, n), config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
+            for n, judge in enumerate(self.judges)
         ]
         return self._joined(await asyncio.gather(*asked), input["step"])
 
@@ -323,3 +326,8 @@ class Ensemble(Runnable[Any, Any]):
 
 
 _HOW: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
+
+
+def _place(state: State, n: int) -> State:
+    """A model that is seeded by the run's name would say the same at every place of an ensemble."""
+    return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

@@ -358,9 +358,9 @@ def test_several_judges_per_step(how: Any, expected: list[float | None], ask: An
         says(1.0, 5.0, None, usage=Usage(1, 2, 3)),
         says(5.0, None, None, why="lost", usage=Usage(1, 1, 1)),
     )
-    judged = ask(Ensemble(judges, how), {"step": 3})
+    judged = ask(Ensemble(judges, how), {"run": "r", "step": 3})
     assert judged == {"rewards": expected, "unjudged": "no idea; lost", "usage": Usage(2, 3, 4)}
-    strict = ask(Ensemble(judges, how, partial=False), {"step": 3})
+    strict = ask(Ensemble(judges, how, partial=False), {"run": "r", "step": 3})
     assert strict["rewards"] == [expected[0], None, None]
 
 
@@ -377,9 +377,29 @@ def test_models_and_rules_together(ask: Any) -> None:
 
 
 def test_a_judge_of_yours_with_too_few_rewards_is_left_out(ask: Any) -> None:
-    judged = ask(Ensemble((says(1.0), says(2.0, 3.0))), {"step": 2})
+    judged = ask(Ensemble((says(1.0), says(2.0, 3.0))), {"run": "r", "step": 2})
     assert judged["rewards"] == [2.0, 3.0]
     assert judged["unjudged"] == "asked a judge for 2 rewards, got 1"
+
+
+def test_a_seeded_model_is_asked_for_another_opinion(ask: Any) -> None:
+    """The same judge three times: three seeds; the whole asked again: the same three."""
+
+    class Seeded(Heard):
+        seeded: bool = True
+        seeds: list[int]
+
+        def _generate(self, messages: Any, *args: Any, seed: int, **kwargs: Any) -> Any:
+            self.seeds.append(seed)
+            return super()._generate(messages, *args, **kwargs)
+
+    journal, state = THREE
+    judge = Seeded(messages=iter([]), says=lambda asked: '{"score": 7}', heard=[], seeds=[])
+    node = Ensemble((self_judge(judge, journal, sparse=True),) * 3)
+    ask(node, state)
+    ask(node, state)
+    assert len(set(judge.seeds[:3])) == 3
+    assert sorted(judge.seeds[3:]) == sorted(judge.seeds[:3])
 
 
 def test_judges_are_asked_at_the_same_time_in_async() -> None:
@@ -393,7 +413,7 @@ def test_judges_are_asked_at_the_same_time_in_async() -> None:
                 await asyncio.wait_for(met.wait(), 5)
                 return await super().ainvoke(input, config)
 
-        return await Ensemble((Waiting((says(1.0),)), Waiting((says(3.0),)))).ainvoke({"step": 1})
+        return await Ensemble((Waiting((says(1.0),)), Waiting((says(3.0),)))).ainvoke({"run": "r", "step": 1})
 
     assert asyncio.run(both())["rewards"] == [2.0]
 
