@@ -72,6 +72,11 @@ class Tally:
 
     log: Rows
 
+    @property
+    def waits(self) -> bool:
+        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        return self.log.path is not None
+
     def __call__(self, state: Run) -> dict[str, Any]:
         run, episode, usage = state["run"], state["episode"], state["usage"]
         self.log.append(

@@ -24,6 +24,11 @@ class Buffer:
         for trajectory in shelf.all() if shelf is not None else ():
             self._keep(trajectory)
 
+    @property
+    def durable(self) -> bool:
+        """Whether attempts are kept for good."""
+        return self._shelf is not None
+
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
 

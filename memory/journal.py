@@ -61,6 +61,11 @@ class Journal:
             head = row["parent"]
         return tuple(reversed(steps))
 
+    @property
+    def durable(self) -> bool:
+        """Whether there is a file."""
+        return self._rows.path is not None
+
     def sync(self) -> None:
         """Make the steps so far survive a power cut."""
         self._rows.sync()

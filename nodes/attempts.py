@@ -91,9 +91,23 @@ class Layout:
     """Characters of a past state that are kept, of its first line."""
     notes: bool = False
     """Whether what the agent wrote about an attempt stands below it."""
+    _written: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Texts by the trajectory itself (the object, which is kept here so that its id stays its own): each is asked for twice in
+    every later round."""
 
     def attempt(self, trajectory: Trajectory, shown: Shown) -> str:
         """An earlier attempt, whole or as a line; ends with a line break."""
+        known = self._written.get(id(trajectory))
+        if known is None:
+            known = self._written[id(trajectory)] = trajectory, {}
+        form = shown.whole, shown.count
+        if form not in known[1]:
+            known[1][form] = self._text(trajectory, shown)
+        return known[1][form]
+
+    def _text(self, trajectory: Trajectory, shown: Shown) -> str:
         number, value = trajectory.episode + 1, self._total(trajectory.value)
         if not shown.whole:
             actions = ", ".join(" ".join(step.action.split()) for step in trajectory.transitions)
@@ -133,6 +147,7 @@ class Compose:
     """
 
     role: ClassVar[str] = "memory"
+    waits: ClassVar[bool] = False
 
     buffer: Buffer
     written: Callable[[Trajectory, Shown], str] = field(repr=False)
@@ -294,6 +309,11 @@ class Push:
     buffer: Buffer
     environment: Environment
     journal: Journal
+
+    @property
+    def waits(self) -> bool:
+        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        return self.buffer.durable or self.journal.durable
 
     def __call__(self, state: Noted) -> dict[str, Any]:
         attempt = finished(state, self.environment, self.journal, state.get("note", ""))

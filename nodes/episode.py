@@ -12,7 +12,11 @@ from .state import Episode, Judged
 
 
 class Environment(Protocol):
-    """A world as a function of its history, so that resuming, forking and parallel rollouts are right by construction."""
+    """A world as a function of its history, so that resuming, forking and parallel rollouts are right by construction.
+
+    One that answers within a fraction of a millisecond says `instant = True`: it is then asked in the event loop itself, where
+    others are asked in a thread, so that a slow world keeps no other rollout waiting.
+    """
 
     @property
     def name(self) -> str:
@@ -38,6 +42,11 @@ class Begin:
     role: ClassVar[str] = "environment"
 
     environment: Environment
+
+    @property
+    def waits(self) -> bool:
+        """Whether the world may take a while: see `graphs.flow.waits`."""
+        return not getattr(self.environment, "instant", False)
 
     def __call__(self, state: Episode) -> dict[str, Any]:
         task, run, episode = state["task"], state["run"], state["episode"]
@@ -68,6 +77,11 @@ class Act:
     """Channels that go into the journal's row beside the step, for whoever reads the run later."""
     spent: tuple[str, ...] = ()
     """Lists that belong to the decision just carried out: emptied, so that later checkpoints do not carry them along."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether the world may take a while: see `graphs.flow.waits`. A row of the journal takes some microseconds."""
+        return not getattr(self.environment, "instant", False)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
         before, action = state["observation"], state["action"]

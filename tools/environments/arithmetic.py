@@ -433,7 +433,12 @@ def _short(operator: str, a: Fraction, b: Fraction, result: Fraction) -> str:
 def _admissible(turn: _Turn) -> tuple[str, ...]:
     if len(turn.left) == 1:
         return (f"Answer: {turn.left[0].text} = {turn.left[0].value}",)
-    return tuple(sorted({_short(operator, a, b, result) for operator, a, b, result, _ in _operations(turn.numbers)}))
+    return _steps(turn.numbers)
+
+
+@lru_cache(maxsize=4096)
+def _steps(numbers: Numbers) -> tuple[str, ...]:
+    return tuple(sorted({_short(operator, a, b, result) for operator, a, b, result, _ in _operations(numbers)}))
 
 
 def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
@@ -456,6 +461,15 @@ def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
     outcomes = [_carry_out(before, reading) for reading in readings]
     done = [outcome for outcome in outcomes if isinstance(outcome, _Turn)]
     return done[0] if done else _Turn(left, said=f"wrong, nothing done: {outcomes[0]}")
+
+
+@lru_cache(maxsize=4096)
+def _turns(puzzle: Puzzle, actions: tuple[str, ...]) -> tuple[_Turn, ...]:
+    """The start, and what became of each action; kept, because the next question is about one action more."""
+    if not actions:
+        return (_start(puzzle),)
+    before = _turns(puzzle, actions[:-1])
+    return (*before, _take(before[-1], actions[-1], puzzle))
 
 
 def _carry_out(before: _Turn, operation: _Operation) -> _Turn | str:
@@ -515,6 +529,8 @@ class Game24:
             0 to 5, default 5).
         horizon: steps after which the episode ends; a solution needs 4, or 1 if it is only the answer.
     """
+
+    instant = True
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         settings = settings or {}
@@ -639,7 +655,7 @@ class Game24:
                 raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
             if not isinstance(action, str):
                 raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
-            turns.append(_take(turns[-1], action, puzzle))
+            turns = [*_turns(puzzle, tuple(actions[: step + 1]))]
         if len(actions) >= self.horizon:
             turns[-1] = replace(turns[-1], over=True)
         return turns

@@ -105,6 +105,7 @@ class KeywordKeep:
     """
 
     name = "toy"
+    instant = True
 
     def __init__(self, horizon: int = HORIZON) -> None:
         if horizon < 1:
