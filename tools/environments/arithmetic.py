@@ -531,6 +531,8 @@ class Game24:
     """
 
     instant = True
+    solved = 1.0
+    """The score from which a puzzle counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         settings = settings or {}

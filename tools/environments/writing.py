@@ -97,6 +97,9 @@ class Writing:
         horizon: at least 1; the passage ends the episode.
     """
 
+    solved = 1.0
+    """The score from which a task counts as solved: all four endings."""
+
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         if horizon < 1:
             raise UserError(f"writing: horizon must be at least 1, got {horizon}")
