@@ -199,6 +199,7 @@ class Loop(Runnable[Any, Any]):
         builder = graph.builder
         self.name = graph.name
         self.channels = builder.channels
+        self.plain = {key for key, channel in self.channels.items() if type(channel) is LastValue}
         self.inputs = tuple(builder.schemas[builder.input_schema])
         self.outputs = tuple(builder.schemas[builder.output_schema])
         needs = [
@@ -263,8 +264,10 @@ class Loop(Runnable[Any, Any]):
 
     def _write(self, update: Mapping[str, Any], state: dict[str, Any]) -> None:
         for key, value in update.items():
-            if channel := self.channels.get(key):
-                state[key] = _written_to(channel, state, key, value)
+            if key in self.plain:
+                state[key] = value
+            elif key in self.channels:
+                state[key] = _written_to(self.channels[key], state, key, value)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return self._call_with_config(cast(Any, self.play), input, config, **kwargs)

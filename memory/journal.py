@@ -16,6 +16,9 @@ from .records import Transition, UserError
 from .rows import Rows
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
 class JournalError(UserError, RuntimeError):
     """A state points at a step that this journal does not hold."""
 
@@ -36,7 +39,7 @@ class Journal:
 
         A step that is there already is not written again.
         """
-        key = json.dumps([head, step.state, step.action, step.reward], ensure_ascii=False)
+        key = _encode([head, step.state, step.action, step.reward])
         id = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
         parent = self._rows.get(head)
         t = parent["step"] + 1 if parent else 0

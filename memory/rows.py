@@ -12,6 +12,9 @@ from typing import Any
 from .records import UserError
 
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for every row
+
+
 class RowsError(UserError, RuntimeError):
     """The file cannot be read or written."""
 
@@ -59,7 +62,7 @@ class Rows:
             if row["id"] in self._rows:
                 return
             if self._file and self.path:
-                line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+                line = _encode(row).encode() + b"\n"
                 end, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
                 try:
                     while left:

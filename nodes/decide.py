@@ -251,7 +251,7 @@ class Choose:
 
     def __call__(self, state: Decision) -> Chosen:
         logits = [c.logit for c in state["candidates"]]
-        if self.temperature == 0:
+        if self.temperature == 0 or len(logits) == 1:
             picked = logits.index(max(logits))
         else:
             random = draw(state["run"], state["episode"], state["step"], "choose")

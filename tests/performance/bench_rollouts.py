@@ -37,12 +37,12 @@ from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models import open_model
 
 REPLIES = [
-    "Step 1: 2 + 3 = 5 (left: 3 5 11)\nStep 2: 3 + 5 = 8 (left: 8 11)\nStep 3: 8 + 11 = 19 (left: 19)\nAnswer: 2 + 3 + 3 + 11 = 24",
-    "Step 1: 3 / 3 = 1 (left: 1 2 11)\nStep 2: 1 + 11 = 12 (left: 2 12)\nStep 3: 2 * 12 = 24 (left: 24)\n"
-    "Answer: 2 * (3 / 3 + 11) = 24",
-    "Step 1: 11 - 3 = 8 (left: 2 3 8)\nStep 2: 8 * 3 = 24 (left: 2 24)\nStep 3: 24 / 2 = 12 (left: 12)\n"
-    "Answer: (11 - 3) * 3 / 2 = 12",
+    f"Step 1: {a} + {b} = {a + b} (left: {a + b} {b} 11)\nStep 2: {a + b} * {b} = {(a + b) * b} (left: {(a + b) * b} 11)\n"
+    f"Step 3: {(a + b) * b} - 11 = {(a + b) * b - 11} (left: {(a + b) * b - 11})\nAnswer: ({a} + {b}) * {b} - 11 = 24"
+    for a in range(1, 14)
+    for b in range(1, 12)
 ]
+"""Different ones, so that nothing is known from the round before."""
 
 
 class Guess:

@@ -181,6 +181,7 @@ def _four(text: str) -> Puzzle:
     return a, b, c, d
 
 
+@lru_cache(maxsize=4096)
 def _puzzle(text: str) -> Puzzle:
     """A puzzle that somebody typed, known to have a solution."""
     puzzle = _four(text)
@@ -224,6 +225,7 @@ def _clean(line: str) -> str:
     return line.rstrip("*_` ")
 
 
+@lru_cache(maxsize=4096)
 def _number(text: str) -> Fraction | None:
     text = text.strip()
     if text.startswith("(") and text.endswith(")"):
@@ -231,7 +233,9 @@ def _number(text: str) -> Fraction | None:
     if not _NUMBER.fullmatch(text):
         return None
     above, _, below = text.partition("/")
-    return None if below and not int(below) else Fraction(above) / int(below or 1)
+    if not below:
+        return Fraction(above)
+    return Fraction(above) / int(below) if int(below) else None
 
 
 @dataclass(frozen=True, slots=True)
