@@ -126,7 +126,7 @@ class ScienceWorld:
             `embedder`: a sentence-transformers model to ground actions with, by name or path.
         embed: the same as an object: LangChain's `Embeddings`, or a function from texts to vectors.
         horizon: steps after which the episode ends; goes before `limit`.
-        live: how many games are kept open between steps, each in a Java machine of its own of 200 to 370 MB.
+        live: how many unfinished games are kept open between steps, each in a Java machine of its own of 200 to 370 MB.
     """
 
     solved: float = 100.0
@@ -265,7 +265,7 @@ class ScienceWorld:
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         variation = self._variation(task)
-        episode = _Episode(self._server(), self.actions, self._classes, self._grounding)
+        episode = _Episode(self._server(), self.actions, self._classes, self._grounding, self.horizon)
         episode.server.ask("load", self.game, variation, self._simple, False)
         return episode, episode.begin()
 
@@ -313,6 +313,8 @@ class _Episode:
     listed: str
     classes: Mapping[int, str]
     grounding: Grounding | None
+    left: int
+    """Steps until the horizon."""
     score: int = 0
     options: frozenset[str] = frozenset()
     """The numbers that answer the game's last question; empty if it asked none."""
@@ -325,6 +327,13 @@ class _Episode:
         return self._show("", credit=False)
 
     def step(self, action: str) -> Observation:
+        shown = self._answer(action)
+        self.left -= 1
+        if shown.over or self.left == 0:
+            self.server.release()  # so that one machine serves one episode after the other
+        return shown
+
+    def _answer(self, action: str) -> Observation:
         wanted = " ".join(action.split())
         if self.options and wanted not in self.options:
             self.server.ask("step", "cancel")  # any text that is no number
