@@ -120,9 +120,11 @@ class ScienceWorld:
             (`LIMITS`), or `none` (10,000). The solutions of inclined-plane-friction-unnamed-surfaces and of the two
             mendelian-genetics tasks need up to 180 steps.
             `actions`: what an observation lists. `compact` (default): what makes sense with the things in sight, on average
-            94 actions of 26 characters along the solutions, at most 210; `valid`: all that the game lists, on average 960
-            and at most 4,400, most of them nonsense such as `mix door to kitchen`; `none`: nothing, a third of the time per
-            step, and the forms of the commands are part of the instruction.
+            94 actions of 26 characters along the solutions of variation 0, at most 210. Of the 234 steps of these solutions
+            that change the score, 143 are in it word for word; the others name a thing differently (`thermometer in
+            inventory`) or move what they did not pick up first. `valid`: all that the game lists, on average 960 and at most
+            4,400, most of them nonsense such as `mix door to kitchen`. `none`: nothing, for half the time per step; the
+            forms of the commands are then part of the instruction.
             `embedder`: a sentence-transformers model to ground actions with, by name or path.
         embed: the same as an object: LangChain's `Embeddings`, or a function from texts to vectors.
         horizon: steps after which the episode ends; goes before `limit`.
