@@ -26,7 +26,7 @@ Size = Callable[[Shown, Trajectory], int]
 """How many tokens an attempt takes in the form it is shown in."""
 
 _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
-"""Of the budget; what is left is for the best and the newest, which may take from the others."""
+"""Of the budget, once there are older attempts; what is left is for the best and the newest, which may take from the others."""
 
 
 def best(attempts: Sequence[Trajectory]) -> Trajectory:
@@ -79,8 +79,9 @@ def arrange(attempts: Sequence[Trajectory], size: Size, budget: int, block: int 
         take([(winner, False)], budget)
     fixed = set(chosen)
     told = {actions(by_id[id]) for id in chosen}
-    rest = sum(_SHARES.values())
-    rooms = {name: max(0.0, min(share * budget, (budget - spent) * share / rest)) for name, share in _SHARES.items()}
+    shares = _SHARES if old else {"old": 0.0, "old lines": 0.0, "new": 0.6, "new lines": 0.2}
+    rest = sum(shares.values())
+    rooms = {name: max(0.0, min(share * budget, (budget - spent) * share / rest)) for name, share in shares.items()}
 
     others = [t for t in _distinct(old) if t.id not in fixed and actions(t) not in told]
     take(((t, True) for t in _telling(others, [by_id[id] for id in chosen])), rooms["old"])

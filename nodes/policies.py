@@ -117,9 +117,13 @@ class LocalPolicy:
     prompt: Prompt
     """Needs the values of `Seen` (`act/score`)."""
 
+    def messages(self, state: State) -> list[BaseMessage]:
+        """What the model is asked."""
+        return self.prompt.messages(**self.seen(state))
+
     def __call__(self, state: State) -> dict[str, Any]:  # all of it: what `seen` shows may be in any channel
         actions = listed(state, "local")
-        scores = self.model.score(self.prompt.messages(**self.seen(state)), actions)
+        scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action is read, not written: no output tokens
         return {"candidates": candidates(actions, scores), "usage": usage}
 
@@ -241,6 +245,10 @@ class Answer(Runnable[Any, Any]):
     def asks(self) -> str:
         """What is asked; for pictures."""
         return self.ask.asks
+
+    def messages(self, state: State) -> list[BaseMessage]:
+        """What the model is asked when no action of its answer is left."""
+        return self.ask.messages(state)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return _next(input) or self.ask.invoke(input, config)

@@ -297,6 +297,11 @@ class LocalChatModel(BaseChatModel):
 
     # Text to tokens
 
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text as it is; `get_num_tokens` counts them."""
+        return self._encode(text)
+
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
         if not messages:
