@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, make_dataclass, replac
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..memory.records import UserError
@@ -82,6 +83,9 @@ class Run:
     """`postgresql://…`, or a directory. In the run folder if not given."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that play at the same time."""
+    concurrency: int | None = None
+    """Runs that each process plays at the same time, while they wait for a model behind an API: 16 if not given, and 1 for a
+    model in this process, which can do one thing at a time."""
     json: bool = False
     """Print one JSON object per method to stdout, and nothing else."""
 
@@ -155,6 +159,7 @@ def _sweep(setup: Setup, sweep: Any) -> int:
     seeds = _seeds(options.seeds)
     if options.episodes < 1 or options.workers < 1:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
+    _concurrency(setup)
     settings = _recorded(setup, seeds)
     folder = options.out or Path("runs") / _folder_name(setup, settings)
     batches = [[_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
@@ -182,7 +187,7 @@ def _seeds(text: str) -> list[int]:
 def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
     """What makes the numbers what they are: all but where things lie and how many work on it."""
     options = asdict(setup.options)
-    for name in ("out", "workers", "json", "compare"):
+    for name in ("out", "workers", "concurrency", "json", "compare"):
         del options[name]
     if setup.options.model.startswith("openai:"):
         options["base_url"] = _server(setup.options)
@@ -293,8 +298,20 @@ def _play_all(setup: Setup, batches: Sequence[Sequence[Job]], sweep: Any) -> Non
         in_turn = _across_tasks(setup, batch[0].method)
         due += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
     with _progress(followers, setup.options.episodes) as tick:
-        sweep.work(due, play, setup.options.workers, tick)
+        sweep.work(due, play, setup.options.workers, tick, _concurrency(setup))
         tick()
+
+
+def _concurrency(setup: Setup) -> int:
+    """How many runs a process plays at the same time."""
+    options = setup.options
+    remote = options.model.startswith("openai:") and any(_loads_model(name, options) for name in setup.methods)
+    asked = options.concurrency if options.concurrency is not None else 16 if remote else 1
+    if asked < 1:
+        raise CommandError(f"--concurrency is at least 1, got {asked}")
+    if asked > 1 and not remote:
+        raise CommandError(f"--concurrency {asked} is for models behind an API (openai:NAME); --workers for the others")
+    return asked
 
 
 def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
@@ -326,10 +343,14 @@ def _play(setup: Setup, job: Job) -> None:
 
     def make(journal: Any, shelf: Any, log: Any, saver: Any) -> Any:
         from . import run
+        from .flow import Loop
 
         llm = _model(options.model, options.base_url) if model else None
         made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf)
-        episode = chosen.build(made, setup.methods[job.method], chain=True)
+        episode: Any = chosen.build(made, setup.methods[job.method], chain=True)
+        if llm is not None and _policy_kind(options, environment, llm, chosen.scores) == "answer":
+            # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
+            episode = Loop(episode)
         # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
         again = made.judge if _asks_model(options.judge) else None
         return run.build(episode, log, commit=chosen.commit, judge=again, checkpointer=saver)
@@ -337,15 +358,29 @@ def _play(setup: Setup, job: Job) -> None:
     sweep.play(job, task, environment.optimum(task), make, getattr(environment, "solved", None))
 
 
-@lru_cache(maxsize=1)
+_opening = Lock()
+"""Held while an environment or a model is opened: the threads of a process share one."""
+
+
 def _environment(spec: str, horizon: int | None) -> Any:
+    with _opening:
+        return _opened_environment(spec, horizon)
+
+
+@lru_cache(maxsize=1)
+def _opened_environment(spec: str, horizon: int | None) -> Any:
     from ..tools.environments.catalogue import open_environment
 
     return open_environment(spec, horizon=horizon)
 
 
-@lru_cache(maxsize=1)
 def _model(spec: str, base_url: str | None) -> Any:
+    with _opening:
+        return _opened_model(spec, base_url)
+
+
+@lru_cache(maxsize=1)
+def _opened_model(spec: str, base_url: str | None) -> Any:
     from ..tools.models import open_model
 
     return open_model(spec, base_url=base_url, threads=1)
@@ -364,7 +399,7 @@ def parts(options: Run, environment: Any, model: Any, journal: Any, chosen: Any 
         return made
     if hasattr(model, "prompt_ids"):  # in this process: its own tokenizer counts
         window = min(options.window or model.window, model.window)
-        made = replace(made, count=lambda text: len(model.tokenizer(text)["input_ids"]), window=window)
+        made = replace(made, count=model.get_num_tokens, window=window)
     if options.prior == "uniform":
         return replace(made, model=model, policy=uniform)
     kind = _policy_kind(options, environment, model, scores=chosen is None or chosen.scores)

@@ -159,7 +159,7 @@ def more(state: Run) -> Literal["another", "enough"]:
 
 
 def build(
-    episode: CompiledStateGraph[Any, Any, Any, Any],
+    episode: Runnable[Any, Any],
     log: Rows | None = None,
     *,
     commit: Literal["best", "last"] = "best",
@@ -169,7 +169,7 @@ def build(
     """The graph of a run over the graph of an episode.
 
     Args:
-        episode: a graph from `Attempt` to `Played`, such as `graphs.jitrl.build` makes.
+        episode: a graph from `Attempt` to `Played`, such as `graphs.jitrl.build` makes, or a `flow.Loop` of one.
         log: where finished episodes are noted, one row each.
         commit: how the run's answer is chosen; see `Commit`.
         judge: what judges attempts that tie again.

@@ -18,7 +18,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -282,7 +282,11 @@ class Follower:
 
 
 def work(
-    batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None] = lambda: None
+    batches: Sequence[Any],
+    play: Callable[[Any], str | None],
+    workers: int,
+    tick: Callable[[], None] = lambda: None,
+    concurrency: int = 1,
 ) -> None:
     """Have worker processes (started by spawn, living as long as there is work) call `play` on every batch.
 
@@ -291,17 +295,21 @@ def work(
         play: a module's function; returns None, or in one line what went wrong.
         workers: how many processes.
         tick: called a few times a second.
+        concurrency: how many batches each process plays at the same time, in threads: with more than 1, batches are dealt out
+            to the processes beforehand.
 
     Raises:
         UserError: what went wrong first. The other workers are stopped: what they have finished is kept.
     """
     # Workers end when this pipe does: closed by us, or by the death of this process.
     listen, hold = get_context("spawn").Pipe(duplex=False)
-    pool = ProcessPoolExecutor(
-        min(workers, len(batches)), mp_context=get_context("spawn"), initializer=_heed, initargs=(listen,)
-    )
+    count = min(workers, len(batches))
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_heed, initargs=(listen,))
     try:
-        pending = {pool.submit(play, batch) for batch in batches}
+        if concurrency == 1:
+            pending = {pool.submit(play, batch) for batch in batches}
+        else:
+            pending = {pool.submit(together, batches[n::count], play, concurrency) for n in range(count)}
         while pending:
             done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
             tick()
@@ -318,6 +326,16 @@ def work(
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         hold.close()
+
+
+def together(batches: Sequence[Any], play: Callable[[Any], str | None], concurrency: int) -> str | None:
+    """Play batches in so many threads. Returns what went wrong first, without waiting for the others: the process will end."""
+    pool = ThreadPoolExecutor(min(concurrency, len(batches)))
+    try:
+        played = as_completed([pool.submit(play, batch) for batch in batches])
+        return next((wrong for done in played if (wrong := done.result())), None)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _heed(listen: Connection) -> None:

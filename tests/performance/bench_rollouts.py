@@ -176,7 +176,9 @@ def processes(environment: str, url: str, count: int, rounds: int, number: int =
     """Plain loops in `number` processes: the slowest one's wall time, the CPU time of all."""
     context = multiprocessing.get_context("spawn")
     start, out = context.Barrier(number), context.Queue()
-    workers = [context.Process(target=_half, args=(environment, url, count // number, rounds, start, out)) for _ in range(number)]
+    workers = [
+        context.Process(target=_half, args=(environment, url, count // number, rounds, start, out)) for _ in range(number)
+    ]
     for worker in workers:
         worker.start()
     found = [out.get() for _ in workers]

@@ -1,0 +1,203 @@
+"""ICRL prompting at length: 100 puzzles x 50 rounds, memory, how prompts grow, and how much of them a cache of prefixes saves.
+
+    OMP_NUM_THREADS=1 python tests/performance/bench_icrl.py [--quick]
+
+(a) runs against the stub server (stub_server.py) in one process: fraction of ideal (rounds x latency / wall), CPU ms per call,
+    and this process's memory. (b) and (c) need no server. (b) prompt tokens of each round (a token is three characters), for
+the three ways to keep attempts. (c) row 16: tokens that must be computed / new tokens over a run. A perfect cache keeps the last
+prompt with its reply; new tokens of a round are those beside the ones of the last prompt, computed are those that come after
+the longest common beginning. Then the same as the pocket model counts it, with its own cache, in the toy world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from bench_rollouts import REPLIES, graph, plans
+from langchain_core.messages import AIMessage, BaseMessage
+from stub_server import stub
+
+from learngraph.graphs import icrl, run
+from learngraph.graphs.flow import Loop
+from learngraph.graphs.parts import Parts
+from learngraph.memory.journal import Journal
+from learngraph.memory.records import UserError
+from learngraph.nodes.policies import LocalPolicy, Seen, answer_policy
+from learngraph.nodes.prompt import Prompt
+from learngraph.tools.environments.catalogue import open_environment
+from learngraph.tools.models import open_model
+
+PAGE = 4096
+KEEPS = {
+    "all": icrl.ICRL(keep="all"),
+    "budget 2000": icrl.ICRL(keep="budget", budget=2000),
+    "last 3": icrl.ICRL(keep="last"),
+}
+
+
+def resident() -> float:
+    """MB of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+class Said:
+    """A model that gives its replies in turn, and keeps the prompts."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        self.replies, self.prompts = cycle(replies), list[str]()
+
+    def invoke(self, messages: Sequence[BaseMessage], config: Any = None) -> AIMessage:
+        """The next reply."""
+        self.prompts.append("\n".join(str(message.text) for message in messages))
+        return AIMessage(next(self.replies))
+
+
+def prompts(settings: icrl.ICRL, rounds: int, window: int = 10**6) -> list[str]:
+    """The prompt of each round of a run at Game of 24."""
+    world, model = open_environment("game24?order=difficulty"), Said(REPLIES)
+
+    def policy(seen: Seen) -> Any:
+        return answer_policy(model, seen, world.read)  # type: ignore[arg-type, union-attr]
+
+    parts = Parts(world, Journal(), policy=policy, window=window)
+    Loop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+    return model.prompts
+
+
+def exponent(totals: Sequence[float]) -> float:
+    """k of total ~ rounds^k, from the last doubling."""
+    return math.log2(totals[-1] / totals[len(totals) // 2 - 1])
+
+
+def computed(prompts: Sequence[str], size: Callable[[str], int] = len) -> tuple[int, int]:
+    """Sizes of what comes after the longest common beginning with the prompt before, and of what is new in it; over a run.
+
+    New are the lines that the prompt before did not have, or not as often: what a layout that only ever appends would add. An
+    instruction that moves on with the end of the prompt is not new in that sense, but has to be computed again.
+    """
+    rest = fresh = 0
+    for before, now in zip(["", *prompts], prompts, strict=False):
+        same = next((n for n, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), min(len(before), len(now)))
+        rest += size(now[same:])
+        new = Counter(now.split("\n")) - Counter(before.split("\n"))
+        fresh += size("".join(f"{line}\n" for line in new.elements()))
+    return rest, fresh
+
+
+def at_length(count: int, rounds: int, latency: float) -> None:
+    world = open_environment("game24?order=difficulty")
+    with stub(latency, REPLIES) as url:
+        runs = Loop(graph(world, url))
+        gc.collect()
+        gc.freeze()
+        sizes: list[float] = []
+
+        async def play() -> tuple[float, float]:
+            await runs.abatch(plans(world, count, 1, "warm"))
+            wall, cpu = time.perf_counter(), time.process_time()
+            sizes.append(resident())
+            playing = asyncio.ensure_future(runs.abatch(plans(world, count, rounds)))
+            await asyncio.wait([playing], timeout=rounds * latency / 2)
+            sizes.append(resident())
+            await playing
+            sizes.append(resident())
+            return time.perf_counter() - wall, time.process_time() - cpu
+
+        wall, cpu = asyncio.run(play())
+    print(f"(a) {count} puzzles x {rounds} rounds at {latency * 1e3:g} ms, game24, one process, no checkpoints")
+    print(f"    of ideal {rounds * latency / wall:.3f}, CPU {cpu / count / rounds * 1e3:.2f} ms per call")
+    start, middle, end = sizes
+    kept = (end - start) * 1e3 / count / rounds
+    print(
+        f"    memory {start:.0f} MB at the start, {middle:.0f} in the middle, {end:.0f} at the end: {kept:.1f} kB per attempt"
+    )
+
+
+def growth(rounds: int) -> None:
+    print(f"\n(b) prompt tokens over a run of {rounds} rounds, game24")
+    print(f"    {'keep':<14}{'round 1':>9}{'half':>9}{'last':>9}{'total':>10}{'total ~ rounds^k, k':>22}")
+    for name, settings in KEEPS.items():
+        sizes = [len(prompt) / 3 for prompt in prompts(settings, rounds)]
+        totals = [sum(sizes[: n + 1]) for n in range(len(sizes))]
+        row = f"    {name:<14}{sizes[0]:>9.0f}{sizes[len(sizes) // 2]:>9.0f}{sizes[-1]:>9.0f}{totals[-1]:>10.0f}"
+        print(f"{row}{exponent(totals):>22.2f}", flush=True)
+
+
+def layout(rounds: int) -> None:
+    print(f"\n(c) row 16 (<= 1.05): computed / new tokens over {rounds} rounds, game24, perfect cache of the last prompt")
+    print(f"    {'keep':<34}{'computed / new':>16}{'computed / prompt':>19}")
+    several = {
+        **KEEPS,
+        "budget, not reached": icrl.ICRL(),
+        "the same without an instruction": icrl.ICRL.no_instruction(),
+    }
+    for name, settings in several.items():
+        texts = prompts(settings, rounds)
+        rest, fresh = computed(texts)
+        print(f"    {name:<34}{rest / fresh:>16.3f}{rest / sum(map(len, texts)):>19.3f}", flush=True)
+
+
+class Watched:
+    """A model that scores, and keeps the prompts."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.prompts = model, list[str]()
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Any:
+        """The model's."""
+        self.prompts.append("\n".join(str(message.text) for message in messages))
+        return self.model.score(messages, options)
+
+
+def pocket(rounds: int) -> None:
+    """The toy world, step by step: every step is a prompt."""
+    print(
+        f"\n    measured: pocket model, toy world, {rounds} rounds, a prompt per step; tokens that its own cache did not have"
+    )
+    print(f"    {'keep':<34}{'computed / new':>16}{'measured / new':>19}{'measured / prompt':>19}{'forwards':>10}")
+    world, kinds = (
+        open_environment("toy"),
+        {"all": icrl.ICRL(keep="all"), "budget 300": icrl.ICRL(budget=300), "last 3": KEEPS["last 3"]},
+    )
+    for name, settings in {**kinds, "all, without an instruction": icrl.ICRL(keep="all", strategy="none")}.items():
+        model: Any = open_model("pocket", threads=1)
+        watched = Watched(model)
+
+        def policy(show: Seen, watched: Watched = watched) -> Any:
+            return LocalPolicy(watched, show, Prompt.load("act/score"))
+
+        def count(text: str, model: Any = model) -> int:
+            return len(model.tokenizer(text)["input_ids"])
+
+        parts = Parts(world, Journal(), policy=policy, count=count, window=model.window)
+        try:
+            Loop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+        except UserError as error:
+            print(f"    {name:<34} {str(error)[:110]}")
+            continue
+        (rest, fresh), usage = computed(watched.prompts, count), model.usage
+        row = f"    {name:<34}{rest / fresh:>16.3f}{usage.prefilled_tokens / fresh:>19.3f}"
+        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forwards:>10}", flush=True)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--quick", action="store_true")
+    quick = asked.parse_args().quick
+    at_length(100, 10 if quick else 50, 0.05)
+    growth(40 if quick else 100)
+    layout(40 if quick else 100)
+    pocket(8 if quick else 15)
+
+
+if __name__ == "__main__":
+    main()
