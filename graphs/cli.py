@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from io import StringIO
 from pathlib import Path
 from threading import Lock
@@ -337,7 +337,8 @@ def _play(setup: Setup, job: Job) -> None:
 
     options = setup.options
     chosen = method(job.method.partition(":")[0])
-    environment = _environment(options.env, options.horizon)
+    with _opening:
+        environment = _environment(options.env, options.horizon)
     task = environment.task(job.seed, options.split)
     model = _loads_model(job.method, options)
 
@@ -345,7 +346,8 @@ def _play(setup: Setup, job: Job) -> None:
         from . import run
         from .flow import Loop
 
-        llm = _model(options.model, options.base_url) if model else None
+        with _opening:
+            llm = _model(options.model, options.base_url) if model else None
         made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf)
         episode: Any = chosen.build(made, setup.methods[job.method], chain=True)
         if llm is not None and _policy_kind(options, environment, llm, chosen.scores) == "answer":
@@ -362,25 +364,15 @@ _opening = Lock()
 """Held while an environment or a model is opened: the threads of a process share one."""
 
 
-def _environment(spec: str, horizon: int | None) -> Any:
-    with _opening:
-        return _opened_environment(spec, horizon)
-
-
 @lru_cache(maxsize=1)
-def _opened_environment(spec: str, horizon: int | None) -> Any:
+def _environment(spec: str, horizon: int | None) -> Any:
     from ..tools.environments.catalogue import open_environment
 
     return open_environment(spec, horizon=horizon)
 
 
-def _model(spec: str, base_url: str | None) -> Any:
-    with _opening:
-        return _opened_model(spec, base_url)
-
-
 @lru_cache(maxsize=1)
-def _opened_model(spec: str, base_url: str | None) -> Any:
+def _model(spec: str, base_url: str | None) -> Any:
     from ..tools.models import open_model
 
     return open_model(spec, base_url=base_url, threads=1)
@@ -388,26 +380,25 @@ def _opened_model(spec: str, base_url: str | None) -> Any:
 
 def parts(options: Run, environment: Any, model: Any, journal: Any, chosen: Any = None) -> Any:
     """What methods are put together from. `model` may be None where no method needs one."""
-    from .parts import Parts, uniform
+    from ..nodes.policies import logprobs_policy, verbalized_policy
+    from .parts import WINDOW, Parts, uniform
 
     # A method that needs no model makes no use of a judge either.
     judge = _judge(options, environment, model, journal) if chosen is None or chosen.needs_model else None
-    made = Parts(environment, journal, judge=judge, prompts=options.prompts)
-    if options.window is not None:
-        made = replace(made, window=options.window)
+    more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
+    if options.history is not None:
+        more["recent"] = options.history
     if model is None:
-        return made
-    if hasattr(model, "prompt_ids"):  # in this process: its own tokenizer counts
-        window = min(options.window or model.window, model.window)
-        made = replace(made, count=model.get_num_tokens, window=window)
-    if options.prior == "uniform":
-        return replace(made, model=model, policy=uniform)
+        return Parts(environment, journal, window=options.window or WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=chosen is None or chosen.scores)
-    recent = options.history if options.history is not None else 0 if kind == "local" else 20
-    write = None if kind == "local" else (lambda seen, name: _writer(options, environment, model, seen, name))
-    return replace(
-        made, model=model, recent=recent, write=write, policy=lambda seen: _policy(kind, options, environment, model, seen)
-    )
+    if options.window is not None:
+        more["window"] = min(options.window, getattr(model, "window", options.window))
+    make: Any = Parts.scored if kind == "local" else partial(Parts.written, stepwise=kind == "act")
+    made = make(environment, journal, model, **more)
+    if options.prior == "uniform":
+        return replace(made, policy=uniform)
+    named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
+    return replace(made, policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else made
 
 
 def _policy_kind(options: Run, environment: Any, model: Any, scores: bool) -> str:
@@ -424,34 +415,6 @@ def _policy_kind(options: Run, environment: Any, model: Any, scores: bool) -> st
             f"--policy answer is for tasks with one written answer; {options.env} is played step by step: act does"
         )
     return kind
-
-
-def _policy(kind: str, options: Run, environment: Any, model: Any, seen: Any) -> Any:
-    """The node that makes candidates of what the model says."""
-    from ..nodes.policies import LocalPolicy, act_policy, answer_policy, logprobs_policy, verbalized_policy
-    from ..nodes.prompt import Prompt
-
-    match kind:
-        case "local":
-            return LocalPolicy(model, seen, Prompt.load("act/score", options.prompts))
-        case "logprobs":
-            return logprobs_policy(model, seen, prompts=options.prompts)
-        case "verbalized":
-            return verbalized_policy(model, seen, prompts=options.prompts)
-        case "answer":
-            return answer_policy(model, seen, environment.read, prompts=options.prompts)
-        case _:
-            return act_policy(model, seen, prompts=options.prompts)
-
-
-def _writer(options: Run, environment: Any, model: Any, seen: Any, name: str) -> Any:
-    """The node of a method that reasons in writing, with its own prompt."""
-    from ..nodes.policies import act_policy, answer_policy
-
-    long = name == "long-cot"
-    if hasattr(environment, "read"):
-        return answer_policy(model, seen, environment.read, "cot/long" if long else "cot/answer", options.prompts)
-    return act_policy(model, seen, "cot/act_long" if long else "cot/act", options.prompts)
 
 
 def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:

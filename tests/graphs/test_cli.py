@@ -26,7 +26,9 @@ TOY = ["--env", "toy", "--prior", "uniform"]
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
 
-    def work(batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None]) -> None:
+    def work(
+        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
+    ) -> None:
         for batch in batches:
             if wrong := play(batch):
                 raise UserError(wrong)
@@ -34,7 +36,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(sweep, "work", work)
     monkeypatch.chdir(tmp_path)
-    cli._environment.cache_clear()
+    cli._opened_environment.cache_clear()
     return tmp_path
 
 
@@ -98,6 +100,11 @@ def test_a_mistake_is_one_line_that_says_what_there_is(
 
 def _no_model(spec: str, **settings: Any) -> Any:
     class Scores:
+        window = 10_000
+
+        def get_num_tokens(self, text: str) -> int:
+            return len(text)
+
         def score(self, messages: Any, options: Sequence[str]) -> list[float]:
             return [0.0 for _ in options]
 
@@ -148,14 +155,19 @@ def test_a_budget_of_tokens_is_the_same_for_all(
         prompt_tokens = 100
 
     class Model:
+        window = 10_000
+
+        def get_num_tokens(self, text: str) -> int:
+            return len(text)
+
         def score(self, messages: Any, options: Sequence[str]) -> Scores:
             return Scores(0.0 for _ in options)
 
     monkeypatch.setattr("learngraph.tools.models.open_model", lambda spec, **settings: Model())
-    cli._model.cache_clear()
+    cli._opened_model.cache_clear()
     command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--tokens", "500"]
     assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
-    cli._model.cache_clear()
+    cli._opened_model.cache_clear()
     rows = objects(capsys.readouterr().out)
     assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
     assert cli.main([*command, "--compare", "react", "--out", "run"]) == 0

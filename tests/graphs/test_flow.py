@@ -12,7 +12,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, Overwrite, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.flow import Edge, FlowError, draw, parse, wire
+from learngraph.graphs.flow import Edge, FlowError, Loop, draw, parse, waits, wire
 
 
 class Counting(TypedDict):
@@ -338,3 +338,54 @@ def test_an_agent_with_middleware_is_drawn_and_read() -> None:
 def test_what_does_not_fit_is_said_in_words(flow: str, nodes: Any, routers: Any, words: str) -> None:
     with pytest.raises(FlowError, match=re.escape(words)):
         wire(StateGraph(Counting), flow, nodes, routers)
+
+
+# A plain loop
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_plain_loop_gives_the_same(chain: bool) -> None:
+    graph = build(chain)
+    assert Loop(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
+    assert asyncio.run(Loop(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
+
+
+def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
+    inner = build(chain=True)
+    nodes = {"a": inner, "b": RunnableLambda(step("b")), "c": step("c")}
+    outer = wire(StateGraph(Counting), "flowchart LR\n START --> a --> b --> c --> END", nodes).compile()
+    assert Loop(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
+
+
+@pytest.mark.parametrize(
+    ("flow", "more", "says"),
+    [
+        ("flowchart LR\n START --> a --> b --> END\n a --> c --> END", {}, "more than one node"),
+        ("flowchart LR\n START --> a -.-> b --> c --> END", {"fan_outs": {"a": lambda state: [state]}}, "fan-out"),
+    ],
+)
+def test_what_a_plain_loop_cannot_play(flow: str, more: Any, says: str) -> None:
+    with pytest.raises(FlowError, match=says):
+        Loop(wire(StateGraph(Counting), flow, NODES, **more).compile())
+
+
+def test_a_plain_loop_does_not_pause() -> None:
+    with pytest.raises(FlowError, match="pauses"):
+        Loop(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
+
+
+def test_a_plain_loop_says_which_node_returned_something_else() -> None:
+    nodes = {**NODES, "b": lambda state: [1]}
+    with pytest.raises(FlowError, match="'b' returned a list"):
+        Loop(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
+
+
+def test_which_nodes_wait() -> None:
+    class Computes:
+        role = "compute"
+
+    class Says:
+        role = "compute"
+        waits = True
+
+    assert [waits(node) for node in (Computes(), Says(), step("a"))] == [False, True, True]

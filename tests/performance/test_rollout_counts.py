@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -96,7 +96,7 @@ def test_attempts_in_a_prompt_stay_within_the_budget() -> None:
 def test_a_budget_makes_prompts_stop_growing() -> None:
     """All attempts: every round's prompt is longer by an attempt, the total quadratic. A budget: a constant, and linear."""
     everything, bounded = ([len(p) for p in prompts(icrl.ICRL(keep=keep, budget=300))] for keep in ("all", "budget"))  # type: ignore[arg-type]
-    growth = [now - before for before, now in zip(everything, everything[1:], strict=False)]
+    growth = [now - before for before, now in pairwise(everything)]
     assert min(growth) > 20
     assert max(bounded[30:]) <= 1.1 * max(bounded[:30])
     assert sum(bounded[40:]) <= 1.1 * sum(bounded[20:40])
@@ -110,7 +110,7 @@ def test_a_cached_prefix_leaves_what_is_new_to_compute() -> None:
     """Row 16: computed / new <= 1.05 while the budget is not reached, with a perfect cache of the last prompt."""
     computed = new = 0
     texts = prompts(icrl.ICRL.no_instruction(), 40)
-    for before, now in zip(texts, texts[1:], strict=False):
+    for before, now in pairwise(texts):
         computed += len(now) - common(before, now)
         lines = Counter(now.split("\n")) - Counter(before.split("\n"))
         new += sum(len(line) + 1 for line in lines.elements())
@@ -120,7 +120,7 @@ def test_a_cached_prefix_leaves_what_is_new_to_compute() -> None:
 def test_an_instruction_costs_no_more_than_itself() -> None:
     """It stands at the end and moves on with it: it and the observation are computed again, and nothing before them."""
     texts = prompts(icrl.ICRL(), 40)
-    for before, now in zip(texts, texts[1:], strict=False):
+    for before, now in pairwise(texts):
         assert common(before, now) >= before.rindex("Now: ")
 
 
