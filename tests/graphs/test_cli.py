@@ -36,7 +36,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(sweep, "work", work)
     monkeypatch.chdir(tmp_path)
-    cli._opened_environment.cache_clear()
+    cli._environment.cache_clear()
     return tmp_path
 
 
@@ -164,10 +164,10 @@ def test_a_budget_of_tokens_is_the_same_for_all(
             return Scores(0.0 for _ in options)
 
     monkeypatch.setattr("learngraph.tools.models.open_model", lambda spec, **settings: Model())
-    cli._opened_model.cache_clear()
+    cli._model.cache_clear()
     command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--tokens", "500"]
     assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
-    cli._opened_model.cache_clear()
+    cli._model.cache_clear()
     rows = objects(capsys.readouterr().out)
     assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
     assert cli.main([*command, "--compare", "react", "--out", "run"]) == 0
