@@ -23,6 +23,7 @@ _SYLLABLE = (
     ("", "", "b", "ck", "d", "g", "l", "m", "n", "ng", "p", "r", "s", "t", "th"),
 )
 _WHERE = ("In one part of the room you see", "There is also", "You also see", "In another part of the room you see")
+_HELD = "(held)"  # no name of furniture
 _ROOMS = ("bedroom", "living room", "kitchen", "bathroom", "laundry room", "backyard", "corridor", "pantry")
 
 
@@ -92,7 +93,7 @@ class Chores:
         closed = set(room.closed)
 
         def score() -> float:
-            return share * sum(2 if place == homes[thing] else place == "me" for thing, place in where.items())
+            return share * sum(2 if place == homes[thing] else place == _HELD for thing, place in where.items())
 
         said, before = "", 0.0
         for action in actions:
@@ -102,7 +103,7 @@ class Chores:
                 raise UserError(f"chores: {action!r} is not admissible in {task.id}")
             said = ""
             if verb == "take":
-                where[rest], said = "me", f"You take the {rest}."
+                where[rest], said = _HELD, f"You take the {rest}."
             elif verb == "put":
                 thing, _, place = rest.partition(" in ")
                 where[thing], said = place, f"You put the {thing} in the {place}."
@@ -134,18 +135,18 @@ class Chores:
                 seen.append(f"a {piece} that has {on} on it" if on else f"a {piece}, that has nothing on it")
         seen += [f"a {thing}" for thing, place in where.items() if not place]
         listed = " ".join(f"{_WHERE[n % len(_WHERE)]} {what}." for n, what in enumerate(seen))
-        held = "".join(f"\n  a {thing}" for thing, place in where.items() if place == "me")
+        held = "".join(f"\n  a {thing}" for thing, place in where.items() if place == _HELD)
         return f"You are in the {room.name}. {listed}\n\nInventory:{held or chr(10) + '  Your inventory is currently empty.'}"
 
     def _actions(self, room: _Room, where: dict[str, str], closed: set[str]) -> tuple[str, ...]:
         free = [piece for piece in room.furniture if piece not in closed]
-        held = [thing for thing, place in where.items() if place == "me"]
+        held = [thing for thing, place in where.items() if place == _HELD]
         return tuple(
             sorted(
                 {
                     "inventory",
                     "look around",
-                    *(f"take {thing}" for thing, place in where.items() if place != "me" and place not in closed),
+                    *(f"take {thing}" for thing, place in where.items() if place != _HELD and place not in closed),
                     *(f"put {thing} in {piece}" for thing in held for piece in free),
                     *(f"{'open' if piece in closed else 'close'} {piece}" for piece in room.closed),
                 }
