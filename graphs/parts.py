@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
@@ -16,10 +17,14 @@ from ..memory.records import UserError
 from ..nodes.attempts import Layout
 from ..nodes.episode import Environment
 from ..nodes.judge import EnvironmentJudge
-from ..nodes.policies import Seen, UniformPolicy
+from ..nodes.policies import LocalPolicy, Scorer, Seen, UniformPolicy, act_policy, answer_policy
+from ..nodes.prompt import Prompt
 from .flow import Node
 
 _LAYOUT = Layout()
+_ANSWERS = {"": "act/answer", "cot": "cot/answer", "long-cot": "cot/long"}
+_ACTIONS = {"": "act/write", "cot": "cot/act", "long-cot": "cot/act_long"}
+"""Prompts by method; the first is everybody else's."""
 WINDOW = 32_768
 """Tokens of the window of a model that does not say."""
 
@@ -32,6 +37,15 @@ def estimated(text: str) -> int:
 def uniform(seen: Seen) -> Node:
     """A policy that looks at nothing: any admissible action."""
     return UniformPolicy()
+
+
+class Scored(Scorer, Protocol):
+    """A model in this process, such as `tools.local_model.LocalChatModel`."""
+
+    @property
+    def window(self) -> int: ...
+
+    def get_num_tokens(self, text: str) -> int: ...
 
 
 class Shown(TypedDict):
@@ -49,8 +63,8 @@ class Parts:
     """What a method is put together from."""
 
     environment: Environment
-    journal: Journal
-    policy: Callable[[Seen], Node] = uniform
+    journal: Journal = field(default_factory=Journal)
+    policy: Callable[[Seen], Node] = field(default=uniform, repr=False)
     """Makes the node that proposes candidates with logits, from what its prompts show."""
     shelf: TrajectoryShelf | None = None
     """Where finished episodes are kept for good; None keeps them in the process."""
@@ -58,16 +72,39 @@ class Parts:
     """Rewards the steps of a finished episode; None: the environment's own rewards."""
     recent: int | None = None
     """How many earlier steps of the episode a policy without a method of its own is shown; None: all."""
-    model: Runnable[Any, Any] | None = None
+    model: Runnable[Any, Any] | None = field(default=None, repr=False)
     """A chat model, for methods that have something written."""
-    write: Callable[[Seen, str], Node] | None = None
+    write: Callable[[Seen, str], Node] | None = field(default=None, repr=False)
     """Makes a policy that writes with a prompt of that name; None: the model only scores actions."""
-    count: Callable[[str], int] = estimated
+    count: Callable[[str], int] = field(default=estimated, repr=False)
     """Tokens of a text, as the model counts."""
     window: int = WINDOW
     """Tokens of the longest prompt and reply together."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
+
+    @classmethod
+    def scored(cls, environment: Environment, journal: Journal, model: Scored, **more: Any) -> Parts:
+        """With a model in this process, which scores the admissible actions and counts its own tokens."""
+        prompt = Prompt.load("act/score", more.get("prompts"))
+        ours: dict[str, Any] = {"recent": 0, "count": model.get_num_tokens, "window": model.window}
+        return cls(environment, journal, lambda seen: LocalPolicy(model, seen, prompt), model=cast(Any, model), **ours | more)
+
+    @classmethod
+    def written(
+        cls, environment: Environment, journal: Journal, model: BaseChatModel, *, stepwise: bool = False, **more: Any
+    ) -> Parts:
+        """With a chat model, which writes: a whole answer where the environment can read one (it has `read`), else, or if
+        `stepwise`, a thought and an action at every step."""
+        read, prompts = None if stepwise else getattr(environment, "read", None), more.get("prompts")
+
+        def write(seen: Seen, name: str) -> Node:
+            if read is not None:
+                return answer_policy(model, seen, read, _ANSWERS[name], prompts)
+            return act_policy(model, seen, _ACTIONS[name], prompts)
+
+        ours: dict[str, Any] = {"recent": 20, "model": model, "write": write}
+        return cls(environment, journal, lambda seen: write(seen, ""), **ours | more)
 
     def judged(self) -> Node:
         """The judge, or the environment's rewards."""

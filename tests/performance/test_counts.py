@@ -82,7 +82,9 @@ class Counting:
 @pytest.mark.parametrize("method", ["static", "jitrl"])
 def test_the_model_is_asked_once_per_env_step(method: str) -> None:
     model, world = Counting(), KeywordKeep()
-    out = build(method, world, LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score")), chain=True).invoke(attempt(world))
+    out = build(method, world, LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score")), chain=True).invoke(
+        attempt(world)
+    )
     assert model.asked == out["step"]
 
 

@@ -80,7 +80,9 @@ def test_local_scores_are_the_models_own(tiny: str) -> None:
     model = LocalChatModel(model=tiny)
     prompt = Prompt.load("act/score")
     found = ask(LocalPolicy(model, Recent(Journal(), 0), prompt), state())
-    scores = model.score(prompt.messages(brief="", instruction="take the lamp", steps="", observation="You are in the kitchen."), ACTIONS)
+    scores = model.score(
+        prompt.messages(brief="", instruction="take the lamp", steps="", observation="You are in the kitchen."), ACTIONS
+    )
     assert [c.logit for c in found] == pytest.approx(log_normalised(scores), abs=1e-4)
 
 
