@@ -15,6 +15,7 @@ import random
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -73,15 +74,15 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
     Raises:
         Failed: what happened at the last try.
     """
-    session, limit = await _session(), aiohttp.ClientTimeout(total=timeout)
+    opened, limit = await _here(), aiohttp.ClientTimeout(total=timeout)
     for tries in range(1, retries + 2):
         failed: Failed
         asked: float | None = None
         try:
-            async with session.post(url, data=body, headers=headers, timeout=limit) as response:
+            async with opened.session.post(url, data=body, headers=headers, timeout=limit) as response:
                 content = await response.read()
                 if response.status < 400:
-                    return content
+                    break
                 failed, asked = Refused(response.status, _said(content), tries), _asked(response.headers)
                 verdict = response.headers.get("x-should-retry")
                 again = verdict == "true" or (
@@ -99,7 +100,8 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
             1 - random.random() / 4
         )  # timing only: no result depends on it
         await asyncio.sleep(asked if asked is not None and asked > 0 else pause)
-    raise AssertionError("the last try returns or raises")
+    await opened.turns.take()
+    return content
 
 
 def _said(content: bytes) -> str:
@@ -128,9 +130,42 @@ def _asked(headers: Mapping[str, str]) -> float | None:
 # One session of open connections per event loop: a connection belongs to the loop that opened it.
 
 
+class _Turns:
+    """Lets one answer go on in each round of the event loop.
+
+    Many answers may come in one round. If whoever waits for them went on in that same round, the requests that follow would
+    leave when all are done with the old ones, and all at once: the server's pauses and ours would never overlap.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[asyncio.Future[None]] = deque()
+        self.taken = False
+
+    async def take(self) -> None:
+        """Come back when it is one's turn."""
+        loop = asyncio.get_running_loop()
+        if not self.taken:
+            self.taken = True
+            loop.call_soon(self._pass_on, loop)
+            return
+        turn = loop.create_future()
+        self.waiting.append(turn)
+        await turn
+
+    def _pass_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self.waiting:
+            turn = self.waiting.popleft()
+            if not turn.done():  # cancelled
+                turn.set_result(None)
+                loop.call_soon(self._pass_on, loop)
+                return
+        self.taken = False
+
+
 @dataclass(frozen=True)
 class _Opened:
     session: aiohttp.ClientSession
+    turns: _Turns
     closing: AsyncGenerator[aiohttp.ClientSession]
     """Ends with its loop (`loop.shutdown_asyncgens`), and closes the session then."""
 
@@ -139,16 +174,16 @@ _opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
 _lock = threading.Lock()
 
 
-async def _session() -> aiohttp.ClientSession:
+async def _here() -> _Opened:
     loop = asyncio.get_running_loop()
     if (known := _opened.get(loop)) is None:
         closing = _open()
-        known = _Opened(await anext(closing), closing)
+        known = _Opened(await anext(closing), _Turns(), closing)
         with _lock:
             for other in [other for other in _opened if other.is_closed()]:
                 del _opened[other]
             _opened[loop] = known
-    return known.session
+    return known
 
 
 async def _open() -> AsyncGenerator[aiohttp.ClientSession]:

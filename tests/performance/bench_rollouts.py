@@ -67,15 +67,16 @@ class Guess:
         return (" ".join(reply.split()),)
 
 
-def graph(environment: Any, url: str, journal: Journal | None = None, **compile: Any) -> Any:
-    """The graph of an ICRL run with a model behind `url`."""
+def graph(environment: Any, url: str, journal: Journal | None = None, once: bool = False, **compile: Any) -> Any:
+    """The graph of an ICRL run with a model behind `url`; `once`: with one checkpoint a round."""
     model = api(url)
 
     def policy(seen: Seen) -> Any:
         return answer_policy(model, seen, environment.read)
 
     parts = Parts(environment, journal or Journal(), policy=policy, model=model)
-    return run.build(icrl.build(parts, chain=True), **compile)
+    episode: Any = icrl.build(parts, chain=True)
+    return run.build(Loop(episode) if once else episode, **compile)
 
 
 @cache
@@ -136,14 +137,17 @@ def langgraph(environment: Any, url: str, count: int, rounds: int) -> tuple[floa
     return asyncio.run(timed(play))
 
 
-def durable(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
-    """As `learngraph run --concurrency` plays them: threads, a journal and a SQLite file of checkpoints for each run."""
+def durable(environment: Any, url: str, count: int, rounds: int, once: bool = True) -> tuple[float, float]:
+    """As `learngraph run --concurrency` plays them: threads, a journal and a SQLite file of checkpoints for each run.
+
+    `once`: a checkpoint a round, as it does for tasks with one written answer; else one at every step.
+    """
 
     def one(folder: Path, plan: Any) -> None:
         journal = Journal(folder / plan["run"] / "steps.jsonl")
         with open_checkpoints(folder / plan["run"] / "checkpoints.sqlite") as saver:
             config: Any = {"configurable": {"thread_id": plan["run"]}}
-            graph(environment, url, journal=journal, checkpointer=saver).invoke(plan, config, durability="async")
+            graph(environment, url, journal=journal, once=once, checkpointer=saver).invoke(plan, config, durability="async")
         journal.close()
 
     def play(rounds: int) -> None:
@@ -222,6 +226,7 @@ def main() -> None:
         line("row 12: two processes, game24", count, rounds, 0.05, best(lambda: processes(game, url, count, rounds)))
         line("LangGraph's engine, game24", count, 10, 0.05, best(lambda: langgraph(world, url, count, 10)), base)
         line("durable, threads, game24", 16, 10, 0.05, best(lambda: durable(world, url, 16, 10)))
+        line("the same, a checkpoint at every step", 16, 10, 0.05, best(lambda: durable(world, url, 16, 10, once=False)))
     with stub(1.0, REPLIES) as url:
         line("durable, threads, game24", 32, 3, 1.0, best(lambda: durable(world, url, 32, 3)))
 
