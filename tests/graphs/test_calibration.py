@@ -229,7 +229,9 @@ def test_a_line_on_missing_rewards() -> None:
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are played in this process, in a directory of their own."""
 
-    def work(batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None]) -> None:
+    def work(
+        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], *rest: int
+    ) -> None:
         for batch in batches:
             if wrong := play(batch):
                 raise UserError(wrong)
