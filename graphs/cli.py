@@ -50,7 +50,8 @@ class Run:
     seeds: str = "5"
     """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Seed s plays the s-th task."""
     compare: tuple[str, ...] = ()
-    """Further methods, with their default hyper-parameters; `jitrl:paper` or `icrl:zero-reward` is a method with a preset."""
+    """Further methods, with their default hyper-parameters; `jitrl:paper` is a method with a preset, `icrl:zero-reward` an
+    ablation: with `run icrl`, of the settings given here."""
     split: Literal["train", "dev", "test"] = "test"
     """The fold of the environment's tasks."""
     horizon: int | None = None
@@ -116,10 +117,13 @@ def run(args: Sequence[str]) -> int:
         [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
     )
     known = methods.method(name.partition(":")[0])
-    about = f"{known.summary}. --preset {{{','.join(_presets(known.settings))}}} sets other defaults."
+    about = (
+        f"{known.summary}. --preset {{{','.join(_presets(known.settings) + _ablations(known.settings))}}} sets other defaults."
+    )
     parsed = _parse(form, rest, f"learngraph run {name}", about)
     options: Run = parsed.options
-    chosen = {name: parsed.settings} | {other: _settings(other) for other in options.compare if other != name}
+    others = {other: _settings(other, main=(name, parsed.settings)) for other in options.compare if other != name}
+    chosen = {name: parsed.settings} | others
     return _sweep(Setup(options, chosen), sweep)
 
 
@@ -138,20 +142,28 @@ def _preset(args: Sequence[str]) -> tuple[str, list[str]]:
     return preset, rest
 
 
-def _settings(name: str, preset: str = "default") -> Any:
-    """The hyper-parameters of `METHOD` or `METHOD:PRESET`."""
+def _settings(name: str, preset: str = "default", main: tuple[str, Any] | None = None) -> Any:
+    """The hyper-parameters of `METHOD`, `METHOD:PRESET`, or `METHOD:ABLATION`, which is one of the `main` method's if that is it."""
     from .methods import method
 
     name, _, named = name.partition(":")
     made, preset = method(name).settings, named or preset
-    if preset not in (known := _presets(made)):
+    if preset not in (known := [*_presets(made), *_ablations(made)]):
         raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
+    if preset in _ablations(made):
+        base = main[1] if main is not None and main[0].partition(":")[0] == name else made()
+        return getattr(base, preset.replace("-", "_"))()
     return made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
 
 
 def _presets(settings: type) -> list[str]:
     """The names of a settings class's presets: its class methods."""
     return ["default", *(name.replace("_", "-") for name, made in vars(settings).items() if isinstance(made, classmethod))]
+
+
+def _ablations(settings: type) -> list[str]:
+    """The names of what can be taken away from settings, one at a time."""
+    return [name.replace("_", "-") for name in getattr(settings, "ablations", ())]
 
 
 def _sweep(setup: Setup, sweep: Any) -> int:

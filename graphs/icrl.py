@@ -14,8 +14,8 @@ and the run (graphs/run.py) goes on to the next one: Algorithm 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -90,24 +90,30 @@ class ICRL:
         return cls(strategy="autonomous")
 
     @classmethod
-    def explore(cls) -> ICRL:
-        """Ablation ExploreOnly."""
+    def explore_only(cls) -> ICRL:
+        """Explore in every round."""
         return cls(strategy="explore")
 
     @classmethod
+    def exploit_only(cls) -> ICRL:
+        """Exploit in every round."""
+        return cls(strategy="exploit")
+
+    @classmethod
     def no_instruction(cls) -> ICRL:
-        """Ablation NoInstruction."""
+        """No s_ICRL."""
         return cls(strategy="none")
 
-    @classmethod
-    def zero_reward(cls) -> ICRL:
-        """Ablation ZeroReward: every reward in the prompt is 0."""
-        return cls(rewards="zero")
+    ablations: ClassVar[tuple[str, ...]] = ("zero_reward", "short_context")
+    """Methods that change one thing in whatever the settings are: `--compare icrl:zero-reward` changes it in those of the run."""
 
-    @classmethod
-    def short_context(cls) -> ICRL:
-        """Ablation ShortContext(3): the last three attempts only."""
-        return cls(keep="last", last=3)
+    def zero_reward(self) -> ICRL:
+        """The paper's ablation: every reward in the prompt is 0."""
+        return replace(self, rewards="zero")
+
+    def short_context(self) -> ICRL:
+        """The paper's ablation: the last three attempts only."""
+        return replace(self, keep="last", last=3)
 
 
 def build(

@@ -61,7 +61,10 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --policy best", "verbalized"),
         ("run jitrl --preset best", "default, paper, reference"),
         ("run static --preset paper", "it has default"),
-        ("run icrl --preset zero", "paper, preset, autonomous, explore, no-instruction, zero-reward, short-context"),
+        (
+            "run icrl --preset zero",
+            "paper, preset, autonomous, explore-only, exploit-only, no-instruction, zero-reward, short-context",
+        ),
         ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
         ("run icrl --env toy --prior uniform --budget -1", "budget"),
         ("run icrl --env toy --judge rule", "toy has no rule to judge by"),
@@ -144,6 +147,15 @@ def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: 
             scores = [row["score"] for row in objects((folder / "episodes.jsonl").read_text())]
             assert result["episodes"] == 4
             assert result["answer"] == 3 if name == "react" else scores[result["answer"]] == max(scores)
+
+
+def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "icrl", *TOY, "--episodes", "1", "--seeds", "1", "--strategy", "preset", "--clip", "9", "--out", "run"]
+    assert cli.main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
+    settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
+    assert settings["icrl:short-context"] == settings["icrl"] | {"keep": "last"}
+    assert settings["icrl:paper"]["clip"] != 9  # a preset is what it says, whatever else is given
 
 
 def test_a_budget_of_tokens_is_the_same_for_all(

@@ -93,9 +93,9 @@ def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
 
 
 def test_a_short_context_is_a_setting() -> None:
-    short = icrl.ICRL.short_context()
+    short = icrl.ICRL().short_context()
     assert (short.keep, short.last) == ("last", 3)
-    assert icrl.ICRL.zero_reward().rewards == "zero"
+    assert icrl.ICRL().zero_reward().rewards == "zero"
     assert (icrl.ICRL.paper().strategy, icrl.ICRL.paper().keep) == ("preset", "all")
 
 
