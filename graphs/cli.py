@@ -171,6 +171,8 @@ def _sweep(setup: Setup, sweep: Any) -> int:
     seeds = _seeds(options.seeds)
     if options.episodes < 1 or options.workers < 1:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
+    if options.tokens < 0:
+        raise CommandError(f"--tokens is 0 for any number, or more, got {options.tokens}")
     _concurrency(setup)
     settings = _recorded(setup, seeds)
     folder = options.out or Path("runs") / _folder_name(setup, settings)

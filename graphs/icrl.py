@@ -25,10 +25,11 @@ from ..memory.records import UserError
 from ..nodes.attempts import Attempts, Compose, Layout, Push, Strategy
 from ..nodes.decide import Choose
 from ..nodes.episode import Act, Begin, progress
+from ..nodes.judge import ZeroJudge
 from ..nodes.prompt import Prompt
 from ..nodes.state import Attempt, Choice, Composed, Episode, Judged, Planned, Played
 from .flow import Node, compiled, wire
-from .parts import Parts
+from .parts import Parts, chosen
 
 FLOW = """
 flowchart LR
@@ -52,7 +53,8 @@ class ICRL:
     one_based: bool = False
     """Count rounds from 1 for `preset`, as the paper's Algorithm 1 does (its code counts from 0)."""
     rewards: Literal["dense", "sparse", "zero"] = "dense"
-    """Show r_t next to each step and their sum, the sum alone, or zeros for all (the paper's ablation)."""
+    """Show r_t next to each step and their sum, the sum alone, or zeros for all (the paper's ablation; then nothing is chosen
+    by rewards either)."""
     keep: Literal["budget", "all", "last"] = "budget"
     """Which attempts a prompt shows: the best, the newest and what tells most within a budget of tokens
     (nodes/budget.py), `all` as in the paper, or the `last` ones."""
@@ -68,6 +70,7 @@ class ICRL:
     """Of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
     def __post_init__(self) -> None:
+        chosen(self, "icrl")
         for name in ("last", "block", "clip"):
             if getattr(self, name) < 1:
                 raise UserError(f"icrl: {name} is at least 1, got {getattr(self, name)}")
@@ -137,18 +140,19 @@ def build(
             buffer,
             layout.attempt,
             parts.count,
-            parts.window,
+            parts.room - parts.count(brief),
             settings.keep,
             settings.budget,
             settings.last,
             settings.block,
             settings.strategy,
             settings.one_based,
+            parts.listed,
         ),
         "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
-        "judge": parts.judged(),
+        "judge": ZeroJudge() if settings.rewards == "zero" else parts.judged(),
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)

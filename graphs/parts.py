@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from ..memory.experiences import TrajectoryShelf
 from ..memory.journal import Journal
 from ..memory.records import UserError
+from ..nodes.ask import estimated
 from ..nodes.attempts import Layout
 from ..nodes.episode import Environment
 from ..nodes.judge import EnvironmentJudge
@@ -22,16 +23,26 @@ from ..nodes.prompt import Prompt
 from .flow import Node
 
 _LAYOUT = Layout()
-_ANSWERS = {"": "act/answer", "cot": "cot/answer", "long-cot": "cot/long"}
-_ACTIONS = {"": "act/write", "cot": "cot/act", "long-cot": "cot/act_long"}
+_ANSWERS = {"": "act/answer", "react": "cot/answer", "cot": "cot/answer", "long-cot": "cot/long"}
+_ACTIONS = {"": "act/write", "react": "act/write", "cot": "cot/act", "long-cot": "cot/act_long"}
 """Prompts by method; the first is everybody else's."""
 WINDOW = 32_768
 """Tokens of the window of a model that does not say."""
 
 
-def estimated(text: str) -> int:
-    """Tokens of a text for a model that does not count them itself: three characters each, more than most need."""
-    return -(-len(text) // 3)
+RESERVE = 4_096
+"""Tokens of such a window that are left for the system message, the template and the reply (a long chain of thought, say)."""
+
+
+def chosen(settings: Any, method: str) -> None:
+    """Check that settings which are one of several words are one of them.
+
+    Raises:
+        UserError: naming the setting, what came, and what would do.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
+            raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
 
 
 def uniform(seen: Seen) -> Node:
@@ -55,6 +66,7 @@ class Shown(TypedDict):
     layout: Layout
     count: Callable[[str], int]
     window: int
+    listed: bool
     brief: str
 
 
@@ -80,6 +92,10 @@ class Parts:
     """Tokens of a text, as the model counts."""
     window: int = WINDOW
     """Tokens of the longest prompt and reply together."""
+    reserve: int = RESERVE
+    """Tokens of it that are left for the system message, what the template adds, and the reply."""
+    listed: bool = False
+    """Whether prompts list the admissible actions."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
 
@@ -87,7 +103,14 @@ class Parts:
     def scored(cls, environment: Environment, journal: Journal, model: Scored, **more: Any) -> Parts:
         """With a model in this process, which scores the admissible actions and counts its own tokens."""
         prompt = Prompt.load("act/score", more.get("prompts"))
-        ours: dict[str, Any] = {"recent": 0, "count": model.get_num_tokens, "window": model.window}
+        # The reply is an action: short. The system message of the prompt counts as it is.
+        reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
+        ours: dict[str, Any] = {
+            "recent": 0,
+            "count": model.get_num_tokens,
+            "window": model.window,
+            "reserve": min(reserve, model.window // 4),
+        }
         return cls(environment, journal, lambda seen: LocalPolicy(model, seen, prompt), model=cast(Any, model), **ours | more)
 
     @classmethod
@@ -98,12 +121,15 @@ class Parts:
         `stepwise`, a thought and an action at every step."""
         read, prompts = None if stepwise else getattr(environment, "read", None), more.get("prompts")
 
-        def write(seen: Seen, name: str) -> Node:
-            if read is not None:
-                return answer_policy(model, seen, read, _ANSWERS[name], prompts)
-            return act_policy(model, seen, _ACTIONS[name], prompts)
+        free = bool(getattr(environment, "free_text", read is not None))
 
-        ours: dict[str, Any] = {"recent": 20, "model": model, "write": write}
+        def write(seen: Seen, name: str) -> Node:
+            by_step = name == "react" and getattr(environment, "horizon", 1) > 1  # thinks before every action
+            if read is None or by_step:
+                return act_policy(model, seen, _ACTIONS[name], prompts, free=free)
+            return answer_policy(model, seen, read, _ANSWERS[name], prompts)
+
+        ours: dict[str, Any] = {"recent": 20, "model": model, "write": write, "listed": read is None}
         return cls(environment, journal, lambda seen: write(seen, ""), **ours | more)
 
     def judged(self) -> Node:
@@ -120,9 +146,15 @@ class Parts:
             "journal": self.journal,
             "layout": replace(layout, rewards=hidden) if self.judge else layout,
             "count": self.count,
-            "window": self.window,
+            "window": self.room,
+            "listed": self.listed,
             "brief": brief,
         }
+
+    @property
+    def room(self) -> int:
+        """Tokens of the longest prompt, without what stands around what is shown."""
+        return self.window - self.reserve
 
     def asked(self, method: str) -> Runnable[Any, Any]:
         """The chat model, for a method that cannot do without.

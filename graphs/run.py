@@ -116,27 +116,39 @@ class Commit:
     takes the last attempt.
     """
 
-    role: ClassVar[str] = "compute"
-
     rule: Literal["best", "last"] = "best"
     log: Rows = field(default_factory=Rows)
     judge: Node | None = None
     """Asked again on ties; None for rewards that would only be the same again."""
     times: int = 3
+    most: int = 5
+    """How many of the tied attempts are judged again at most, the shortest first; none once the run's tokens are used up."""
+
+    @property
+    def role(self) -> str:
+        """A model's if a judge may be asked."""
+        return "model" if self.judge is not None else "compute"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may ask a judge: see `graphs.flow.waits`."""
+        return self.judge is not None
 
     def __call__(self, state: Run) -> dict[str, Any]:
         known = {episode: value for episode, value in enumerate(state["values"]) if value is not None}
         if self.rule == "last" or not known:
             return {"answer": len(state["values"]) - 1}
         top = max(known.values())
-        tied = [episode for episode, value in known.items() if value == top]
-        returns, usage = dict.fromkeys(tied, top), Usage()
-        for episode in tied if self.judge and len(tied) > 1 else ():
+        tied = sorted((e for e, value in known.items() if value == top), key=lambda e: (state["lengths"][e], e))
+        returns, usage, limit = dict.fromkeys(tied, -math.inf), Usage(), state.get("tokens", 0)
+        used_up = limit and state["spent"] >= limit
+        for episode in tied[: self.most] if self.judge and len(tied) > 1 and not used_up else ():
             judged = [self._judged(state, episode, n) for n in range(self.times)]
             usage = sum((one.get("usage", Usage()) for one in judged), usage)
             totals = [math.fsum(one["rewards"]) for one in judged if None not in one["rewards"]]
-            returns[episode] = math.fsum(totals) / len(totals) if totals else top
-        answer = min(tied, key=lambda episode: (-returns[episode], state["lengths"][episode], episode))
+            if totals:
+                returns[episode] = math.fsum(totals) / len(totals)
+        answer = max(tied, key=returns.__getitem__)  # the first of equals, and they stand in order
         return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
 
     def _judged(self, state: Run, episode: int, n: int) -> Mapping[str, Any]:

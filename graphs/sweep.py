@@ -177,7 +177,10 @@ def play(job: Job, task: Task, optimum: float, make: Callable[[Any, Any, Rows, A
                 started = now
         ended = graph.get_state(config).values
     result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
-    write(job.folder / "result.json", {**result, "episodes": ended["episode"], "answer": ended["answer"]})
+    write(
+        job.folder / "result.json",
+        {**result, "episodes": ended["episode"], "answer": ended["answer"], "tokens": ended["spent"]},
+    )
 
 
 def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
@@ -247,7 +250,7 @@ def attempts(job: Job) -> Attempts:
         scores=tuple(row["score"] for row in rows),
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
-        tokens=sum(row["input_tokens"] + row["output_tokens"] for row in rows),
+        tokens=result["tokens"],
         seconds=tuple(row["seconds"] for row in written(seconds)) if seconds.exists() else (),
         answer=result["answer"],
         solved=result["solved"],

@@ -44,6 +44,7 @@ __all__ = [
     "Running",
     "Strategy",
     "chosen",
+    "fitting",
     "instruction",
     "lesson",
     "lessons",
@@ -53,8 +54,8 @@ Mode = Literal["", "explore", "exploit", "explore or exploit"]
 Strategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
 LINE = 60
 """Characters of the actions in an attempt shown as one line."""
-REPLY = 64
-"""Tokens of the window that are left for the reply and for what a template puts around messages."""
+STEPS = 8
+"""Steps of a running attempt that are left out at a time when not all fit."""
 
 
 class ContextError(UserError, ValueError):
@@ -108,13 +109,12 @@ class Layout:
         return known[1][form]
 
     def _text(self, trajectory: Trajectory, shown: Shown) -> str:
-        number, value = trajectory.episode + 1, self._total(trajectory.value)
+        number, total = trajectory.episode + 1, self.total(trajectory)
         if not shown.whole:
             actions = ", ".join(" ".join(step.action.split()) for step in trajectory.transitions)
             cut = actions[:LINE] + "…" if len(actions) > LINE else actions
-            return f"Attempt {number}: {f'total {value}: ' if value else ''}{cut}\n"
+            return f"Attempt {number}: {total.replace(chr(10), ': ')}{cut}\n"
         count = f" (x{shown.count})" if shown.count > 1 else ""
-        total = f"total {value}\n" if value else ""
         note = f"Feedback: {' '.join(trajectory.note.split())}\n" if self.notes and trajectory.note else ""
         return f"Attempt {number}{count}:\n{self.steps(trajectory.transitions)}{total}{note}"
 
@@ -122,10 +122,11 @@ class Layout:
         """Steps with their rewards, each line ended."""
         return steps_text([replace(s, state=self._clipped(s.state), reward=self._reward(s.reward)) for s in steps])
 
-    def _total(self, value: float | None) -> str:
-        if value is None or self.rewards == "none":
+    def total(self, trajectory: Trajectory) -> str:
+        """The line with an attempt's return; empty where it is missing or not to be shown."""
+        if trajectory.value is None or self.rewards == "none":
             return ""
-        return "0" if self.rewards == "zero" else f"{value:g}"
+        return "total 0\n" if self.rewards == "zero" else f"total {trajectory.value:g}\n"
 
     def _reward(self, reward: float | None) -> float | None:
         if reward is None or self.rewards in ("none", "sparse"):
@@ -155,7 +156,7 @@ class Compose:
     count: Callable[[str], int] = field(repr=False)
     """Tokens of a text."""
     window: int
-    """Tokens of the longest prompt and reply together."""
+    """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
     keep: Literal["budget", "all", "last"] = "budget"
     """The policy: nodes/budget.py's, or all, or the `last` ones."""
     budget: int | None = None
@@ -165,24 +166,26 @@ class Compose:
     """With the `budget` policy: every so many rounds the older attempts are arranged anew."""
     strategy: Strategy = "none"
     one_based: bool = False
+    listed: bool = False
+    """Whether prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, state: Episode) -> Composed:
         task, episode = state["task"], state["episode"]
-        needed = self.count(f"Task: {task.instruction}\n{state['observation'].text}")
-        if needed + REPLY >= self.window:
+        needed = self.count(f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_shown(state, self.listed)}")
+        if needed >= self.window:
             raise ContextError(
                 f"task {task.id} alone takes {needed} tokens, and the model's window has {self.window}; "
                 "use a model with a larger window, or a smaller task"
             )
         attempts = self.buffer.attempts(state["run"], task.id, episode)
-        room = min(self.window // 2 if self.budget is None else self.budget, self.window - REPLY - needed)
+        room = min(self.window // 2 if self.budget is None else self.budget, self.window - needed)
         if self.keep == "budget":
             shown = arrange(attempts, self._size, room, self.block)
         else:
             shown = everything(attempts) if self.keep == "all" else latest(attempts, self.last)
             taken = sum(self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True))
-            if needed + taken + REPLY >= self.window:
+            if needed + taken >= self.window:
                 raise ContextError(
                     f"{len(shown)} attempts at {task.id} take {taken} tokens with {needed} for the task, and the model's "
                     f"window has {self.window}; keep fewer, or let a budget choose (keep='budget')"
@@ -210,7 +213,9 @@ class Running(Seen):
     count: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
     window: int = 2**31
-    """Tokens of the longest prompt and reply together."""
+    """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
+    listed: bool = False
+    """Whether the prompt lists the admissible actions."""
     brief: str = ""
     """What the system message says of the method."""
     recent: int | None = None
@@ -226,20 +231,38 @@ class Running(Seen):
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
-        before, after, observation = self.before(state), self.after(state), state["observation"].text
-        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{observation}{state['observation'].actions}"
-        while steps and not self._fits(frame + self.layout.steps(steps)):
-            steps = steps[len(steps) // 2 + 1 :]  # in blocks, so that the prompt's beginning then stays for a while
+        before, after = self.before(state), self.after(state)
+        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{_shown(state, self.listed)}"
+        told = fitting(steps, self.layout, frame, self.count, self.window)
+        if told is None:
+            raise ContextError(
+                f"task {state['task'].id} and what stands around it take {self.count(frame)} tokens, and the model's window has "
+                f"room for {self.window}; use a model with a larger window, or show fewer attempts"
+            )
         return {
             "brief": self.brief,
             "instruction": state["task"].instruction,
-            "steps": before + self.layout.steps(steps) + after,
-            "observation": observation,
+            "steps": before + told + after,
+            "observation": state["observation"].text,
         }
 
-    def _fits(self, text: str) -> bool:
-        room = self.window - REPLY
-        return len(text.encode()) <= room or self.count(text) <= room  # a token is a byte at least
+
+def fitting(steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int) -> str | None:
+    """The steps as text, without so many of the oldest that the rest fits in `window` tokens with `frame`; None if none does.
+
+    Oldest steps go `STEPS` at a time, so that the beginning of the prompts of an episode stays for a while.
+    """
+    for start in (*range(0, len(steps), STEPS), len(steps)):
+        told = layout.steps(steps[start:])
+        if len(frame.encode()) + len(told.encode()) <= window or count(frame + told) <= window:  # a token is a byte at least
+            return told
+    return None
+
+
+def _shown(state: Mapping[str, Any], listed: bool) -> str:
+    """The present observation, with the admissible actions if prompts list them."""
+    observation = state["observation"]
+    return "".join([observation.text, "\n", *(f"- {action}\n" for action in observation.actions if listed)])
 
 
 @dataclass(frozen=True, kw_only=True)

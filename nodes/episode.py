@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 from ..memory.journal import Journal
-from ..memory.records import Observation, Task, Trajectory, Transition, Usage
+from ..memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
 from .state import Episode, Judged
 
 
@@ -58,6 +59,8 @@ class Begin:
             "best": 0.0,
             "earned": 0.0,
             "unjudged": "",
+            "plan": [],
+            "note": "",
             "usage": Usage(),
         }
 
@@ -126,14 +129,16 @@ class Finished(Episode, Judged):
 
 def finished(state: Finished, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
     """The attempt of an episode that is over, with the rewards that it was judged to deserve; its steps are made durable."""
-    steps = journal.history(state["head"])
+    steps, rewards = journal.history(state["head"]), state["rewards"]
+    wrong = [r for r in rewards if r is not None and not (isinstance(r, float | int) and math.isfinite(r))]
+    if len(rewards) != len(steps) or wrong:
+        came = f"{wrong[0]!r}" if wrong else f"{len(rewards)} for {len(steps)} steps"
+        raise UserError(f"the judge of {environment.name} gives one finite number or None per step, got {came}")
     journal.sync()  # memory must not know of steps that a power cut takes from the journal
     return Trajectory(
         id=f"{state['run']}/{state['episode']}",
         task=state["task"],
-        transitions=tuple(
-            Transition(step.state, step.action, reward) for step, reward in zip(steps, state["rewards"], strict=True)
-        ),
+        transitions=tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True)),
         run=state["run"],
         episode=state["episode"],
         score=state["score"],

@@ -48,6 +48,7 @@ __all__ = [
     "Reference",
     "RuleJudge",
     "Verify",
+    "ZeroJudge",
     "model_judge",
     "pairwise_judge",
     "self_judge",
@@ -144,6 +145,16 @@ def _gaps(rewards: Sequence[float | None], judge: str) -> str:
     """Which steps a judge said nothing of; empty if none."""
     missing = [str(t) for t, reward in enumerate(rewards, 1) if reward is None]
     return f"{judge} gave no reward for step {', '.join(missing)}" if missing else ""
+
+
+@dataclass(frozen=True)
+class ZeroJudge:
+    """Every reward is 0, whatever happened: ICRL's ablation. The method then cannot choose by rewards either."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> Judged:
+        return {"rewards": [0.0] * state["step"], "unjudged": ""}
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,8 @@ def steps_text(steps: Sequence[Transition]) -> str:
     """Earlier steps as prompts show them: the state, `> action`, `= reward` (left out where it is missing)."""
     lines = []
     for step in steps:
-        lines += [step.state, f"> {step.action}"]
+        action = step.action.replace("\n", "\n  ")  # further lines are set in, so that none of them reads as a reward
+        lines += [step.state, f"> {action}"]
         if step.reward is not None:
             lines.append(f"= {step.reward:g}")
     return "".join(line + "\n" for line in lines)
@@ -214,19 +215,28 @@ def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts:
     return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
 
 
-def act_policy(model: BaseChatModel, seen: Seen, name: str = "act/write", prompts: Path | None = None) -> Ask:
-    """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply."""
+def act_policy(
+    model: BaseChatModel, seen: Seen, name: str = "act/write", prompts: Path | None = None, *, free: bool = False
+) -> Ask:
+    """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply.
+
+    `free`: the world understands more than the actions it lists (an environment's `free_text`); what the model writes is then
+    played whether it is listed or not, and the world says what it makes of it.
+    """
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
+    some = Prompt.load("act/suggested", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        return prompt.messages(**seen(state), admissible=_admissible(admissible, state["observation"].actions))
+        return prompt.messages(
+            **seen(state), admissible=_admissible(some if free else admissible, state["observation"].actions)
+        )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         written = _after("Action", text(reply))
         action, actions = (written or "").strip().partition("\n")[0].strip(), state["observation"].actions
         if not action:
             raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
-        if actions and action not in actions:
+        if actions and action not in actions and not free:
             raise Unreadable(f"{action!r} is not one of the admissible actions")
         return {"candidates": [Candidate(action, 0.0)]}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,51 +11,74 @@ from langchain_core.runnables import Runnable
 
 from ..memory.buffer import Buffer
 from ..memory.journal import Journal
-from ..memory.records import Shown, Trajectory, Transition
+from ..memory.records import Trajectory, Transition
 from .ask import Ask, State, Unreadable, text
-from .attempts import Layout, chosen, lessons
+from .attempts import ContextError, Layout, chosen, fitting, lessons
 from .prompt import Prompt
 
 __all__ = ["feedback", "reflect"]
 
 
-def reflect(model: Runnable[Any, Any], buffer: Buffer, journal: Journal, layout: Layout, prompts: Path | None = None) -> Ask:
-    """Reflexion (arXiv:2303.11366): from the attempt with its rewards and the last plans to a new plan, in `note`."""
+Count = Callable[[str], int]
+
+
+def reflect(
+    model: Runnable[Any, Any],
+    buffer: Buffer,
+    journal: Journal,
+    layout: Layout,
+    count: Count = len,
+    window: int = 2**31,
+    prompts: Path | None = None,
+) -> Ask:
+    """Reflexion (arXiv:2303.11366): from the attempt with its rewards and the last plans to a new plan, in `note`.
+
+    Of an attempt that does not fit the window, which has `window` tokens by `count`, the last steps are shown.
+    """
     prompt = Prompt.load("reflexion/reflect", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        return prompt.messages(
-            instruction=state["task"].instruction,
-            lessons=lessons(buffer, state),
-            number=state["episode"] + 1,
-            steps=_finished(state, journal, layout),
-        )
+        told, instruction = lessons(buffer, state), state["task"].instruction
+        steps = _finished(state, journal, layout, instruction + told, count, window)
+        return prompt.messages(instruction=instruction, lessons=told, number=state["episode"] + 1, steps=steps)
 
     return Ask("reflexion/reflect", model, messages, _note, Prompt.load("ask/again", prompts))
 
 
-def feedback(model: Runnable[Any, Any], buffer: Buffer, journal: Journal, layout: Layout, prompts: Path | None = None) -> Ask:
-    """Self-Refine (arXiv:2303.17651): what the model itself finds wrong with the attempt, without a reward, in `note`."""
+def feedback(
+    model: Runnable[Any, Any],
+    buffer: Buffer,
+    journal: Journal,
+    layout: Layout,
+    count: Count = len,
+    window: int = 2**31,
+    prompts: Path | None = None,
+) -> Ask:
+    """Self-Refine (arXiv:2303.17651): what the model itself finds wrong with the attempt, without a reward, in `note`.
+
+    Of an attempt that does not fit the window, the last steps are shown.
+    """
     prompt = Prompt.load("self_refine/feedback", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        return prompt.messages(
-            instruction=state["task"].instruction,
-            earlier="".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state)),
-            number=state["episode"] + 1,
-            steps=_finished(state, journal, layout),
-        )
+        earlier = "".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+        instruction = state["task"].instruction
+        steps = _finished(state, journal, layout, instruction + earlier, count, window)
+        return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
     return Ask("self_refine/feedback", model, messages, _note, Prompt.load("ask/again", prompts))
 
 
-def _finished(state: State, journal: Journal, layout: Layout) -> str:
-    """The steps of the attempt just made, and its total."""
+def _finished(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
+    """The steps of the attempt just made, as far as they fit beside `frame`, and its total."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
-    attempt = Trajectory(state["head"], state["task"], made, episode=state["episode"])
-    return layout.attempt(attempt, Shown(attempt.id)).partition("\n")[2]
+    total = layout.total(Trajectory(state["head"], state["task"], made))
+    told = fitting(made, layout, frame + total, count, window)
+    if told is None:
+        raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
+    return told + total
 
 
 def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """ReAct (arXiv:2210.03629): think and act in turns, with the episode so far in view and nothing from earlier episodes.
 
 A model that writes states a thought before every action. A model whose actions are scored (`pocket`, `local:`) cannot: for
-it ReAct is the policy with the history of the episode.
+it ReAct is the policy with the history of the episode. Tasks with one written answer of several steps are played step by step.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
+    seen = Running(recent=settings.recent, **parts.running())
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.policy(Running(recent=settings.recent, **parts.running())),
+        "propose": parts.write(seen, "react") if parts.write else parts.policy(seen),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
     }

@@ -24,7 +24,7 @@ from ...nodes.prompt import Prompt
 from ...nodes.reflect import reflect
 from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
 from ..flow import Node, compiled, wire
-from ..parts import Parts
+from ..parts import Parts, chosen
 
 FLOW = """
 flowchart LR
@@ -52,6 +52,9 @@ class Reflexion:
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best."""
 
+    def __post_init__(self) -> None:
+        chosen(self, "reflexion")
+
     @classmethod
     def unlimited(cls) -> Reflexion:
         """All plans, as in the comparison of the ICRL paper."""
@@ -65,7 +68,16 @@ def build(
     settings = settings or Reflexion()
     buffer, layout = Buffer(parts.shelf), Layout(clip=settings.clip)
     brief = Prompt.load("reflexion/brief", parts.prompts).text()
-    compose = Compose(buffer, lesson, parts.count, parts.window, settings.keep, settings.budget, settings.last)
+    compose = Compose(
+        buffer,
+        lesson,
+        parts.count,
+        parts.room - parts.count(brief),
+        settings.keep,
+        settings.budget,
+        settings.last,
+        listed=parts.listed,
+    )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": compose,
@@ -73,7 +85,7 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "judge": parts.judged(),
-        "reflect": reflect(parts.asked("reflexion"), buffer, parts.journal, layout, parts.prompts),
+        "reflect": reflect(parts.asked("reflexion"), buffer, parts.journal, layout, parts.count, parts.room, parts.prompts),
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)

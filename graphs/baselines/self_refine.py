@@ -60,12 +60,14 @@ def build(
     brief = Prompt.load("self_refine/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "compose": Compose(buffer, layout.attempt, parts.count, parts.window, budget=settings.budget),
+        "compose": Compose(
+            buffer, layout.attempt, parts.count, parts.room - parts.count(brief), budget=settings.budget, listed=parts.listed
+        ),
         "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
         "unjudged": NoJudge(),
-        "feedback": feedback(parts.asked("self-refine"), buffer, parts.journal, layout, parts.prompts),
+        "feedback": feedback(parts.asked("self-refine"), buffer, parts.journal, layout, parts.count, parts.room, parts.prompts),
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)

@@ -87,6 +87,41 @@ def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> Non
     assert sum(s[-1] for s in seen) >= 2 * sum(sum(z[-10:]) / 10 for z in zeroed)
 
 
+@pytest.mark.parametrize("budget", [180, 300, 600])
+def test_the_zero_reward_arm_is_blind(budget: int) -> None:
+    """The same attempts with the rewards elsewhere make the same prompts and the same answer: nothing is chosen by them."""
+
+    class Paying(KeywordKeep):
+        """The toy, but it pays what a test says for each action."""
+
+        def __init__(self, paid: dict[str, float]) -> None:
+            super().__init__()
+            self.paid = paid
+
+        def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+            return replace(super().observe(task, actions), reward=self.paid.get(actions[-1], 0.0) if actions else 0.0)
+
+    def prompts(paid: dict[str, float], settings: icrl.ICRL) -> tuple[list[str], int]:
+        shown: list[str] = []
+
+        @dataclass(frozen=True)
+        class Player:
+            seen: Seen
+
+            def __call__(self, state: Any) -> dict[str, Any]:
+                shown.append(self.seen(state)["steps"])
+                draw = random.Random(f"{state['episode']}/{state['step']}")
+                return {"candidates": [Candidate(draw.choice(state["observation"].actions), 0.0)]}
+
+        graph = icrl.build(Parts(Paying(paid), Journal(), Player), settings)
+        out = run.build(graph).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=12))
+        return shown, out["answer"]
+
+    zero = icrl.ICRL(budget=budget).zero_reward()
+    assert prompts({"wait": 9.0}, zero) == prompts({"back": 5.0, "look": -3.0}, zero) == prompts({}, zero)
+    assert prompts({"wait": 9.0}, icrl.ICRL(budget=budget)) != prompts({}, icrl.ICRL(budget=budget))
+
+
 def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
     scores = rounds(icrl.ICRL(budget=400), count=40)
     assert scores == sorted(scores)
@@ -227,6 +262,33 @@ def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> N
     assert not chat.asked
 
 
+@pytest.mark.parametrize("keep", ["budget", "last"])
+@pytest.mark.parametrize("window", [2500, 4000])
+def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> None:
+    """Whole messages, counted exactly (a character a token): system, brief, task, attempts, actions, and room for the reply."""
+
+    class Wordy(Sums):
+        """Many listed actions, played step by step, with long answers."""
+
+        horizon = 12
+
+        def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+            over = len(actions) == 12
+            return Observation(f"{len(actions)} done", () if over else ("4", "5", "a longer action"), 0.0, over)
+
+    chat = Chat(replies=["hm.\nAction: a longer action", "Action: 4", "Action: 5"])
+    make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
+    for build in make:
+        parts = Parts.written(Wordy(), Journal(), chat, stepwise=True, count=len, window=window, reserve=900, recent=None)
+        settings = {"settings": icrl.ICRL(keep=keep, last=2)} if build is icrl.build else {}
+        if build in (reflexion.build, self_refine.build):
+            chat = Chat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
+            parts = replace(parts, model=chat, policy=lambda seen, chat=chat: act_policy(chat, seen), write=None)
+        play(build(parts, **settings), 6)
+        longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
+        assert 600 < longest <= window
+
+
 def test_a_budget_of_tokens_ends_a_run() -> None:
     chat = Chat(replies=["4\n5"])
     out = play(icrl.build(answering(chat)), 50, tokens=40)
@@ -272,6 +334,66 @@ def test_what_carries_nothing_over_asks_the_same_again(method: Any) -> None:
     assert ("<think>" in str(chat.asked[0][0].content)) == (method is long_cot)
 
 
+def test_react_plays_a_written_answer_step_by_step() -> None:
+    chat, world = Chat(replies=["four first\nAction: 4", "ten less four\nAction: 6"]), Sums()
+    out = play(react.build(Parts.written(world, Journal(), chat)), 1, commit="last")
+    assert (out["scores"], len(chat.asked)) == ([1.0], 2)
+    assert "> 4\n= 0\n1 of 2" in chat.prompt(1)
+
+
+def test_where_the_list_is_not_all_that_is_understood_anything_is_played() -> None:
+    class Parser(KeywordKeep):
+        free_text = True
+
+        def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+            return Observation("hm?" if actions else "here", ("on",), 0.0, over=len(actions) == 1)
+
+    chat = Chat(replies=["Action: dance wildly"])
+    graph = react.build(Parts.written(Parser(), Journal(), chat))
+    assert graph.invoke({"task": TASK, "run": "r", "episode": 0})["step"] == 1
+    assert "it understands others" in chat.prompt(0)
+
+
+def test_a_plan_is_not_carried_into_the_next_episode_of_a_thread() -> None:
+    chat = Chat(replies=["x\n1\n2\n3", "4\n6"])
+
+    class Short(Sums):
+        def read(self, reply: str) -> tuple[str, ...]:
+            return tuple(re.findall(r"^-?\d+$", reply, re.MULTILINE))
+
+    graph = icrl.build(Parts.written(Short(), Journal(), chat), checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    graph.invoke({"task": SUM, "run": "r", "episode": 0}, config)
+    assert graph.invoke({"task": SUM, "run": "r", "episode": 1}, config)["score"] == 1.0
+    assert len(chat.asked) == 2
+
+
+@pytest.mark.parametrize("rewards", [[float("nan"), 1.0], [1.0], ["2", 1.0]])
+def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) -> None:
+    parts = replace(answering(Chat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
+    with pytest.raises(UserError, match="one finite number or None per step, got"):
+        play(icrl.build(parts), 1)
+
+
+@pytest.mark.parametrize("wrong", [{"strategy": "exploite"}, {"keep": "best"}, {"rewards": "dence"}])
+def test_a_word_that_is_none_of_the_settings_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"icrl: {next(iter(wrong))} is one of "):
+        icrl.ICRL(**wrong)
+
+
+def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:
+    class Silent(Chat):
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+            result = super()._generate(*args, **kwargs)
+            message: Any = result.generations[0].message
+            message.usage_metadata = None
+            return result
+
+    out = play(icrl.build(answering(Silent(replies=["4\n5"]))), 50, tokens=2000)
+    assert 1 < len(out["scores"]) < 20
+    assert out["spent"] >= 2000
+
+
 def test_react_thinks_before_every_action_and_sees_the_episode() -> None:
     gold = TOY.gold(TASK)
     chat = Chat(replies=[f"I think so.\n**Action:** {action}" for action in gold])
@@ -306,6 +428,9 @@ def test_commit_judges_ties_again_by_a_judge_that_may_err() -> None:
     assert run.Commit("best", log, judge)(state) == {"answer": 2, "spent": 0}
     assert verdicts == {"h0": [], "h2": []}
     assert run.Commit("best")(state)["answer"] == 0
+    lost = run.Commit("best", log, lambda state: {"rewards": [None if state["head"] == "h0" else 4.9], "unjudged": ""})
+    assert lost(state)["answer"] == 2  # who could not be judged again does not win by that
+    assert run.Commit("best", log, judge)({**state, "tokens": 5, "spent": 5}) == {"answer": 0, "spent": 0}
     assert run.Commit("best")({**state, "lengths": [3, 1, 2]})["answer"] == 2  # the shorter of two equals
     assert run.Commit("last")(state) == {"answer": 2}
     assert run.Commit("best")({**state, "values": [None, None]}) == {"answer": 1}

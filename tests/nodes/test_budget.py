@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from learngraph.memory.records import Shown, Task, Trajectory, Transition
 from learngraph.nodes.attempts import Layout
-from learngraph.nodes.budget import actions, arrange, best, everything, latest
+from learngraph.nodes.budget import arrange, best, everything, identity, latest
 
 TASK = Task("t", "do it")
 
@@ -42,19 +42,19 @@ def test_the_best_and_the_newest_are_whole(attempts: list[Trajectory], budget: i
     """Whenever both fit. The newest may stand there as another attempt with the same actions."""
     winner, newest = best(attempts), attempts[-1]
     needed = sum(size(Shown(t.id, True, 99), t) for t in {winner.id: winner, newest.id: newest}.values())
-    whole = {actions(t) for t in attempts for s in arrange(attempts, size, budget, block) if s.id == t.id and s.whole}
+    whole = {identity(t) for t in attempts for s in arrange(attempts, size, budget, block) if s.id == t.id and s.whole}
     if needed <= budget:
-        assert {actions(winner), actions(newest)} <= whole
+        assert {identity(winner), identity(newest)} <= whole
 
 
 @given(histories, st.integers(0, 1200), st.integers(0, 400), st.integers(1, 8))
 def test_more_budget_never_shows_less(attempts: list[Trajectory], budget: int, more: int, block: int) -> None:
     small, large = arrange(attempts, size, budget, block), arrange(attempts, size, budget + more, block)
-    told = {actions(t) for t in attempts for s in large if s.id == t.id}
-    whole = {actions(t) for t in attempts for s in large if s.id == t.id and s.whole}
+    told = {identity(t) for t in attempts for s in large if s.id == t.id}
+    whole = {identity(t) for t in attempts for s in large if s.id == t.id and s.whole}
     for s in small:
         t = attempts[int(s.id.split("/")[1])]
-        assert actions(t) in (whole if s.whole else told)
+        assert identity(t) in (whole if s.whole else told)
 
 
 @given(histories, st.integers(1, 8))
@@ -75,7 +75,16 @@ def test_repeats_are_merged_with_a_count_and_the_telling_ones_come_first() -> No
     assert shown["r/0"].count == 5
     assert shown["r/5"].whole
     assert not {"r/1", "r/2", "r/3", "r/4"} & shown.keys()
-    assert actions(attempts[-1]) in {actions(attempts[int(i.split("/")[1])]) for i, s in shown.items() if s.whole}
+    assert identity(attempts[-1]) in {identity(attempts[int(i.split("/")[1])]) for i, s in shown.items() if s.whole}
+
+
+def test_equal_actions_with_other_rewards_are_other_evidence() -> None:
+    """Judged 10 once and 0 four times: shown as five attempts, or as what they are, never as five times 10."""
+    attempts = [attempt(n, ("left", 10.0 if n == 0 else 0.0)) for n in range(5)] + [attempt(5, ("up", 0.0))] * 6
+    one = size(Shown("r/0"), attempts[0])
+    shown = {s.id: s.count for s in arrange(attempts, size, 7 * one, block=5)}
+    assert shown["r/0"] == 1
+    assert shown["r/1"] == 4
 
 
 def test_between_two_rearrangements_the_beginning_stays() -> None:

@@ -12,11 +12,12 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from learngraph.graphs import icrl, run
 from learngraph.graphs.flow import Loop
-from learngraph.graphs.parts import Parts, estimated
+from learngraph.graphs.parts import Parts
 from learngraph.graphs.sweep import together
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.journal import Journal
 from learngraph.memory.records import Observation, Task
+from learngraph.nodes.ask import estimated
 from learngraph.nodes.attempts import Layout
 from learngraph.nodes.policies import Seen, answer_policy
 

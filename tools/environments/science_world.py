@@ -131,6 +131,8 @@ class ScienceWorld:
         live: how many unfinished games are kept open between steps, each in a Java machine of its own of 200 to 370 MB.
     """
 
+    free_text = True
+    """It understands more than the actions it lists."""
     solved: float = 100.0
     """The score from which on a task counts as solved."""
 
