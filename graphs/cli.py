@@ -65,6 +65,9 @@ class Run:
     """Who rewards the steps of a finished episode: `environment`, `rule` (its verifier), `self` (the model, judging its own
     attempt; `self:sparse`: as a whole), `pairwise` (the model, against the environment's reference answer), `model` (in
     hindsight, told the score), or several, joined by + (their mean)."""
+    reference: Path | None = None
+    """A text file: what `pairwise` compares attempts with. The environment's solution if not given, which for `writing` keeps
+    the rules and reads badly: an answer of a good model makes better rewards."""
     history: int | None = None
     """How many earlier steps of the episode jitrl and static show the model; the policy's own if not given."""
     tokens: int = 0
@@ -441,7 +444,7 @@ def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
         "rule": lambda: judge.RuleJudge(environment.verify, journal),
         "self": lambda: judge.self_judge(model, journal, prompts),
         "self:sparse": lambda: judge.self_judge(model, journal, prompts, sparse=True),
-        "pairwise": lambda: judge.pairwise_judge(model, journal, environment.gold, prompts),
+        "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
         "model": lambda: judge.model_judge(model, journal, prompts),
     }
     names = options.judge.split("+")
@@ -450,13 +453,25 @@ def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
             raise CommandError(f"--judge is {', '.join(made)}, or several of them, joined by +; got {options.judge!r}")
         if name == "rule" and not hasattr(environment, "verify"):
             raise CommandError(f"{options.env} has no rule to judge by; --judge environment or self would do")
-        if name == "pairwise" and not hasattr(environment, "gold"):
-            raise CommandError(f"{options.env} has no reference answer to compare with; --judge self would do")
+        if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
+            raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
         if _asks_model(name) and model is None:
             raise CommandError(f"--judge {name} asks a model, and there is none here; --judge environment or rule would do")
     if names == ["environment"]:
         return None
     return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
+
+
+def _reference(options: Run, environment: Any) -> Callable[[Any], Any]:
+    """Task -> the answer that `pairwise` compares attempts with."""
+    if options.reference is None:
+        reference: Callable[[Any], Any] = environment.gold
+        return reference
+    try:
+        text = options.reference.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--reference {options.reference}: cannot be read ({error})") from error
+    return lambda task: text
 
 
 def _asks_model(judge: str) -> bool:
