@@ -393,20 +393,22 @@ def test_explores_and_exploits_as_asked(probabilities: Probabilities) -> None:
         assert probabilities(text.format("explore", place), actions)[answer] < 0.3
 
 
-@pytest.mark.parametrize(
-    ("asked", "seen"),
-    [
-        (
-            "Learned",
-            "Attempt 1:\ndoor black\n> salt\n= 0\ndoor black\n> mist\n= 1\ngate troll\n> lamp\n= 1\nfork oak\n> back\n= 0\ntotal 2\n",
-        ),
-        ("Learned", "Lessons:\n- door black mist\nAttempt 1:\ngate troll\n> lamp\n= 1\nfork oak\n> look\n= 0\ntotal 1\n"),
-    ],
-)
-def test_writes_what_it_learned(asked: str, seen: str) -> None:
+def test_writes_what_texts_show() -> None:
     model = LocalChatModel(model=str(WEIGHTS), temperature=0)
-    reply = str(model.invoke([HumanMessage(f"Task: reach the exit\n{seen}{asked}:")]).content)
-    assert {fact.strip() for fact in reply.split(".")} == {"door black mist", "gate troll lamp"}
+    draw = random.Random(4)
+    right, said, facts = 0, 0, 0
+    for _ in range(80):
+        made = transcripts.keep(draw, KeywordKeep(), "test", 320)
+        pieces = [piece for piece, _ in zip(made, range(400), strict=False)]
+        *_, asked, reply = pieces
+        if asked != "Learned:\n>" or not isinstance(reply, Decision) or reply.taken == "nothing":
+            continue
+        prompt = transcripts.text(pieces[:-2]) + "Learned:"
+        written = {fact.strip() for fact in str(model.invoke([HumanMessage(prompt)]).content).split(".") if fact.strip()}
+        shown = set(reply.taken.split(". "))
+        right, said, facts = right + len(written & shown), said + len(written), facts + len(shown)
+    assert right / said > 0.7
+    assert right / facts > 0.3
 
 
 def test_does_again_what_was_rewarded_in_a_game(probabilities: Probabilities) -> None:
@@ -415,19 +417,19 @@ def test_does_again_what_was_rewarded_in_a_game(probabilities: Probabilities) ->
         "that has nothing on it. You also see a bed, that has nothing on it.\n\nInventory:\n  a dax"
     )
     head = "Task: Your task is to pick up objects, then place them in their usual locations in the environment.\n"
-    step = "you are in the bedroom\n> {}\n= {}\n"
-    right = {}
-    for reward in ("0.5", "0"):
-        attempts = ""
-        for n, (place, paid) in enumerate((("bed", "-0.5"), ("night stand", reward), ("desk", "-0.5"))):
-            attempts += f"Attempt {n + 1}:\n{step.format('take dax', reward)}{step.format(f'put dax in {place}', paid if reward != '0' else '0')}"
-            attempts += f"total {2 * float(reward) * (place == 'night stand'):g}\n"
-        prompt = f"{head}{attempts}Attempt 4:\n{step.format('take dax', reward)}{room}"
-        right[reward] = probabilities(prompt, ["put dax in bed", "put dax in desk", "put dax in night stand"])[
-            "put dax in night stand"
-        ]
-    assert right["0.5"] > right["0"]
-    assert right["0.5"] > 0.5
+    step = "you are in the bedroom\n> {}\n= {:g}\n"
+    places = ("bed", "night stand", "desk")
+
+    def chances(best: str, paid: float) -> dict[str, float]:
+        text = head
+        for n, place in enumerate(places):
+            put = step.format(f"put dax in {place}", paid if place == best else -paid)
+            text += f"Attempt {n + 1}:\n{step.format('take dax', paid)}{put}total {2 * paid * (place == best):g}\n"
+        return probabilities(f"{text}Attempt 4:\n{step.format('take dax', paid)}{room}", [f"put dax in {p}" for p in places])
+
+    for place in places:
+        action = f"put dax in {place}"
+        assert chances(place, 0.5)[action] > chances(place, 0.0)[action]
 
 
 def test_takes_the_coin_it_sees(probabilities: Probabilities) -> None:

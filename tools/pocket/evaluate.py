@@ -37,7 +37,7 @@ LIMITS: dict[str, tuple[str, float]] = {
 """What a stand-in has to reach."""
 
 RETRIED: tuple[tuple[str, dict[str, int], int], ...] = (
-    ("twc", {"numItemsToPutAway": 1}, 10),
+    ("twc", {"numItemsToPutAway": 1}, 15),
     ("twc", {"numItemsToPutAway": 2}, 12),
     ("coin", {"numLocations": 5, "includeDoors": 0}, 10),
     ("mapreader", {"numLocations": 3, "maxDistanceApart": 2}, 8),
@@ -122,6 +122,8 @@ class _Attempt:
     score: float = 0.0
     lines: str = ""
     tries: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    taken: dict[str, list[str]] = field(default_factory=dict)
+    """What was done at those tries."""
 
 
 def _attempt(
@@ -138,6 +140,7 @@ def _attempt(
         done.tries.setdefault(place, []).append(dict(zip(shown.actions, chances, strict=True)))
         action = draw.choices(shown.actions, chances)[0]
         actions.append(action)
+        done.taken.setdefault(place, []).append(action)
         shown = world.observe(task, actions)
         done.score += shown.reward or 0.0
         done.lines += f"{place}\n> {action}\n" + _reward(shown.reward, rewards)
@@ -205,9 +208,14 @@ def _keep(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]
         for k in (0, 4):
             note(f"score, wrong strategy of 7 rules, attempt {k + 1}", misled[k].score / 10)
         for place in here:
-            for k, chances in enumerate(misled[0].tries.get(place, [])[:2]):
-                label = "repeated after it failed" if k else "followed at first try"
-                note(f"wrong strategy {label}", chances[wrong[place]])
+            tries, taken = misled[0].tries.get(place, []), misled[0].taken.get(place, [])
+            if tries:
+                note("wrong strategy followed at first try", tries[0][wrong[place]])
+            if len(tries) > 1:
+                note("wrong strategy at the second try, followed at the first or not", tries[1][wrong[place]])
+            # Only once it was followed has it failed: a first try of something else says nothing against it.
+            if taken[:-1] and wrong[place] in taken[:-1]:
+                note("wrong strategy repeated after it failed", tries[taken.index(wrong[place]) + 1][wrong[place]])
         place = draw.choice(here)
         lessons = [rules.lesson(p) for p in (place, *draw.sample(elsewhere, 8))]
         draw.shuffle(lessons)
