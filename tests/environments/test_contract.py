@@ -49,7 +49,8 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "toy": KeywordKeep,
     "game24": lambda: Game24({"order": "difficulty"}),
     "writing": lambda: Writing({"source": "own"}),
-    **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=30) for game in GAMES},
+    # The way to the coin is another one in each Java machine, and may take more than 30 steps.
+    **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=50 if game == "coin" else 30) for game in GAMES},
     "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
     "jericho:zork1": lambda: Jericho("zork1", horizon=12, games_dir=GAMES_DIR),
     "jericho:detective": lambda: Jericho("detective", horizon=8, games_dir=GAMES_DIR),
