@@ -1,6 +1,6 @@
 # Needs Python 3.11 or newer (with venv), pip and make; PYTHON=python3.12 chooses one.
 #
-#   make run     JitRL against its baselines on a coin-collector game; ARGS="--episodes 60" adds options
+#   make run     JitRL against its baselines on a game of putting things away (TextWorld Common Sense); ARGS="--episodes 60" adds options
 #   make test    the quick tests; with CI set, all of them, types and style
 #   make slow    the tests that take longer
 #   make check   types and style
@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: run test quick slow test-all check clean
 
 run: $(READY)
-	$(BIN)/learngraph run jitrl --compare static random tabular $(ARGS)
+	$(BIN)/learngraph run jitrl --env twx:twc --compare static random tabular $(ARGS)
 
 test: quick $(if $(CI),slow check)
 
