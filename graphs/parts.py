@@ -120,8 +120,7 @@ class Parts:
         """With a chat model, which writes: a whole answer where the environment can read one (it has `read`), else, or if
         `stepwise`, a thought and an action at every step."""
         read, prompts = None if stepwise else getattr(environment, "read", None), more.get("prompts")
-
-        free = bool(getattr(environment, "free_text", read is not None))
+        free = bool(getattr(environment, "free_text", hasattr(environment, "read")))
 
         def write(seen: Seen, name: str) -> Node:
             by_step = name == "react" and getattr(environment, "horizon", 1) > 1  # thinks before every action

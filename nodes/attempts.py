@@ -199,10 +199,6 @@ class Compose:
         return self._sizes[text]
 
 
-class Composing(Episode, Composed):
-    """An episode under way, with what its prompts show."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Running(Seen):
     """What a policy is shown of the episode so far: its steps in the layout of attempts, the newest if not all fit."""
