@@ -92,8 +92,9 @@ class Parts:
     """Tokens of a text, as the model counts."""
     window: int = WINDOW
     """Tokens of the longest prompt and reply together."""
-    reserve: int = RESERVE
-    """Tokens of it that are left for the system message, what the template adds, and the reply."""
+    reserve: int | None = None
+    """Tokens of it that are left for the system message, what the template adds, and the reply; 4096 if not given, but at most a
+    quarter of the window."""
     listed: bool = False
     """Whether prompts list the admissible actions."""
     prompts: Path | None = None
@@ -153,7 +154,7 @@ class Parts:
     @property
     def room(self) -> int:
         """Tokens of the longest prompt, without what stands around what is shown."""
-        return self.window - self.reserve
+        return self.window - (min(RESERVE, self.window // 4) if self.reserve is None else self.reserve)
 
     def asked(self, method: str) -> Runnable[Any, Any]:
         """The chat model, for a method that cannot do without.
