@@ -15,7 +15,6 @@ from typing import Any
 from .records import Transition, UserError
 from .rows import Rows
 
-
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from .records import UserError
 
-
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for every row
 
 
