@@ -35,14 +35,11 @@ def reflect(
 
     Of an attempt that does not fit the window, which has `window` tokens by `count`, the last steps are shown.
     """
-    prompt = Prompt.load("reflexion/reflect", prompts)
 
-    def messages(state: State) -> list[BaseMessage]:
-        told, instruction = lessons(buffer, state), state["task"].instruction
-        steps = _finished(state, journal, layout, instruction + told, count, window)
-        return prompt.messages(instruction=instruction, lessons=told, number=state["episode"] + 1, steps=steps)
+    def before(state: State) -> str:
+        return lessons(buffer, state)
 
-    return Ask("reflexion/reflect", model, messages, _note, Prompt.load("ask/again", prompts))
+    return _asked("reflexion/reflect", model, before, journal, layout, count, window, prompts)
 
 
 def feedback(
@@ -58,15 +55,32 @@ def feedback(
 
     Of an attempt that does not fit the window, the last steps are shown.
     """
-    prompt = Prompt.load("self_refine/feedback", prompts)
+
+    def before(state: State) -> str:
+        return "".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+
+    return _asked("self_refine/feedback", model, before, journal, layout, count, window, prompts)
+
+
+def _asked(
+    name: str,
+    model: Runnable[Any, Any],
+    before: Callable[[State], str],
+    journal: Journal,
+    layout: Layout,
+    count: Count,
+    window: int,
+    prompts: Path | None,
+) -> Ask:
+    """Ask about the attempt just made; `before` says what stands before it."""
+    prompt = Prompt.load(name, prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        earlier = "".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state))
-        instruction = state["task"].instruction
+        earlier, instruction = before(state), state["task"].instruction
         steps = _finished(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
-    return Ask("self_refine/feedback", model, messages, _note, Prompt.load("ask/again", prompts))
+    return Ask(name, model, messages, _note, Prompt.load("ask/again", prompts))
 
 
 def _finished(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
