@@ -18,9 +18,12 @@ __all__ = [
     "Candidate",
     "Estimate",
     "Experience",
+    "Lesson",
     "Neighbour",
     "Observation",
+    "Precedent",
     "Shown",
+    "Strategy",
     "Task",
     "Trajectory",
     "Transition",
@@ -129,9 +132,12 @@ class Trajectory:
     """What the task shares with other tasks (the environment's name): the scope of cross-task memory."""
     note: str = ""
     """What the agent wrote about the attempt afterwards: Reflexion's plan, Self-Refine's feedback. Empty without."""
+    used: tuple[str, ...] = ()
+    """Ids of the trajectories that the agent consulted on the way: what they were good for is derived from this."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)
+        _tuple(self, "used", self.used)
 
     @property
     def value(self) -> float | None:
@@ -150,6 +156,65 @@ class Shown:
     """With all its steps; False: as one line."""
     count: int = 1
     """How often just these actions were taken; the other attempts with them are not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precedent:
+    """A remembered step that resembles the present one (AdaMEM's E_ret): where it stands, not a copy of it."""
+
+    trajectory: str
+    """Id of the trajectory."""
+    step: int
+    """t of the step within it, from 0."""
+    similarity: float
+    """Of its key to the present one: Jaccard in [0, 1], or cosine in [-1, 1]."""
+    success: bool | None = None
+    """How that trajectory ended; None where nobody knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """Advice for the next actions, written on the spot (AdaMEM's short-term memory z); never stored in a library."""
+
+    text: str
+    sources: tuple[str, ...] = ()
+    """The precedents it was written from, `<trajectory id>/<step>`; empty: from none, which is known to do harm."""
+    step: int = 0
+    """t at which it was written."""
+    key: str = ""
+    """phi(s_t), the key of the state it was written for."""
+    author: str = "model"
+    """Who wrote it: `model`, or `rule` (`RecallStrategy`)."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "sources", self.sources)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A reusable piece of advice kept in a library (ReasoningBank's item; in Training-Free GRPO, an "experience")."""
+
+    id: str
+    """Derived from where it was learned, never random."""
+    text: str
+    """The advice itself, one to three sentences."""
+    title: str = ""
+    description: str = ""
+    """When it applies, in a sentence."""
+    task: str = ""
+    """Id of the task it was learned on."""
+    instruction: str = ""
+    """That task's text: what it is found by."""
+    domain: str = ""
+    run: str = ""
+    episode: int = 0
+    success: bool | None = None
+    """Whether it was learned from a success; None where nobody knows."""
+    sources: tuple[str, ...] = ()
+    """Ids of the trajectories it was learned from."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "sources", self.sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +241,18 @@ class Usage:
     calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    refreshes: int = 0
+    """Strategies written (AdaMEM)."""
+    malformed: int = 0
+    """Decisions that could not be read, and counted as no."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
             self.calls + other.calls,
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
+            self.refreshes + other.refreshes,
+            self.malformed + other.malformed,
         )
 
     @classmethod
@@ -220,5 +291,8 @@ RECORDS: tuple[type, ...] = (
     Trajectory,
     Shown,
     Experience,
+    Precedent,
+    Strategy,
+    Lesson,
 )
 """Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""

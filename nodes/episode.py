@@ -123,6 +123,29 @@ def progress(state: Episode) -> Literal["next step", "over"]:
     return "over" if state["observation"].over else "next step"
 
 
+def replayed(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:
+    """The trajectory of these actions from the start of the task: a walkthrough as an agent would remember it.
+
+    Args:
+        environment: where they are taken.
+        task: what is played.
+        actions: taken in turn; those after the end of the episode are left out.
+        run: names where they come from (`gold`, say); with `episode` it makes the trajectory's id.
+        episode: the number of the attempt within that run.
+    """
+    taken: list[str] = []
+    shown, steps = environment.observe(task, ()), list[Transition]()
+    for action in actions:
+        if shown.over:
+            break
+        taken.append(action)
+        after = environment.observe(task, taken)
+        steps.append(Transition(environment.abstract(shown), action, after.reward))
+        shown = after
+    score = math.fsum(step.reward or 0.0 for step in steps)
+    return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
+
+
 class Finished(Episode, Judged):
     """An episode that is over, with a reward (or none) for every step."""
 
