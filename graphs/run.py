@@ -94,6 +94,8 @@ class Tally:
                 "calls": usage.calls,
                 "input_tokens": usage.input_tokens,
                 "output_tokens": usage.output_tokens,
+                "refreshes": usage.refreshes,
+                "malformed": usage.malformed,
             }
         )
         self.log.sync()
