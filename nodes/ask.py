@@ -64,7 +64,7 @@ class Ask(Runnable[Any, Any]):
     messages: Callable[[State], Messages]
     """State -> messages to send. Pure."""
     read: Callable[[AIMessage, State], Mapping[str, Any]]
-    """Reply, state -> the channels that change. Pure; raises `Unreadable`."""
+    """Reply, state -> the channels that change. Pure; raises `Unreadable`. What it says of `usage` is added to the call's."""
     again: Prompt
     """What is said when a reply could not be read; needs $error (`ask/again`)."""
     tries: int = 3
@@ -78,7 +78,8 @@ class Ask(Runnable[Any, Any]):
             reply = yield messages
             usage += _used(messages, reply)
             try:
-                return {**self.read(reply, state), "usage": usage}
+                found = self.read(reply, state)
+                return {**found, "usage": usage + found.get("usage", Usage())}
             except Unreadable as unreadable:
                 error = str(unreadable)
                 messages = [*messages, reply, *self.again.messages(error=error)]

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from ..memory.buffer import Buffer
 from ..memory.journal import Journal
@@ -37,8 +37,10 @@ __all__ = [
     "Attempts",
     "Compose",
     "ContextError",
+    "Frozen",
     "Layout",
     "Lessons",
+    "Memory",
     "Mode",
     "Push",
     "Running",
@@ -319,13 +321,32 @@ class Noted(Finished, total=False):
     note: str
 
 
+class Memory(Protocol):
+    """What keeps finished attempts: `memory.buffer.Buffer`, `memory.trajectories.Trajectories`."""
+
+    @property
+    def durable(self) -> bool: ...
+
+    def add(self, trajectory: Trajectory) -> None: ...
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A memory that nothing is added to: what a run reads stays as it was built."""
+
+    durable: ClassVar[bool] = False
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Leave it."""
+
+
 @dataclass(frozen=True)
 class Push:
-    """Push the finished attempt with its rewards to the buffer. Nothing is filtered: failures stay in."""
+    """Push the finished attempt with its rewards to the memory. Nothing is filtered: failures stay in."""
 
     role: ClassVar[str] = "memory"
 
-    buffer: Buffer
+    buffer: Memory
     environment: Environment
     journal: Journal
 

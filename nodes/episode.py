@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol
+
+from typing_extensions import NotRequired
 
 from ..memory.journal import Journal
 from ..memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
@@ -43,6 +45,8 @@ class Begin:
     role: ClassVar[str] = "environment"
 
     environment: Environment
+    fresh: Mapping[str, Any] = field(default_factory=dict)
+    """What a method's own channels hold at the start."""
 
     @property
     def waits(self) -> bool:
@@ -62,6 +66,7 @@ class Begin:
             "plan": [],
             "note": "",
             "usage": Usage(),
+            **self.fresh,
         }
 
 
@@ -80,6 +85,8 @@ class Act:
     """Channels that go into the journal's row beside the step, for whoever reads the run later."""
     spent: tuple[str, ...] = ()
     """Lists that belong to the decision just carried out: emptied, so that later checkpoints do not carry them along."""
+    dropped: tuple[str, ...] = ()
+    """Other channels that belong to it: set to None."""
 
     @property
     def waits(self) -> bool:
@@ -108,6 +115,7 @@ class Act:
             "best": max(state["best"], score),
             "earned": None if after.reward is None or state["earned"] is None else state["earned"] + after.reward,
             **{name: [] for name in self.spent},
+            **dict.fromkeys(self.dropped),
         }
 
 
@@ -149,6 +157,9 @@ def replayed(environment: Environment, task: Task, actions: Sequence[str], run: 
 class Finished(Episode, Judged):
     """An episode that is over, with a reward (or none) for every step."""
 
+    used: NotRequired[list[str]]
+    """Ids of the trajectories it consulted, where the method consults any."""
+
 
 def finished(state: Finished, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
     """The attempt of an episode that is over, with the rewards that it was judged to deserve; its steps are made durable."""
@@ -167,4 +178,5 @@ def finished(state: Finished, environment: Environment, journal: Journal, note: 
         score=state["score"],
         domain=environment.name,
         note=note,
+        used=tuple(state.get("used", ())),
     )

@@ -216,12 +216,20 @@ def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts:
 
 
 def act_policy(
-    model: BaseChatModel, seen: Seen, name: str = "act/write", prompts: Path | None = None, *, free: bool = False
+    model: BaseChatModel,
+    seen: Seen,
+    name: str = "act/write",
+    prompts: Path | None = None,
+    *,
+    free: bool = False,
+    vote: str = "",
 ) -> Ask:
     """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply.
 
     `free`: the world understands more than the actions it lists (an environment's `free_text`); what the model writes is then
     played whether it is listed or not, and the world says what it makes of it.
+    `vote`: a mark such as `Memory`; the reply's line `Memory: yes` or `no` is read into the channel `vote`. Any other, or none,
+    is a no, and is counted (`Usage.malformed`).
     """
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
     some = Prompt.load("act/suggested", prompts)
@@ -238,7 +246,11 @@ def act_policy(
             raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
         if actions and action not in actions and not free:
             raise Unreadable(f"{action!r} is not one of the admissible actions")
-        return {"candidates": [Candidate(action, 0.0)]}
+        proposed = {"candidates": [Candidate(action, 0.0)]}
+        if not vote:
+            return proposed
+        said = (_after(vote, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
+        return {**proposed, "vote": said == "yes", "usage": Usage(malformed=int(said not in ("yes", "no")))}
 
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from typing_extensions import TypedDict
 
-from ..memory.records import Candidate, Estimate, Neighbour, Observation, Shown, Task, Usage
+from ..memory.records import Candidate, Estimate, Neighbour, Observation, Precedent, Shown, Strategy, Task, Usage
 
 
 class Attempt(TypedDict):
@@ -105,6 +105,46 @@ class Composed(TypedDict):
     """In the order of the prompt, which is that of time."""
     mode: str
     """The instruction: `explore`, `exploit`, `explore or exploit`, or empty for none."""
+
+
+class Recollected(TypedDict):
+    """What memory knows of states like the present one."""
+
+    precedents: list[Precedent]
+    """E_ret, the most similar first; empty: nothing is alike enough."""
+    used: list[str]
+    """Ids of all trajectories that this episode consulted so far."""
+
+
+class Synthesis(TypedDict):
+    """How a strategy was written, for whoever trains on it."""
+
+    prompt: list[tuple[str, str]]
+    """The messages that asked for it, as (role, text)."""
+    reply: str
+    """All that was answered, thoughts too."""
+
+
+class Guided(TypedDict):
+    """Advice on the present situation."""
+
+    strategy: Strategy | None
+    """z; None without one."""
+    written: int
+    """t at which a strategy was written last; -1: never."""
+    synthesis: Synthesis | None
+    """How the strategy of this step was written; None at other steps."""
+
+
+class Considered(TypedDict):
+    """A tentative decision, and whether memory is to be asked before it is carried out."""
+
+    tentative: str
+    """a'_t, the action drafted without asking; empty where none was."""
+    vote: bool
+    """Whether the model itself asked for memory, in writing."""
+    reasons: list[str]
+    """Why memory is asked at this step (nodes/triggers.py); empty: it is not."""
 
 
 class Noted(TypedDict):
