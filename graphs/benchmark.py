@@ -31,12 +31,16 @@ class Attempts:
     """Steps taken in each episode."""
     tokens: int = 0
     """Input and output tokens of all model calls."""
-    seconds: tuple[float, ...] = ()
-    """Wall time of each episode, as far as it was measured."""
+    seconds: tuple[float | None, ...] = ()
+    """Wall time of each episode; None where it was not measured."""
     answer: int | None = None
     """The episode whose attempt the method committed to."""
     solved: float | None = None
     """The score from which the task counts as solved, where the environment says so."""
+    refreshes: tuple[int, ...] = ()
+    """Strategies written in each episode; empty where nobody counted."""
+    malformed: int = 0
+    """Decisions that could not be read, and counted as no."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Summary:
     answer_ci: Interval | None
     top: float
     """Mean over seeds of the highest score of all episodes (the running maximum at the end): it takes an oracle to pick it."""
+    success: float | None
+    """Share of the episodes that solved the task, mean over seeds; None where the environment does not say what solved is."""
     solved: float | None
     """Share of the seeds whose chosen attempt (the last one if none was chosen) solved the task; None where the environment
     does not say what solved is."""
@@ -75,10 +81,16 @@ class Summary:
     final_of_optimum: float | None
     steps: float
     """Steps per episode."""
-    tokens: int
-    """Tokens of all model calls together."""
-    seconds: float | None
-    """Wall time per episode; None if it was not measured."""
+    tokens_per_task: float
+    """Input and output tokens of all model calls, all episodes of a seed's task together; mean over seeds."""
+    tokens_per_step: float | None
+    """The same over the steps taken; None without any step."""
+    seconds_per_step: float | None
+    """Wall time over steps of the episodes whose time was measured, mean over seeds; None without any."""
+    refreshes: float
+    """Strategies written per episode, mean over seeds."""
+    malformed: int
+    """Decisions that could not be read, of all episodes together."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -115,7 +127,7 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
     answers = [a.scores[a.answer] for a in attempts if a.answer is not None]
     chosen = [a.scores[-1 if a.answer is None else a.answer] for a in attempts]
     fractions = all(a.optimum > 0 for a in attempts)
-    seconds = [s for a in attempts for s in a.seconds]
+    timed = [_ratio(*_timed(a)) for a in attempts]
     return Summary(
         method=attempts[0].method,
         env=env,
@@ -129,57 +141,81 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
         answer=mean(answers) if len(answers) == len(attempts) else None,
         answer_ci=interval(answers) if len(answers) == len(attempts) else None,
         top=mean([max(a.scores) for a in attempts]),
-        solved=_solved(attempts, chosen),
+        success=_solved(attempts, [a.scores for a in attempts]),
+        solved=_solved(attempts, [(score,) for score in chosen]),
         optimum=mean([a.optimum for a in attempts]),
         regret=mean([math.fsum(a.optimum - score for score in a.scores) for a in attempts]),
         best=mean([mean(a.bests) for a in attempts]),
         avg_of_optimum=mean([x / a.optimum for x, a in zip(averages, attempts, strict=True)]) if fractions else None,
         final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
         steps=mean([mean(a.steps) for a in attempts]),
-        tokens=sum(a.tokens for a in attempts),
-        seconds=mean(seconds) if seconds else None,
+        tokens_per_task=mean([a.tokens for a in attempts]),
+        tokens_per_step=_known([_ratio(a.tokens, sum(a.steps)) for a in attempts]),
+        seconds_per_step=_known(timed),
+        refreshes=mean([sum(a.refreshes) / len(a.scores) for a in attempts]),
+        malformed=sum(a.malformed for a in attempts),
     )
 
 
-def _solved(attempts: Sequence[Attempts], chosen: Sequence[float]) -> float | None:
+def _solved(attempts: Sequence[Attempts], scores: Sequence[Sequence[float]]) -> float | None:
+    """Per seed the share of these scores that solve its task, then the mean over seeds."""
     if any(a.solved is None for a in attempts):
         return None
-    return mean([float(score >= a.solved) for score, a in zip(chosen, attempts, strict=True) if a.solved is not None])
+    pairs = zip(scores, attempts, strict=True)
+    return mean([mean([float(score >= a.solved) for score in some]) for some, a in pairs if a.solved is not None])
+
+
+def _timed(attempts: Attempts) -> tuple[float, int]:
+    """Seconds and steps of the episodes whose time is known."""
+    known = [(s, n) for s, n in zip(attempts.seconds, attempts.steps, strict=False) if s is not None]
+    return math.fsum(s for s, _ in known), sum(n for _, n in known)
+
+
+def _ratio(amount: float, steps: int) -> float | None:
+    return amount / steps if steps else None
+
+
+def _known(numbers: Sequence[float | None]) -> float | None:
+    """The mean of those that are known; None without any."""
+    known = [number for number in numbers if number is not None]
+    return mean(known) if known else None
 
 
 def table(rows: Sequence[Summary]) -> str:
     """A Markdown table with one row per method, and one for the gold path.
 
-    `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. Where the
-    optimum is not 1, scores are also given as a fraction of it.
+    `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. `success` is
+    the share of all episodes that solved the task, `solved` that of the answers. Where the optimum is not 1, scores are also given
+    as a fraction of it. What says nothing of any method has no column.
     """
     first = rows[0]
     fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
-    head = ["method", "mean score", f"last {last(first.episodes)} episodes"]
-    head += ["last / gold"] if fractions else []
-    solved = any(r.solved is not None for r in rows)
-    head += [
-        "answer",
-        "best attempt",
-        *(["solved"] if solved else []),
-        "best in episode",
-        "regret",
-        "steps/episode",
-        "tokens",
-        "s/episode",
+    top = f"{first.optimum:.3g}"
+    columns = [
+        ("mean score", [_with(r.avg, r.avg_ci) for r in rows], top),
+        (f"last {last(first.episodes)} episodes", [_with(r.final, r.final_ci) for r in rows], top),
+        ("last / gold", [_shown(r.final_of_optimum if fractions else None, ".2f") for r in rows], "1.00"),
+        ("answer", ["–" if r.answer is None else _with(r.answer, r.answer_ci) for r in rows], top),
+        ("best attempt", [f"{r.top:.3g}" for r in rows], top),
+        ("success", [_shown(r.success, ".2f") for r in rows], "1.00"),
+        ("solved", [_shown(r.solved, ".2f") for r in rows], "1.00"),
+        ("best in episode", [f"{r.best:.3g}" for r in rows], top),
+        ("regret", [f"{r.regret:.3g}" for r in rows], "0"),
+        ("steps/episode", [f"{r.steps:.1f}" for r in rows], "–"),
+        ("refreshes/episode", [_shown(r.refreshes or None, ".1f") for r in rows], "–"),
+        ("unreadable decisions", [_shown(r.malformed or None, ",") for r in rows], "–"),
+        ("tokens/task", [_shown(r.tokens_per_task or None, ",.0f") for r in rows], "–"),
+        ("tokens/step", [_shown(r.tokens_per_step or None, ",.0f") for r in rows], "–"),
+        ("s/step", [_shown(r.seconds_per_step, ".3g") for r in rows], "–"),
     ]
-    lines = [head]
-    for r in rows:
-        line = [r.method, _with(r.avg, r.avg_ci), _with(r.final, r.final_ci)]
-        line += [f"{r.final_of_optimum:.2f}"] if fractions else []
-        line += ["–" if r.answer is None else _with(r.answer, r.answer_ci), f"{r.top:.3g}"]
-        line += ["–" if r.solved is None else f"{r.solved:.2f}"] if solved else []
-        line += [f"{r.best:.3g}", f"{r.regret:.3g}", f"{r.steps:.1f}", f"{r.tokens:,}"]
-        lines.append([*line, "–" if r.seconds is None else f"{r.seconds:.2f}"])
-    gold = ["gold path", f"{first.optimum:.3g}", f"{first.optimum:.3g}", *(["1.00"] if fractions else [])]
-    gold += [f"{first.optimum:.3g}"] * 2 + (["1.00"] if solved else [])
-    lines.append([*gold, f"{first.optimum:.3g}", "0", "–", "–", "–"])
-    return _aligned(lines)
+    told = [column for column in columns if set(column[1]) != {"–"}]
+    lines = [["method", *(head for head, _, _ in told)]]
+    lines += [[r.method, *(cells[i] for _, cells, _ in told)] for i, r in enumerate(rows)]
+    return _aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
+
+
+def _shown(number: float | None, form: str) -> str:
+    return "–" if number is None else format(number, form)
 
 
 def _with(number: float, ci: Interval | None) -> str:

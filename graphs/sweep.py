@@ -242,7 +242,8 @@ def attempts(job: Job) -> Attempts:
         raise UserError(
             f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
         )
-    seconds = job.folder / "seconds.jsonl"
+    times = job.folder / "seconds.jsonl"
+    seconds = {row["id"]: row["seconds"] for row in written(times)} if times.exists() else {}
     return Attempts(
         method=job.method,
         seed=job.seed,
@@ -251,9 +252,11 @@ def attempts(job: Job) -> Attempts:
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
         tokens=result["tokens"],
-        seconds=tuple(row["seconds"] for row in written(seconds)) if seconds.exists() else (),
+        seconds=tuple(seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
         solved=result["solved"],
+        refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
+        malformed=sum(row.get("malformed", 0) for row in rows),
     )
 
 

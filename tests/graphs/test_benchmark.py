@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from learngraph.graphs import benchmark
+from learngraph.graphs import benchmark, sweep
 from learngraph.graphs.benchmark import Attempts
 
 
@@ -44,7 +45,43 @@ def test_summary_by_hand() -> None:
     assert row.optimum == 3
     assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
     assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
-    assert (row.steps, row.tokens, row.seconds) == (10, 14, 0.5)
+    assert (row.steps, row.tokens_per_task, row.seconds_per_step) == (10, 7, 0.05)
+    assert row.tokens_per_step == pytest.approx(7 / 40)
+    assert (row.success, row.solved, row.refreshes, row.malformed) == (None, None, 0, 0)
+
+
+def test_costs_by_hand() -> None:
+    """Seed 0: 100 tokens for 10 + 30 steps; seed 1: 60 tokens for 20 steps, and the time of one of two episodes is unknown."""
+    one = replace(attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), malformed=1)
+    two = replace(attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), malformed=2)
+    row = benchmark.summary([one, two], "toy", "pocket")
+    assert row.tokens_per_task == 80
+    assert row.tokens_per_step == pytest.approx((100 / 40 + 60 / 20) / 2)
+    assert row.seconds_per_step == pytest.approx((4 / 40 + 2 / 10) / 2)
+    assert (row.refreshes, row.malformed) == (1.5, 3)
+    assert benchmark.summary([replace(two, steps=(0, 0), seconds=())], "toy", "pocket").tokens_per_step is None
+    table = [line.split(" | ") for line in benchmark.table([row]).splitlines()]
+    cells = {head.strip(" |"): cell.strip(" |") for head, cell in zip(table[0], table[2], strict=True)}
+    assert {"tokens/task": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
+    assert cells["unreadable decisions"] == "3"
+
+
+def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
+    one = replace(attempts(0, [0, 2, 3, 1], 3.0), solved=2.0, answer=2)
+    two = replace(attempts(1, [0, 0, 0, 2], 3.0), solved=2.0, answer=0)
+    row = benchmark.summary([one, two], "toy", "pocket")
+    assert (row.success, row.solved) == (pytest.approx((0.5 + 0.25) / 2), 0.5)
+
+
+def test_columns_that_say_nothing_stay_out() -> None:
+    quiet = benchmark.summary([Attempts("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
+    heads = benchmark.table([quiet]).splitlines()[0]
+    for absent in ("success", "solved", "answer", "refreshes", "unreadable", "tokens", "s/step", "last / gold"):
+        assert absent not in heads
+    busy = benchmark.summary([replace(attempts(0, [0.0]), refreshes=(3,))], "toy", "pocket")
+    both = benchmark.table([busy, quiet]).splitlines()
+    assert ("refreshes/episode" in both[0], "unreadable" in both[0]) == (True, False)
+    assert both[3].split("|")[-2].strip() == "–"
 
 
 def test_answer_beside_the_best_attempt() -> None:
@@ -84,3 +121,17 @@ def test_curves_as_png_and_svg(tmp_path: Path) -> None:
         benchmark.curves(runs, "toy, uniform prior", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in paths[1].read_text()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_are_read_with_and_without_what_is_counted_today(counted: bool, tmp_path: Path) -> None:
+    """A run of an earlier version counted no strategies; a run that was killed knows the time of some episodes only."""
+    more = {"refreshes": 2, "malformed": 1} if counted else {}
+    rows = [{"id": f"r/{n}", "episode": n, "score": 1.0, "best": 1.0, "steps": 4, **more} for n in range(2)]
+    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 9, "episodes": 2}
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "seconds.jsonl").write_text('{"id": "r/1", "seconds": 0.5}\n')
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    read = sweep.attempts(sweep.Job("adamem", 0, 2, tmp_path, "r", "r", "", (), ""))
+    assert (read.refreshes, read.malformed) == (((2, 2), 2) if counted else ((0, 0), 0))
+    assert (read.seconds, read.tokens) == ((None, 0.5), 9)

@@ -316,7 +316,7 @@ def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
 
 
 def replaced(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "seconds": None}
+    return {**row, "seconds_per_step": None}
 
 
 def test_a_full_disk_is_said_in_one_line(
