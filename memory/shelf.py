@@ -19,7 +19,7 @@ from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp,
 
 from .records import UserError
 
-__all__ = ["BadRecord", "Record", "Shelf", "as_jsonl", "from_json", "to_json", "write_jsonl"]
+__all__ = ["BadRecord", "Record", "Shelf", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
 PAGE = 1000  # items a search
@@ -92,18 +92,7 @@ class Shelf(Generic[R]):
 
     def import_jsonl(self, path: str | os.PathLike[str], /) -> int:
         """Store the records of a file, all of them or (if a line is wrong) none; how many there were."""
-        records = []
-        try:
-            for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    try:
-                        value = json.loads(line)
-                    except ValueError as error:
-                        raise BadRecord(f"{where}: not JSON: {error}") from error
-                    records.append(from_json(self.record, value, where))
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        records = [record for _, record in read_jsonl(self.record, path)]
         self.put(records)
         return len(records)
 
@@ -128,6 +117,23 @@ def write_jsonl(records: Sequence[Any], path: str | os.PathLike[str], /) -> int:
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     return len(records)
+
+
+def read_jsonl(record: type[T], path: str | os.PathLike[str], /) -> list[tuple[int, T]]:
+    """The records of a file that `write_jsonl` wrote, each with its line number; BadRecord names the first wrong line."""
+    found = []
+    try:
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise BadRecord(f"{where}: not JSON: {error}") from error
+                found.append((number, from_json(record, value, where)))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return found
 
 
 def to_json(value: Any) -> Any:

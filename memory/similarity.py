@@ -11,16 +11,20 @@ import re
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Jaccard",
     "JaccardIndex",
+    "Rows",
+    "Similarity",
     "bag",
     "jaccard",
     "multiset_jaccard",
@@ -158,22 +162,38 @@ class JaccardIndex:
             numbers = self._tokens[start : start + size]
             return size == len(tokens) and {self._ids.get(token) for token in tokens} == set(numbers)
 
-    def search(self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
+    def search(
+        self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0, among: NDArray[np.bool_] | None = None
+    ) -> list[tuple[int, float]]:
         """The at most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.
 
         A row that shares no token with the query is never returned, not even at threshold 0.
+        `among`: (rows,), False for a row that is to be passed over, as if it had never been added.
         """
         if k < 0:
             raise ValueError(f"cannot return {k} rows: k must be >= 0")
         query = set(tokens)
         with self._lock:
+            if among is not None and len(among) != len(self._sizes):
+                raise ValueError(f"`among` says yes or no to each of {len(self._sizes)} rows, got {len(among)} answers")
             known = [number for token in query if (number := self._ids.get(token)) is not None]
             if not known or not k:
                 return []
             known.sort(key=lambda number: len(self._postings[number]))
-            return self._search(known, len(query), k, threshold)
+            return self._search(known, len(query), k, threshold, among)
 
-    def _search(self, known: list[int], size: int, k: int, threshold: float) -> list[tuple[int, float]]:
+    def likeness(self, row: int, other: int) -> float:
+        """The Jaccard similarity of two rows."""
+        with self._lock:
+            a, b = (
+                frozenset(self._tokens[start : start + size])
+                for start, size in ((self._starts[r], self._sizes[r]) for r in (row, other))
+            )
+            return jaccard(a, b)
+
+    def _search(
+        self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None
+    ) -> list[tuple[int, float]]:
         """`known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
@@ -185,6 +205,8 @@ class JaccardIndex:
                 work += len(self._postings[known[upto]])
                 upto += 1
             counts += self._overlaps(known[done:upto], counts.dtype)
+            if among is not None:
+                counts *= among
             done, left, batch = upto, len(known) - upto, 3 * batch
             rows = self._leaders(counts, max(64, 4 * k))
             if len(rows) >= k:
@@ -259,3 +281,115 @@ class JaccardIndex:
 
 _COMPARE = 200
 """How many postings can be added up in the time that one row is compared in full; only speed depends on it."""
+
+
+class Rows(Protocol):
+    """The stored key texts, one row each, in the order of adding; not safe to use from several threads at once."""
+
+    def add(self, reading: Any, /) -> None:
+        """Append a row: what `Similarity.read` made of its text."""
+
+    def search(self, reading: Any, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> list[tuple[int, float]]:
+        """The at most k rows at least `floor` similar, as (row, similarity), best first, ties newest first.
+
+        `among`: (rows,), False for a row that is to be passed over; None for none.
+        """
+        ...
+
+    def likeness(self, row: int, other: int, /) -> float:
+        """The similarity of two rows."""
+        ...
+
+
+class Similarity(Protocol):
+    """A way to compare key texts: by their tokens (`Jaccard`), or by their embeddings (`memory.vectors.Vectors`)."""
+
+    @property
+    def least(self) -> float:
+        """The smallest similarity there is; the greatest is 1, of equal texts."""
+        ...
+
+    def read(self, texts: Sequence[str], /) -> Sequence[Any]:
+        """What is compared of each text. All that takes long happens here; safe to call from several threads."""
+        ...
+
+    def rows(self) -> Rows:
+        """An empty table of rows."""
+        ...
+
+
+@dataclass(frozen=True)
+class Jaccard:
+    """Key texts compared exactly by the tokens they share; nothing to load, and nothing to embed.
+
+    A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.trajectories.structured`) is compared
+    in two parts, whose words never count for each other:
+
+        similarity = J(states) * (1 + J(goals)) / 2,    J: the Jaccard index of the tokens as sets (1 for equal goals)
+
+    So the state decides, and the goal at most halves: a goal of twenty words, the same in every step, does not make
+    `door black` resemble `door red` (0.2, as without a goal), and states with nothing in common stay at 0 whatever the
+    goal. One set of tokens for both parts would put those two doors at 0.5 even under the goal `reach the exit`, and at
+    0.9 under a longer one. Any other key is compared as a whole, by J alone.
+    """
+
+    tokens: Callable[[str], Iterable[Hashable]] = shingles
+    """What of a text is compared."""
+
+    @property
+    def least(self) -> float:
+        return 0.0
+
+    def read(self, texts: Sequence[str], /) -> list[tuple[frozenset[Hashable], frozenset[Hashable]]]:
+        """(tokens of the goal, tokens of the state) of each text; no goal: all of it is the state."""
+        found = []
+        for text in texts:
+            goal, label, state = text.partition("\nstate: ")
+            if not label or not goal.startswith("goal: "):
+                goal, state = "", text
+            found.append((frozenset(self.tokens(goal.removeprefix("goal: "))), frozenset(self.tokens(state))))
+        return found
+
+    def rows(self) -> Rows:
+        return _JaccardRows()
+
+
+class _JaccardRows:
+    def __init__(self) -> None:
+        self._states = JaccardIndex()
+        self._numbers: dict[frozenset[Hashable], int] = {}  # goal -> its number: a memory has few goals
+        self._goals = array("i")  # row -> number of its goal
+
+    def add(self, reading: tuple[frozenset[Hashable], frozenset[Hashable]], /) -> None:
+        goal, state = reading
+        self._states.add(state)
+        self._goals.append(self._numbers.setdefault(goal, len(self._numbers)))
+
+    def search(
+        self,
+        reading: tuple[frozenset[Hashable], frozenset[Hashable]],
+        k: int,
+        floor: float,
+        among: NDArray[np.bool_] | None,
+        /,
+    ) -> list[tuple[int, float]]:
+        """States first, then goals: no row is more similar than its state, which says when enough states were fetched."""
+        goal, state = reading
+        worth = [(1 + _of_goals(goal, other)) / 2 for other in self._numbers]
+        fetch = k
+        while True:
+            near = self._states.search(state, fetch, floor, among)
+            found = [(similarity * worth[self._goals[row]], row) for row, similarity in near]
+            found = sorted((one for one in found if one[0] >= floor), reverse=True)[:k]
+            if len(near) < fetch or (len(found) == k and found[-1] >= (near[-1][1], near[-1][0])):
+                return [(row, similarity) for similarity, row in found]
+            fetch *= 4
+
+    def likeness(self, row: int, other: int, /) -> float:
+        goals = list(self._numbers)
+        goal = _of_goals(goals[self._goals[row]], goals[self._goals[other]])
+        return self._states.likeness(row, other) * (1 + goal) / 2
+
+
+def _of_goals(a: frozenset[Hashable], b: frozenset[Hashable]) -> float:
+    return 1.0 if a == b else jaccard(a, b)

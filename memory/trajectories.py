@@ -1,0 +1,493 @@
+"""AdaMEM's long-term memory: every step of every remembered trajectory, found by the state that it was taken in.
+
+A record is a step: its key phi(s_t) is a text about the state, its value the action, the rest of the trajectory and how it
+ended. Only the reference (trajectory id, step) is kept of the value, and whoever shows it reads it from the trajectory, so
+that T steps cost T records (writing each rest out, as the published code does, costs T^2).
+
+arXiv 2606.05684, section 3; what is added to the paper: failures and graded returns, a floor, neighbours that differ from one
+another, and a memory that grows and forgets.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .experiences import TrajectoryShelf, returns
+from .records import Precedent, Task, Trajectory, Transition, UserError
+from .shelf import read_jsonl
+from .similarity import Jaccard, Similarity
+
+__all__ = [
+    "BadMemory",
+    "Key",
+    "Kind",
+    "Trajectories",
+    "goal",
+    "marginal",
+    "paid",
+    "read_bank",
+    "return_to_go",
+    "structured",
+    "whole",
+]
+
+Kind = Literal["success", "failure", "all", "mixed"]
+"""Which trajectories are looked at; `mixed`: k of the successes and k of the failures."""
+
+Key = Callable[[Task, Sequence[Transition], str], str]
+"""(task, the steps before, the present abstract state) -> phi(s_t), the text that the step is found by."""
+
+
+class BadMemory(UserError, ValueError):
+    """A setting, a bank or a question that this memory can do nothing with."""
+
+
+def structured(task: Task, before: Sequence[Transition], state: str) -> str:
+    """The goal and the present state, on labelled lines; what happened before plays no part.
+
+    The abstract state holds what an environment finds worth comparing: the last observation, the inventory, the sub-goal.
+    """
+    return f"goal: {_line(task.instruction)}\nstate: {state}"
+
+
+def whole(task: Task, before: Sequence[Transition], state: str) -> str:
+    """The goal, all the steps before, and the present state: the whole prompt, as in the paper.
+
+    Its length grows with t, and so do the tokens of a lexical index: T steps cost T^2 there (a dense one keeps a vector
+    a step). And what is the same in all prompts outweighs the present state; use it to compare.
+    """
+    past = "".join(f"{step.state}\n> {step.action}\n" for step in before)
+    return f"{_line(task.instruction)}\n{past}{state}"
+
+
+def goal(task: Task, before: Sequence[Transition], state: str) -> str:
+    """The task's text alone, the same at each of its steps (Synapse, ReasoningBank)."""
+    return task.instruction
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def paid(trajectory: Trajectory) -> bool | None:
+    """Whether the attempt was paid anything at all; None where a reward is missing. Success, where reward comes at the end."""
+    return None if trajectory.value is None else trajectory.value > 0
+
+
+def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float | None:
+    """What was still earned from this step on, its own reward included (JitRL, Eq. 3), in reward units.
+
+    None if a reward that it would be made of is missing: missing is not zero. `gamma`: the discount, in [0, 1].
+    """
+    if not 0 <= step < len(trajectory.transitions):
+        raise BadMemory(f"trajectory '{trajectory.id}' has {len(trajectory.transitions)} steps, asked for step {step}")
+    return returns([transition.reward for transition in trajectory.transitions[step:]], gamma)[0]
+
+
+def read_bank(path: str | Path) -> tuple[Trajectory, ...]:
+    """The trajectories of a JSONL file, as `learngraph memory export` and `learngraph adamem build` write them.
+
+    Raises UserError naming the file, and the line and what was expected there, for a file that is none, and for two lines
+    with one id.
+    """
+    found: dict[str, Trajectory] = {}
+    for number, trajectory in read_jsonl(Trajectory, path):
+        if trajectory.id in found:
+            raise BadMemory(
+                f"{path}, line {number}: trajectory '{trajectory.id}' was there before; each needs an id of its own"
+            )
+        found[trajectory.id] = trajectory
+    if not found:
+        raise BadMemory(f"{path} holds no trajectory: expected one a line, as `learngraph memory export` writes them")
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A trajectory and its records, which are neighbouring rows of the index."""
+
+    trajectory: Trajectory
+    success: bool | None
+    own: bool  # of the run's own shelf, rather than of a bank
+    start: int  # its first row
+    count: int  # of rows
+
+
+class _Standing:
+    """How useful each trajectory has been, and which had to go, after some episodes in the order of storing."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.uses: dict[str, list[float]] = {}  # id -> the known values of the episodes that used it
+        self.unknown: dict[str, int] = {}  # id -> the number of other episodes that did
+        self.evicted: set[int] = set()
+        self._gains: dict[str, float] = {}
+        self._earned: dict[str, tuple[int, float]] = {}  # domain -> number and sum of the values seen
+        self._own: dict[str, int] = {}  # id -> place, of what counts against the limit
+        self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
+
+    def add(self, place: int, kept: _Kept) -> None:
+        trajectory = kept.trajectory
+        value = trajectory.value
+        count, total = self._earned.get(trajectory.domain, (0, 0.0))
+        usual = total / count if count else value
+        for id in dict.fromkeys(trajectory.used):
+            if value is None or usual is None:
+                self.unknown[id] = self.unknown.get(id, 0) + 1
+                continue
+            self.uses.setdefault(id, []).append(value)
+            self._gains[id] = self._gains.get(id, 0.0) + value - usual
+            if id in self._own:
+                heapq.heappush(self._queue, (self._gains[id], self._own[id], id))
+        if value is not None:
+            self._earned[trajectory.domain] = count + 1, total + value
+        if not kept.own or self._limit is None:
+            return
+        while len(self._own) >= self._limit:  # before it joins: what is new has had no chance to be of use
+            gain, old, id = heapq.heappop(self._queue)
+            if self._own.get(id) == old and self._gains.get(id, 0.0) == gain:
+                del self._own[id]
+                self.evicted.add(old)
+        self._own[trajectory.id] = place
+        heapq.heappush(self._queue, (self._gains.get(trajectory.id, 0.0), place, trajectory.id))
+
+
+class Trajectories:
+    """Remembers the steps of finished episodes, and finds those taken in states that resemble the present one.
+
+    Args:
+        shelf: where the run's own trajectories are kept for good; None keeps them in this process only.
+        bank: trajectories made elsewhere, by another model or from walkthroughs. They are searched beside the run's own,
+            never change, are never evicted, and count as older than all of those.
+        key: phi, what a step is found by; ask with `memory.key(task, before, state)`.
+        similarity: how keys are compared; None: by their tokens (`Jaccard`). `memory.vectors.Vectors` compares embeddings.
+        success: how an attempt ended, None where nobody knows: then it is found with the kind `all` alone.
+        first_only: one record a trajectory, its first step (Synapse).
+        stride: only every so many-th step of a trajectory gets a record, from the first one on.
+        limit: how many of the run's own trajectories are searched. One more evicts the least useful, among equals the
+            oldest. How useful one is: summed over the episodes that consulted it (`Trajectory.used`), by how much each
+            was worth more than the episodes of its domain before it were on average; 0 for what nobody has consulted.
+
+    Nothing here is counted that could be counted twice: usefulness and eviction follow from the stored trajectories and
+    their order, and eviction deletes nothing (`learngraph memory prune` does). That is what makes a resumed or forked run
+    decide as the first one did: asked with `before`, the memory works both out again without that run's later
+    episodes, and finds what was evicted only later. Safe to use from several threads; a second process sees what this one
+    stores after `reload`.
+    """
+
+    def __init__(
+        self,
+        shelf: TrajectoryShelf | None = None,
+        *,
+        bank: Iterable[Trajectory] = (),
+        key: Key = structured,
+        similarity: Similarity | None = None,
+        success: Callable[[Trajectory], bool | None] = paid,
+        first_only: bool = False,
+        stride: int = 1,
+        limit: int | None = None,
+    ) -> None:
+        if stride < 1:
+            raise BadMemory(f"a memory of every {stride}th step: stride is at least 1")
+        if limit is not None and limit < 1:
+            raise BadMemory(f"a memory of at most {limit} trajectories: limit is at least 1, or None for no limit")
+        self.key = key
+        self.similarity: Similarity = Jaccard() if similarity is None else similarity
+        self.limit = limit
+        self._shelf = shelf
+        self._success = success
+        self._first_only = first_only
+        self._stride = stride
+        self._writing = threading.Lock()  # one episode is stored at a time, while others may still ask
+        self._lock = threading.Lock()
+        self._bank: dict[str, Trajectory] = {}
+        for trajectory in bank:
+            if self._bank.setdefault(trajectory.id, trajectory) != trajectory:
+                raise BadMemory(f"the bank has two trajectories '{trajectory.id}': each needs an id of its own")
+        self._load({})
+        if shelf is not None:
+            self.reload()
+
+    def __repr__(self) -> str:
+        return f"Trajectories({len(self)} steps of {len(self._kept)} trajectories, {len(self._bank)} of them a bank's)"
+
+    def __len__(self) -> int:
+        """The number of records that are searched."""
+        with self._lock:
+            return sum(kept.count for place, kept in enumerate(self._kept) if place not in self._standing.evicted)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Every trajectory, evicted or not: the bank's, then the run's own in the order of storing."""
+        with self._lock:
+            return iter([kept.trajectory for kept in self._kept])
+
+    def __contains__(self, id: object) -> bool:
+        with self._lock:
+            return id in self._places
+
+    def reload(self) -> None:
+        """Read the shelf again, for what other processes have stored there since."""
+        if self._shelf is not None:
+            with self._writing:
+                self._load({trajectory.id: trajectory for trajectory in self._shelf.all()})
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Remember a finished episode, with one write to the shelf; a stored id again replaces what it stood for.
+
+        A trajectory without steps is stored, and never found. Raises `BadMemory` for a reward that is not a finite number
+        and for the id of a bank's trajectory; then nothing is stored.
+        """
+        self._check(trajectory)
+        readings = self._read(trajectory)
+        with self._writing:
+            known = self._places.get(trajectory.id)
+            if known is not None and self._kept[known].trajectory == trajectory:
+                return
+            if self._shelf is not None:
+                self._shelf.put([trajectory])
+            if known is None:
+                with self._lock:
+                    self._append(trajectory, readings, own=True)
+            else:  # its records stand among others: make everything afresh, in the same order
+                own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
+                self._load({**own, trajectory.id: trajectory})
+
+    def search(
+        self,
+        key: str,
+        k: int,
+        *,
+        kind: Kind = "all",
+        floor: float = 0.0,
+        per_trajectory: int = 1,
+        diversity: float = 0.0,
+        domain: str = "",
+        task: str | None = None,
+        before: tuple[str, int] | None = None,
+    ) -> list[Precedent]:
+        """The k records whose keys are most similar to this one; exactly those that comparing with every record gives.
+
+        Best first, among equals the newest (later stored, then later in its trajectory). A memory with nothing to show
+        returns an empty list.
+
+        Args:
+            key: phi(s_t), see `key`.
+            k: how many, at least 1; with `mixed` k successes and k failures, merged by similarity.
+            kind: which trajectories; those whose outcome is not known only with `all`.
+            floor: the least similarity that counts as resembling, in [0, 1], for cosines in [-1, 1]. Keys without a token in
+                common are never similar.
+            per_trajectory: at most so many records of one trajectory, since neighbouring steps say the same; 0: any number.
+            diversity: how much a record may not resemble those chosen before it, in [0, 1]: see `marginal`. The order is then
+                that of choosing.
+            domain: only trajectories of this domain.
+            task: only those of the task with this id.
+            before: (run, episode): that run's own episodes from this number on are treated as if they had never been stored.
+        """
+        if k < 1:
+            raise BadMemory(f"asked for {k} precedents: k is at least 1")
+        least = self.similarity.least
+        if not least <= floor <= 1:
+            raise BadMemory(f"a floor of {floor}: similarities are between {least:g} and 1")
+        if per_trajectory < 0:
+            raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
+        if not 0 <= diversity <= 1:
+            raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
+        if kind not in get_args(Kind):
+            raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(Kind))}")
+        sides: tuple[Kind, ...] = ("success", "failure") if kind == "mixed" else (kind,)
+        with self._lock:
+            if not any(self._among(side, domain, task, before).any() for side in sides):
+                return []
+        (reading,) = self.similarity.read([key])  # outside the lock: an encoder takes its time
+        with self._lock:
+            found: list[tuple[float, int]] = []
+            for side in sides:
+                among = self._among(side, domain, task, before)
+                found += self._nearest(reading, k, floor, per_trajectory, diversity, among)
+            if kind == "mixed":
+                found.sort(reverse=True)
+            return [self._precedent(row, similarity) for similarity, row in found]
+
+    def trajectory(self, id: str) -> Trajectory:
+        """The trajectory with this id, whether it is still searched or not."""
+        with self._lock:
+            return self._kept[self._place(id)].trajectory
+
+    def usefulness(self, id: str) -> tuple[int, float | None]:
+        """(How many stored episodes consulted this trajectory, the mean value of those whose value is known, or None)."""
+        with self._lock:
+            self._place(id)
+            values = self._standing.uses.get(id, [])
+            return len(values) + self._standing.unknown.get(id, 0), sum(values) / len(values) if values else None
+
+    def evicted(self, id: str) -> bool:
+        """Whether a trajectory had to make room for others, and is not searched any more."""
+        with self._lock:
+            return self._place(id) in self._standing.evicted
+
+    def _nearest(
+        self, reading: Any, k: int, floor: float, cap: int, diversity: float, among: NDArray[np.bool_]
+    ) -> list[tuple[float, int]]:
+        """At most k records as (similarity, row): the ranking is fetched as far as it takes to be sure of them."""
+        if not among.any():
+            return []
+        fetch = 4 * k if cap or diversity else k
+        while True:
+            ranked = self._rows.search(reading, fetch, floor, None if among.all() else among)
+            picked = _pick(ranked, k, cap, diversity, self._owners, self._rows.likeness, len(ranked) < fetch)
+            if picked is not None:
+                return picked
+            fetch *= 4
+
+    def _among(self, kind: Kind, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
+        """row -> whether it may be found; kept, since an episode asks with the same words at every step."""
+        if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
+            before = None  # hides nothing
+        asked = kind, domain, task, before
+        among = self._masks.pop(asked, None)
+        if among is None:
+            standing = self._standing if before is None else self._before(before)
+            shown = [
+                kept.trajectory.domain == domain
+                and (task is None or kept.trajectory.task.id == task)
+                and (kind == "all" or kept.success is (kind == "success"))
+                and place not in standing.evicted
+                and not _hidden(kept, before)
+                for place, kept in enumerate(self._kept)
+            ]
+            among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
+        self._masks[asked] = among  # the last one asked for stands last
+        if len(self._masks) > 8:
+            del self._masks[next(iter(self._masks))]
+        return among
+
+    def _before(self, before: tuple[str, int]) -> _Standing:
+        standing = _Standing(self.limit)
+        for place, kept in enumerate(self._kept):
+            if not _hidden(kept, before):
+                standing.add(place, kept)
+        return standing
+
+    def _precedent(self, row: int, similarity: float) -> Precedent:
+        kept = self._kept[self._owners[row]]
+        return Precedent(kept.trajectory.id, (row - kept.start) * self._stride, similarity, kept.success)
+
+    def _place(self, id: str) -> int:
+        place = self._places.get(id)
+        if place is None:
+            raise BadMemory(f"this memory has no trajectory '{id}': it has {len(self._places)} others")
+        return place
+
+    def _load(self, own: dict[str, Trajectory]) -> None:
+        """Make everything afresh from the bank and these."""
+        for trajectory in own.values():
+            self._check(trajectory)
+        readings = [(t, self._read(t), t.id in own) for t in (*self._bank.values(), *own.values())]
+        with self._lock:
+            self._rows = self.similarity.rows()
+            self._owners = array("i")  # row -> place of its trajectory
+            self._kept: list[_Kept] = []
+            self._places: dict[str, int] = {}
+            self._latest: dict[str, int] = {}  # run -> its last own episode
+            self._standing = _Standing(self.limit)
+            self._masks: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
+            for trajectory, reading, mine in readings:
+                self._append(trajectory, reading, mine)
+
+    def _check(self, trajectory: Trajectory) -> None:
+        if trajectory.id in self._bank:
+            raise BadMemory(
+                f"trajectory '{trajectory.id}' is in the bank as well as among the run's own: give the run another name"
+            )
+        for step, transition in enumerate(trajectory.transitions):
+            if transition.reward is not None and not math.isfinite(transition.reward):
+                raise BadMemory(
+                    f"trajectory '{trajectory.id}': the reward of step {step} is {transition.reward}; "
+                    "give a finite number, or None where it is not known"
+                )
+
+    def _read(self, trajectory: Trajectory) -> Sequence[Any]:
+        steps = trajectory.transitions
+        chosen = range(0, len(steps), self._stride)
+        keys = [self.key(trajectory.task, steps[:t], steps[t].state) for t in (chosen[:1] if self._first_only else chosen)]
+        return self.similarity.read(keys)
+
+    def _append(self, trajectory: Trajectory, readings: Sequence[Any], own: bool) -> None:
+        place = len(self._kept)
+        kept = _Kept(trajectory, self._success(trajectory), own, len(self._owners), len(readings))
+        for reading in readings:
+            self._rows.add(reading)
+        self._owners.extend([place] * len(readings))
+        self._kept.append(kept)
+        self._places[trajectory.id] = place
+        if own:
+            self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
+        self._standing.add(place, kept)
+        self._masks.clear()
+
+
+def _hidden(kept: _Kept, before: tuple[str, int] | None) -> bool:
+    return before is not None and kept.own and kept.trajectory.run == before[0] and kept.trajectory.episode >= before[1]
+
+
+def marginal(similarity: float, redundancy: float, diversity: float) -> float:
+    """Maximal marginal relevance (Carbonell & Goldstein 1998): (1 - diversity) * similarity - diversity * redundancy.
+
+    `redundancy`: the greatest similarity to what was chosen before, at least 0, and 0 for the first choice. Their lambda is
+    1 - diversity.
+    """
+    return (1 - diversity) * similarity - diversity * redundancy
+
+
+def _pick(
+    ranked: Sequence[tuple[int, float]],
+    k: int,
+    cap: int,
+    diversity: float,
+    owners: Sequence[int],
+    likeness: Callable[[int, int], float],
+    complete: bool,
+) -> list[tuple[float, int]] | None:
+    """Choose k rows as (similarity, row), one after the other, each the one with the greatest `marginal` relevance then.
+
+    `ranked`: (row, similarity), best first; `complete`: there are no others. At most `cap` rows of one owner (0: any). Equal
+    relevance: the one ranked higher. None where a row that is not in `ranked` might have to be chosen.
+    """
+    chosen: list[tuple[float, int]] = []
+    redundancy = [0.0] * len(ranked)
+    compared = [0] * len(ranked)  # with how many of the chosen ones
+    taken: dict[int, int] = {}
+    free = [True] * len(ranked)
+    while len(chosen) < k:
+        best, most = -1, -math.inf
+        for i, (row, similarity) in enumerate(ranked):
+            if marginal(similarity, 0, diversity) <= most:
+                break  # nor can any row after this one be more relevant
+            if not free[i] or (cap and taken.get(owners[row], 0) >= cap):
+                continue
+            if diversity:
+                for _, other in chosen[compared[i] :]:
+                    redundancy[i] = max(redundancy[i], likeness(row, other))
+                compared[i] = len(chosen)
+            relevance = marginal(similarity, redundancy[i], diversity)
+            if relevance > most:
+                best, most = i, relevance
+        if not complete and (best < 0 or marginal(ranked[-1][1], 0, diversity) > most):
+            return None
+        if best < 0:
+            break
+        row, similarity = ranked[best]
+        free[best] = False
+        taken[owners[row]] = taken.get(owners[row], 0) + 1
+        chosen.append((similarity, row))
+    return chosen
