@@ -1,0 +1,415 @@
+"""Questions over passages, answered by searching, reading and concluding: multi-hop question answering as in HotpotQA.
+
+The task is that of Yang et al. (2018, arXiv:1809.09600) with the actions of ReAct (Yao et al., 2022, arXiv:2210.03629), over
+the passages of a file instead of Wikipedia.
+
+| action | shows |
+|---|---|
+| `search[words]` | the passages that fit best: title and first two sentences of each; the first of them is then open |
+| `lookup[word]` | the next sentence of the open passage with that word in it (any part of it, in any case); the same word again: the next such sentence; another word, or another search: from the beginning |
+| `finish[answer]` | the end: reward 1 if the answer is right, else 0 |
+
+- The answer is right if it equals the file's when both are normalised as published: lower case, no punctuation, no articles,
+  single spaces (`exact_match`). How near a wrong one came is `f1`, which nothing is paid for.
+- An action that cannot be read is told so, pays 0 and costs its step, as every action does.
+- `search` is BM25 over title and text (`ranking.py`; needs the extra `[search]`: `pip install bm25s`); a passage whose title
+  is just what was asked goes first.
+
+Where the questions come from, which the environment's name tells:
+
+- `hotpot?source=own`: a small file of ours, not HotpotQA: 75 questions (50 of the kind bridge, 25 comparisons) over 133
+  passages about a coast that does not exist, invented so that no model can know the answers. Nothing measured on it can be
+  compared with published numbers.
+- `hotpot?file=PATH`: a file in HotpotQA's own distractor layout, a JSON list or one object in each line, with `question`,
+  `answer`, `context` ([[title, [sentence, ...]], ...]) and, if they are known, `supporting_facts` ([[title, number of the
+  sentence], ...]), `_id` and `type`. All its passages together are what is searched; the same passage under several
+  questions counts once. It makes the search harder than ten passages for each question, and easier than all of Wikipedia.
+
+Of every five questions, in the order of the file, two are for `test`, one for `dev`, two for `train`; `split=test` puts all of
+them into one split, for a file that is a test set already. The passages are shared by all.
+
+No actions are listed, because any words can be searched for. `listed=1` lists some, so that a policy that only scores actions
+can play at all: searches for the names read so far and for the words of the question, those words to look up, and as
+answers the names and numbers read so far, yes and no. That is a restriction (an answer that is no name, number, yes or no is not among them) and a
+hint (it narrows the answer down): results with it are results of another environment, and the name says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import Observation, Task, UserError
+from .ranking import Ranking, words
+
+__all__ = ["HORIZON", "Passages", "exact_match", "f1", "normalised"]
+
+HORIZON = 15
+_OWN = Path(__file__).parent / "data" / "questions.jsonl"
+_SPLITS = ("test", "test", "dev", "train", "train")
+"""Which split every fifth question, from the n-th on, belongs to."""
+_USUAL = {"source": "", "file": "", "split": "", "results": "3", "sentences": "2", "listed": "0"}
+_INSTANT = 5000
+"""Passages up to which a search takes a fraction of a millisecond."""
+_LONGEST = 300
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ACTION = re.compile(r"(search|lookup|finish) ?\[(.*)\]\.?", re.IGNORECASE)
+_NAME = re.compile(r"[A-Z][\w'’-]*(?: (?:(?:of|the|de|and|in|at) (?:the )?)?[A-Z][\w'’-]*)*|\d[\d,.]*\d|\d")
+_SMALL = frozenset(
+    words(
+        "a an and are as at both by did do does from had has have he her his how in is it its of on or she that the their they "
+        "this to was were what when where which who whose why with"
+    )
+)
+
+
+def normalised(answer: str) -> str:
+    """An answer as answers are compared: lower case, no ASCII punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, right: str) -> bool:
+    """Whether two answers are the same, normalised."""
+    return normalised(answer) == normalised(right)
+
+
+def f1(answer: str, right: str) -> float:
+    """How far two answers share their words, in [0, 1]: the harmonic mean of the shares of either's words in the other.
+
+    Yes and no are right or wrong: beside them anything else scores 0, as published.
+    """
+    one, other = normalised(answer), normalised(right)
+    if one != other and {one, other} & {"yes", "no", "noanswer"}:
+        return 0.0
+    shared = sum((Counter(one.split()) & Counter(other.split())).values())
+    return 2 * shared / (len(one.split()) + len(other.split())) if shared else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    title: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    id: str
+    text: str
+    answer: str
+    kind: str
+    """`bridge` or `comparison`; empty where the file does not say."""
+    titles: tuple[str, ...]
+    """Of the passages that support the answer; empty where the file does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What became of one action."""
+
+    text: str
+    reward: float = 0.0
+    over: bool = False
+    open: int | None = None
+    """Place of the open passage."""
+    word: str = ""
+    """What was looked up in it last."""
+    shown: int = 0
+    """How many of its sentences with that word were shown."""
+    names: tuple[str, ...] = ()
+    """Names and numbers read so far, sorted; empty unless actions are listed."""
+
+
+class Passages:
+    """Multi-hop questions over the passages of a file, as an environment.
+
+    Args:
+        settings: `source` (own) or `file` (a path); `split` (train, dev or test: all questions of the file belong to it);
+            `results` (passages that a search shows, 1 to 20, default 3); `sentences` (how many sentences of each, 1 to 50,
+            default 2); `listed` (1: list actions, default 0).
+        horizon: steps after which the episode ends.
+    """
+
+    free_text = True
+    """It understands more than the actions it lists."""
+    solved = 1.0
+    """The score from which a question counts as solved."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
+        for key in settings or {}:
+            if key not in _USUAL:
+                raise UserError(f"hotpot: no setting {key!r}; it has {', '.join(_USUAL)}")
+        chosen = _USUAL | dict(settings or {})
+        if horizon < 1:
+            raise UserError(f"hotpot: horizon must be at least 1, got {horizon}")
+        if chosen["source"] not in ("", "own"):
+            raise UserError(f"hotpot: no source {chosen['source']!r}; there is own (or file=PATH)")
+        if chosen["source"] and chosen["file"]:
+            raise UserError("hotpot: source=own needs no file; leave out one of the two")
+        if chosen["split"] and chosen["split"] not in _SPLITS:
+            raise UserError(f"hotpot: split must be train, dev or test, got {chosen['split']!r}")
+        self.horizon = horizon
+        self.results = _number("results", chosen["results"], 1, 20)
+        self.sentences = _number("sentences", chosen["sentences"], 1, 50)
+        self.listed = _number("listed", chosen["listed"], 0, 1) == 1
+        path = Path(chosen["file"]) if chosen["file"] else _OWN
+        self.questions, self.passages = _loaded(path)
+        source = "source=own"
+        if chosen["file"]:
+            content = repr((self.questions, self.passages)).encode()
+            source = f"file={path.stem}-{hashlib.sha256(content).hexdigest()[:8]}"
+        changed = [f"{key}={chosen[key]}" for key in ("listed", "results", "sentences", "split") if chosen[key] != _USUAL[key]]
+        self.name = f"hotpot?{','.join((source, *changed))}"
+        self.instant = len(self.passages) <= _INSTANT
+        self._splits = {
+            split: tuple(n for n in range(len(self.questions)) if (chosen["split"] or _SPLITS[n % len(_SPLITS)]) == split)
+            for split in ("train", "dev", "test")
+        }
+        self._titles: dict[str, int] = {}
+        for place, passage in enumerate(self.passages):
+            self._titles.setdefault(normalised(passage.title), place)
+        self._ranking = Ranking([" ".join((p.title, *p.sentences)) for p in self.passages], "hotpot")
+        self._turn = lru_cache(maxsize=4096)(self._played)
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th question of a split; `Task.seed` is its number in the file, from 0.
+
+        Raises:
+            UserError: there is no such split or question.
+        """
+        if split not in self._splits:
+            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
+        places = self._splits[split]
+        if not 0 <= seed < len(places):
+            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
+            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
+        text = (
+            f"answer the question: {self.questions[places[seed]].text}\n"
+            "Actions: search[words] shows the passages that fit best, and opens the first of them; lookup[word] shows the next "
+            "sentence with that word in the open passage; finish[answer] ends it with a short answer: a name, a number, yes or no."
+        )
+        return Task(f"hotpot-{split}-{seed}", text, places[seed])
+
+    def question(self, task: Task) -> _Question:
+        """The question of a task, with what the file says of it.
+
+        Raises:
+            UserError: the task is of another file.
+        """
+        if not 0 <= task.seed < len(self.questions):
+            raise UserError(f"{self.name}: has no task {task.id} (question {task.seed} of {len(self.questions)})")
+        return self.questions[task.seed]
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The question; then what was found, or how it ended.
+
+        Raises:
+            UserError: an action is no text, or the episode was over before it.
+        """
+        if isinstance(actions, str):
+            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        self.question(task)
+        turn = self._turn(task.seed, ())
+        for step, action in enumerate(actions):
+            if turn.over or step >= self.horizon:
+                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
+            if not isinstance(action, str) or not action.strip():
+                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            turn = self._turn(task.seed, tuple(actions[: step + 1]))
+        over = turn.over or len(actions) >= self.horizon
+        listed = () if over or not self.listed else self._listed(task, turn)
+        return Observation(turn.text, listed, turn.reward, over)
+
+    def abstract(self, observation: Observation) -> str:
+        """All that was shown: what was read stands nowhere else."""
+        return observation.text
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """Searches for the passages that support the answer, where the file names them, then the answer."""
+        question = self.question(task)
+        searches = [f"search[{title}]" for title in question.titles]
+        return (*searches[: self.horizon - 1], f"finish[{question.answer}]")
+
+    def optimum(self, task: Task) -> float:
+        """1: every question has an answer."""
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _played(self, number: int, actions: tuple[str, ...]) -> _Turn:
+        """What the last of these actions led to; kept, because the next question is about one action more."""
+        question = self.questions[number]
+        if not actions:
+            return _Turn(f"question: {question.text}", names=self._read(question.text))
+        before = self._turn(number, actions[:-1])
+        turn = self._taken(before, actions[-1], question)
+        return replace(turn, names=tuple(sorted({*before.names, *turn.names})))
+
+    def _taken(self, before: _Turn, action: str, question: _Question) -> _Turn:
+        read = _ACTION.fullmatch(" ".join(action.split()))
+        asked = read[2].strip() if read else ""
+        if not read or not asked:
+            said = "this cannot be read: an action is search[words], lookup[word] or finish[answer]"
+            return replace(before, text=said, reward=0.0)
+        match read[1].lower():
+            case "search":
+                return self._searched(asked)
+            case "lookup":
+                return self._looked_up(before, asked)
+            case _:
+                right = exact_match(asked, question.answer)
+                return _Turn("right" if right else "wrong", float(right), True)
+
+    def _searched(self, asked: str) -> _Turn:
+        found = self._ranking.best(asked, self.results + 1)
+        named = self._titles.get(normalised(asked))
+        if named is not None:
+            found = [named, *(place for place in found if place != named)]
+        found = found[: self.results]
+        if not found:
+            return _Turn(f"nothing found for {asked[:_LONGEST]!r}")
+        shown = [self.passages[place] for place in found]
+        text = "\n".join(f"{p.title}: {' '.join(p.sentences[: self.sentences])}" for p in shown)
+        return _Turn(
+            text, open=found[0], names=self._read(*(part for p in shown for part in (p.title, *p.sentences[: self.sentences])))
+        )
+
+    def _looked_up(self, before: _Turn, word: str) -> _Turn:
+        if before.open is None:
+            return replace(before, text="no passage is open: search first", reward=0.0)
+        passage, word = self.passages[before.open], word.lower()
+        fitting = [sentence for sentence in passage.sentences if word in sentence.lower()]
+        at = before.shown if word == before.word else 0
+        if at == len(fitting):
+            text = f"{passage.title}: no {'more ' if fitting else ''}sentence with {word[:_LONGEST]!r}"
+            return _Turn(text, open=before.open, word=word, shown=at)
+        text = f"{passage.title} ({at + 1} of {len(fitting)}): {fitting[at]}"
+        return _Turn(text, open=before.open, word=word, shown=at + 1, names=self._read(fitting[at]))
+
+    def _read(self, *texts: str) -> tuple[str, ...]:
+        """The names in texts, if they are needed."""
+        return tuple(name for text in texts for name in _names(text)) if self.listed else ()
+
+    def _listed(self, task: Task, turn: _Turn) -> tuple[str, ...]:
+        """What is listed with `listed=1`."""
+        asked = [word for word in words(self.question(task).text) if word not in _SMALL]
+        listed = {f"search[{' '.join(asked)}]", "finish[yes]", "finish[no]"}
+        listed |= {f"{kind}[{name}]" for name in turn.names for kind in ("search", "finish")}
+        if turn.open is not None:
+            listed |= {f"lookup[{word}]" for word in asked}
+        return tuple(sorted(listed))
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+        raise UserError(f"hotpot: {name} must be a number from {least} to {most}, got {text!r}")
+    return int(text)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names (runs of words with a capital) and numbers in a text, sorted; of `A and B` also A and B. Small words that begin
+    one are left out."""
+    found = set()
+    for run in _NAME.findall(text):
+        for name in (run, *run.split(" and ")):
+            parts = name.split()
+            while parts and parts[0].lower() in _SMALL:
+                parts = parts[1:]
+            if parts:
+                found.add(" ".join(parts))
+    return tuple(sorted(found))
+
+
+# The file
+
+
+@lru_cache(maxsize=8)
+def _kept(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+    questions, passages = list[_Question](), dict[_Passage, None]()
+    for where, item in _items(path):
+        question, context = _question(where, item)
+        questions.append(question)
+        passages |= dict.fromkeys(context)
+    if not questions:
+        raise UserError(f"hotpot: {path} has no questions; {_EXPECTED}")
+    return tuple(questions), tuple(passages)
+
+
+def _loaded(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+    """The questions of a file in order, and its passages in order of appearance, each once."""
+    try:
+        stat = path.stat()
+        return _kept(path, stat.st_mtime_ns, stat.st_size)
+    except (OSError, UnicodeDecodeError) as cause:
+        raise UserError(f"hotpot: cannot read {path}: {cause}") from cause
+
+
+_EXPECTED = (
+    "expected is HotpotQA's layout, a JSON list or one object in each line: "
+    '{"question": "…", "answer": "…", "context": [["title", ["sentence", …]], …], "supporting_facts": [["title", 0], …]}'
+)
+
+
+def _items(path: Path) -> Iterator[tuple[str, Any]]:
+    """The objects of a file, each with where it stands."""
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        try:
+            items = json.loads(text)
+        except (ValueError, RecursionError) as cause:
+            line = f" line {cause.lineno}" if isinstance(cause, json.JSONDecodeError) else ""
+            raise UserError(f"hotpot: {path}{line} is damaged: {cause}; {_EXPECTED}") from cause
+        yield from ((f"{path} item {n}", item) for n, item in enumerate(items, 1))
+        return
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"{path} line {n}", json.loads(line)
+            except (ValueError, RecursionError) as cause:
+                raise UserError(f"hotpot: {path} line {n} is no JSON: {cause}; {_EXPECTED}") from cause
+
+
+def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
+    """A question and its passages, from an object of the file."""
+
+    def damaged(what: str) -> UserError:
+        return UserError(f"hotpot: {where}: {what}; {_EXPECTED}")
+
+    if not isinstance(item, dict):
+        raise damaged(f"an object was expected, got {str(item)[:60]!r}")
+    for key in ("question", "answer"):
+        if not isinstance(item.get(key), str) or not item[key].strip():
+            raise damaged(f"{key!r} must be a text, got {str(item.get(key))[:60]!r}")
+    if not normalised(item["answer"]):
+        raise damaged(f"nothing is left of the answer {item['answer']!r} without punctuation and articles")
+    context, facts = item.get("context"), item.get("supporting_facts", [])
+    if not isinstance(context, list) or not context:
+        raise damaged(f"'context' must be a list of [title, sentences], got {str(context)[:60]!r}")
+    passages = []
+    for entry in context:
+        match entry:
+            case [str(title), [*sentences]] if title.strip() and sentences and all(isinstance(s, str) for s in sentences):
+                passages.append(_Passage(" ".join(title.split()), tuple(" ".join(s.split()) for s in sentences if s.strip())))
+            case _:
+                raise damaged(f"a passage must be [title, [sentence, …]], got {str(entry)[:60]!r}")
+    titles = {passage.title for passage in passages}
+    supporting = dict[str, None]()
+    for fact in facts if isinstance(facts, list) else [facts]:
+        match fact:
+            case [str(title), int()] if " ".join(title.split()) in titles:
+                supporting[" ".join(title.split())] = None
+            case _:
+                raise damaged(f"a supporting fact must be [title of a passage, number of the sentence], got {str(fact)[:60]!r}")
+    kind, name = str(item.get("type", "")), str(item.get("_id", ""))
+    question = _Question(name, " ".join(item["question"].split()), item["answer"].strip(), kind, tuple(supporting))
+    return question, tuple(passages)
