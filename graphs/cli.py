@@ -485,10 +485,11 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
     from . import benchmark
 
     options = setup.options
-    results = [[sweep.attempts(job) for job in batch] for batch in batches]
+    named = {name: _named(name, settings) for name, settings in setup.methods.items()}
+    results = [[replace(sweep.attempts(job), method=named[job.method]) for job in batch] for batch in batches]
     rows = [
-        benchmark.summary(attempts, options.env, options.model if _needs_model(attempts[0].method, options) else "none")
-        for attempts in results
+        benchmark.summary(attempts, options.env, options.model if _needs_model(batch[0].method, options) else "none")
+        for attempts, batch in zip(results, batches, strict=True)
     ]
     sweep.write(folder / "results.json", [row.as_dict() for row in rows])
     pictures = [folder / "curves.png", folder / "curves.svg"]
@@ -511,6 +512,12 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
         for line in unrewarded:
             print(line)
     return 0
+
+
+def _named(method: str, settings: Any) -> str:
+    """A method's name in tables, with what its settings say must stand there."""
+    remark = getattr(settings, "remark", "")
+    return f"{method} ({remark})" if remark else method
 
 
 def _unrewarded(folder: Path) -> list[str]:

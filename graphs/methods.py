@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.q_table import QTable
 from ..memory.records import UserError
 from ..nodes.policies import Recent
-from . import icrl, jitrl
+from . import adamem, icrl, jitrl
 from .baselines import best_of_n, cot, long_cot, react, reflexion, self_refine, static, tabular
 from .parts import Parts, uniform
 
@@ -63,6 +63,11 @@ def _tabular(parts: Parts, settings: tabular.Tabular, **compile: Any) -> Graph:
 METHODS: Mapping[str, Method] = {
     "jitrl": Method("recalls what similar states earned, adds the advantage to the logits", jitrl.JitRL, _jitrl, scores=True),
     "icrl": Method("shows the model its own attempts with their rewards, round after round", icrl.ICRL, icrl.build),
+    "adamem": Method(
+        "recalls what was done in states like the present one, and writes a strategy from it on the spot",
+        *(adamem.AdaMEM, adamem.build),
+        writes=True,
+    ),
     "react": Method(
         "thinks and acts in turns; nothing is carried over", react.ReAct, react.build, remembers=False, commit="last"
     ),

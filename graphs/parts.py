@@ -23,9 +23,11 @@ from ..nodes.prompt import Prompt
 from .flow import Node
 
 _LAYOUT = Layout()
-_ANSWERS = {"": "act/answer", "react": "cot/answer", "cot": "cot/answer", "long-cot": "cot/long"}
+_ANSWERS = {"react": "cot/answer", "cot": "cot/answer", "long-cot": "cot/long"}
 _ACTIONS = {"": "act/write", "react": "act/write", "cot": "cot/act", "long-cot": "cot/act_long"}
-"""Prompts by method; the first is everybody else's."""
+"""Prompts by method. Other names are those of prompts for one action; whole answers are asked for by `act/answer` then."""
+_VOTES = {"adamem/consider": "Memory", "adamem/reconsider": "Refresh"}
+"""Prompts that ask for a decision beside the action, and the mark of the line with it."""
 WINDOW = 32_768
 """Tokens of the window of a model that does not say."""
 
@@ -126,8 +128,8 @@ class Parts:
         def write(seen: Seen, name: str) -> Node:
             by_step = name == "react" and getattr(environment, "horizon", 1) > 1  # thinks before every action
             if read is None or by_step:
-                return act_policy(model, seen, _ACTIONS[name], prompts, free=free)
-            return answer_policy(model, seen, read, _ANSWERS[name], prompts)
+                return act_policy(model, seen, _ACTIONS.get(name, name), prompts, free=free, vote=_VOTES.get(name, ""))
+            return answer_policy(model, seen, read, _ANSWERS.get(name, "act/answer"), prompts)
 
         ours: dict[str, Any] = {"recent": 20, "model": model, "write": write, "listed": read is None}
         return cls(environment, journal, lambda seen: write(seen, ""), **ours | more)
@@ -155,6 +157,10 @@ class Parts:
     def room(self) -> int:
         """Tokens of the longest prompt, without what stands around what is shown."""
         return self.window - (min(RESERVE, self.window // 4) if self.reserve is None else self.reserve)
+
+    def acting(self, seen: Seen, prompt: str) -> Node:
+        """A policy that writes with this prompt; the usual one, for a model that only scores actions."""
+        return self.write(seen, prompt) if self.write else self.policy(seen)
 
     def asked(self, method: str) -> Runnable[Any, Any]:
         """The chat model, for a method that cannot do without.

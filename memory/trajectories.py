@@ -235,6 +235,11 @@ class Trajectories:
         with self._lock:
             return id in self._places
 
+    @property
+    def durable(self) -> bool:
+        """Whether trajectories are kept for good."""
+        return self._shelf is not None
+
     def reload(self) -> None:
         """Read the shelf again, for what other processes have stored there since."""
         if self._shelf is not None:

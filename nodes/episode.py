@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Literal, Protocol
-
-from typing_extensions import NotRequired
+from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
 from ..memory.journal import Journal
 from ..memory.records import Observation, Task, Trajectory, Transition, Usage, UserError

@@ -106,6 +106,7 @@ class KeywordKeep:
 
     name = "toy"
     instant = True
+    solved = OPTIMUM
 
     def __init__(self, horizon: int = HORIZON) -> None:
         if horizon < 1:

@@ -1,0 +1,306 @@
+"""AdaMEM's graphs, played through by scripted models: what is asked, when, of what, and what is remembered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import Field
+
+from learngraph.graphs import adamem, cli, flow, run
+from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.parts import Parts
+from learngraph.memory.journal import Journal
+from learngraph.memory.records import Task, Trajectory, UserError
+from learngraph.memory.rows import Rows
+from learngraph.memory.shelf import write_jsonl
+from learngraph.nodes.episode import replayed
+from learngraph.tools.environments.keyword_keep import ANSWERS, KeywordKeep
+
+TOY = KeywordKeep()
+TASK = TOY.task(3)
+PICTURES = Path(__file__).parents[1] / "pictures"
+ADVICE = "Think of the colour. Then go on."
+
+
+class Chat(BaseChatModel):
+    """Scripted: answers by what is asked for; every prompt is kept."""
+
+    vote: Callable[[int], str] = lambda n: "no"
+    """The answer to the n-th request for a decision; empty leaves the line out."""
+    asked: list[tuple[str, str]] = Field(default_factory=list)
+    """(what was asked: consider, reconsider, act or strategy; the user part of the prompt)."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+        system, user = str(messages[0].content), str(messages[1].content)
+        mark = re.search(r"^(Memory|Refresh): yes or no$", system, re.MULTILINE)
+        if "Strategy: ..." in system:
+            kind, reply = "strategy", f"Both are doors.\nStrategy: {ADVICE}"
+        else:
+            shown = re.findall(r"^(?:door|gate|fork|chest|exit) \w+$", user, re.MULTILINE)[-1]
+            action = ANSWERS[shown.split()[0]][0]
+            kind = {"Memory": "consider", "Refresh": "reconsider"}[mark[1]] if mark else "act"
+            votes = sum(asked[0] in ("consider", "reconsider") for asked in self.asked)
+            said = self.vote(votes) if mark else ""
+            reply = f"Hm.\nAction: {action}" + (f"\n{mark[1]}: {said}" if mark and said else "")
+        self.asked.append((kind, user))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.asked]
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> str:
+    path = tmp_path / "bank.jsonl"
+    write_jsonl([replayed(TOY, TASK, TOY.gold(TASK), "gold", 0)], path)
+    return str(path)
+
+
+def play(settings: AdaMEM, chat: Chat, **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Play one episode; what comes out, and the journal's rows."""
+    journal = Journal()
+    journal._rows._keep = None  # the test reads what goes to the file
+    made = Parts.written(TOY, journal, chat, **more)
+    out = adamem.build(made, settings).invoke({"task": TASK, "run": "r", "episode": 0})
+    return out, [dict(row) for row in journal._rows.values()]
+
+
+def alternating(n: int) -> str:
+    return "yes" if n % 2 else "no"
+
+
+def test_high_asks_once_or_three_times_a_step(bank: str) -> None:
+    chat = Chat(vote=alternating)
+    out, rows = play(AdaMEM(mode="high", bank=bank), chat)
+    expected = [kind for n in range(out["step"]) for kind in (["consider"] if n % 2 == 0 else ["consider", "strategy", "act"])]
+    assert chat.kinds() == expected
+    assert out["usage"].calls == len(expected)
+    assert out["usage"].refreshes == out["step"] // 2
+    assert [bool(row["reasons"]) for row in rows] == [bool(n % 2) for n in range(len(rows))]
+
+
+def test_high_drops_the_strategy_after_its_action_and_never_shows_the_experiences(bank: str) -> None:
+    chat = Chat(vote=alternating)
+    _, rows = play(AdaMEM(mode="high", bank=bank), chat)
+    for kind, prompt in chat.asked:
+        assert (f"Strategy: {ADVICE.rstrip('.')}" in prompt) == (kind == "act")
+        assert ("Experience 1: success" in prompt) == (kind == "strategy")
+    for n, row in enumerate(rows):
+        assert row["tentative"] == row["action"]
+        if n % 2:
+            assert row["strategy"]["author"] == "model"
+            assert row["strategy"]["sources"] == tuple(f"gold/0/{found['step']}" for found in row["precedents"])
+            assert row["synthesis"]["reply"].endswith(ADVICE)
+            assert row["synthesis"]["prompt"][1][1] == chat.asked[2 * n][1]
+        else:
+            assert (row["strategy"], row["synthesis"], row["precedents"]) == (None, None, [])
+
+
+def test_low_asks_twice_at_the_start_then_once_or_three_times(bank: str) -> None:
+    chat = Chat(vote=alternating)
+    out, rows = play(AdaMEM(mode="low", bank=bank), chat)
+    later = [k for n in range(out["step"] - 1) for k in (["reconsider"] if n % 2 == 0 else ["reconsider", "strategy", "act"])]
+    assert chat.kinds() == ["strategy", "act", *later]
+    # The strategy at hand stands in every decision, and the journal knows with which one each action was chosen.
+    assert all("Strategy: Think" in prompt for kind, prompt in chat.asked if kind in ("reconsider", "act"))
+    assert all(row["strategy"]["step"] == max(0, n - n % 2) for n, row in enumerate(rows))
+    assert out["usage"].refreshes == 1 + (out["step"] - 1) // 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "each"), [("max", ["strategy", "act"]), ("raw", ["act"]), ("ungrounded", ["strategy", "act"])]
+)
+def test_the_other_modes_ask_the_same_at_every_step(mode: Any, each: list[str], bank: str) -> None:
+    chat = Chat()
+    out, _ = play(AdaMEM(mode=mode, bank=bank), chat)
+    assert chat.kinds() == each * out["step"]
+    for kind, prompt in chat.asked:
+        shown = "strategy" if mode == "max" else "act" if mode == "raw" else ""
+        assert ("Experience 1: success" in prompt) == (kind == shown)
+
+
+@pytest.mark.parametrize("mode", ["high", "low", "max"])
+@pytest.mark.parametrize("weak", ["empty", "floor"])
+def test_nothing_is_written_from_nothing(mode: Any, weak: str, tmp_path: Path) -> None:
+    """An empty memory, and one that holds nothing alike: the plain action, one call a step."""
+    settings = AdaMEM(mode=mode)
+    if weak == "floor":
+        elsewhere = Task("put-1", "put a mug on the desk")
+        path = tmp_path / "bank.jsonl"
+        write_jsonl([replace(replayed(TOY, TASK, TOY.gold(TASK), "gold", 0), task=elsewhere)], path)
+        settings = replace(settings, bank=str(path), floor=0.99)
+    chat = Chat(vote=lambda n: "yes")
+    out, rows = play(settings, chat)
+    assert len(chat.asked) == out["step"]
+    assert "strategy" not in chat.kinds()
+    assert all(row["strategy"] is None for row in rows)
+    assert out["usage"].refreshes == 0
+    assert not any("Strategy:" in prompt for _, prompt in chat.asked)
+
+
+def test_a_refresh_that_finds_nothing_carries_the_draft_out(bank: str) -> None:
+    chat = Chat(vote=lambda n: "yes")
+    away = replayed(TOY, TASK, TOY.gold(TASK)[:1], "gold", 0)  # knows the first place alone
+    write_jsonl([away], bank)
+    out, rows = play(AdaMEM(bank=bank, floor=0.9), chat)
+    first = next(n for n, row in enumerate(rows) if row["state"] != rows[0]["state"]) if out["step"] > 1 else 1
+    late = chat.kinds()[2 + 3 * (first - 1) :]
+    assert set(late) <= {"reconsider", "strategy", "act"}
+    assert late[0] == "reconsider"
+    assert all(row["strategy"] for row in rows)  # the last one that had grounds
+
+
+def test_a_malformed_decision_counts_as_no_and_is_counted(bank: str) -> None:
+    chat = Chat(vote=lambda n: ("maybe", "", "yes")[n % 3])
+    out, rows = play(AdaMEM(mode="high", bank=bank), chat)
+    assert [bool(row["reasons"]) for row in rows] == [n % 3 == 2 for n in range(len(rows))]
+    assert out["usage"].malformed == sum(n % 3 != 2 for n in range(len(rows)))
+
+
+def test_what_triggers_say_counts_like_a_vote(bank: str) -> None:
+    chat = Chat(vote=lambda n: "no")
+    _, rows = play(AdaMEM(mode="high", bank=bank, triggers=("vote", "subgoal")), chat)
+    paid = [False, *(bool(row["reward"]) for row in rows[:-1])]
+    assert [row["reasons"] for row in rows] == [["subgoal"] if one else [] for one in paid]
+
+
+def test_low_waits_until_there_is_something_to_see(bank: str) -> None:
+    chat = Chat()
+    play(AdaMEM(bank=bank, wait=2), chat)
+    assert chat.kinds()[:4] == ["act", "act", "strategy", "act"]
+
+
+def test_the_rule_writes_without_a_call_and_says_that_it_is_one(bank: str) -> None:
+    chat = Chat(vote=lambda n: "yes")
+    out, rows = play(AdaMEM(mode="high", bank=bank, author="rule"), chat)
+    assert set(chat.kinds()) == {"consider", "act"}
+    assert out["usage"].refreshes == out["step"]
+    gold = dict(zip(TOY.path(TASK), TOY.gold(TASK), strict=True))
+    for row in rows:
+        assert row["strategy"]["author"] == "rule"
+        assert row["strategy"]["text"].startswith(f"{row['state']} {gold[row['state']]}")
+
+
+class Shelf(dict[str, Trajectory]):
+    """Keeps what it is given."""
+
+    def put(self, records: Any, /) -> None:
+        self.update({record.id: record for record in records})
+
+    def all(self) -> list[Trajectory]:
+        return list(self.values())
+
+    def delete(self, ids: Any, /) -> None:
+        raise NotImplementedError
+
+
+def rounds(settings: AdaMEM, chat: Chat, shelf: Shelf, count: int = 2, **compile: Any) -> Any:
+    parts = Parts.written(TOY, Journal(), chat, shelf=shelf)
+    return run.build(adamem.build(parts, settings), **compile).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=count))
+
+
+def test_finished_episodes_join_the_memory_with_what_they_consulted(bank: str) -> None:
+    shelf, chat = Shelf(), Chat(vote=lambda n: "yes")
+    rounds(AdaMEM(mode="max", bank=bank), chat, shelf)
+    assert list(shelf) == ["r/0", "r/1"]
+    assert shelf["r/0"].used == ("gold/0",)
+    assert set(shelf["r/1"].used) == {"gold/0", "r/0"}
+    frozen = Shelf()
+    out = rounds(AdaMEM(mode="max", bank=bank, online=False), Chat(), frozen)
+    assert not frozen
+    assert out["values"] == out["scores"]
+
+
+def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
+    shelf = Shelf()
+    rounds(AdaMEM(mode="max"), Chat(), shelf, count=3)
+    again, journal = Chat(), Journal()
+    graph = adamem.build(Parts.written(TOY, journal, again, shelf=shelf), AdaMEM(mode="max", online=False))
+    graph.invoke({"task": TASK, "run": "r", "episode": 0})
+    assert "strategy" not in again.kinds()  # as when it was played first
+    graph.invoke({"task": TASK, "run": "another", "episode": 0})
+    assert "strategy" in again.kinds()
+
+
+@pytest.mark.parametrize("mode", ["high", "low"])
+def test_an_episode_that_was_cut_off_goes_on_with_the_same_strategy_and_action(mode: Any, bank: str) -> None:
+    """Pause before each node in turn, go on with a graph and a memory made anew: the same journal, the same calls in all."""
+    settings = AdaMEM(mode=mode, bank=bank)
+    whole, journal = Chat(vote=alternating), Journal()
+    undisturbed = adamem.build(Parts.written(TOY, journal, whole), settings).invoke({"task": TASK, "run": "r", "episode": 0})
+    nodes = ["consider", "recollect", "synthesize", "propose", "choose", "act", "remember"]
+    for node in nodes:
+        chat, second, saver = Chat(vote=alternating), Journal(), InMemorySaver()
+        config: Any = {"configurable": {"thread_id": "t"}}
+        asked: Any = {"task": TASK, "run": "r", "episode": 0}
+        for _ in range(200):
+            graph = adamem.build(Parts.written(TOY, second, chat), settings, checkpointer=saver)
+            asked = graph.invoke(asked, config, interrupt_before=[node]) and None
+            if not graph.get_state(config).next:
+                break
+        assert graph.get_state(config).values["head"] == undisturbed["head"]
+        assert chat.asked == whole.asked, node
+
+
+def test_modes_are_separate_graphs_and_presets_name_them() -> None:
+    drawn = {mode: flow.draw(cli._blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
+    assert len(set(drawn.values())) == len(adamem.MODES)
+    assert drawn["low"] == flow.draw(cli._blueprint("adamem"))
+    assert set(flow.parse(drawn["high"])) == set(flow.parse(adamem.HIGH))
+    assert "propose" in drawn["raw"]
+    assert "synthesize" not in drawn["raw"]
+    paper = AdaMEM.paper_high()
+    assert (paper.k, paper.kind, paper.floor, paper.key, paper.online) == (1, "success", 0.0, "whole", False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"mode": "medium"}, "mode is one of high, low, max, raw, ungrounded"),
+        ({"k": 0}, "k is at least 1"),
+        ({"drift": 2.0}, "drift is from 0 to 1"),
+        ({"mode": "ungrounded", "author": "rule"}, "the rule writes from precedents"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        AdaMEM(**settings)
+
+
+def test_a_kind_needs_to_know_what_a_success_is() -> None:
+    class Open(KeywordKeep):
+        solved = None  # type: ignore[assignment]
+
+    with pytest.raises(UserError, match="what a success is"):
+        adamem.build(Parts.written(Open(), Journal(), Chat()), AdaMEM(kind="success"))
+
+
+def test_a_bank_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bank.jsonl"
+    path.write_text('{"id": 1}\n')
+    with pytest.raises(UserError, match="line 1"):
+        adamem.build(Parts.written(TOY, Journal(), Chat()), AdaMEM(bank=str(path)))
+    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
+        adamem.build(Parts.written(TOY, Journal(), Chat()), AdaMEM(bank=str(tmp_path / "none.jsonl")))
+
+
+def test_a_run_tells_refreshes_and_unreadable_decisions(bank: str) -> None:
+    log = Rows()
+    parts = Parts.written(TOY, Journal(), Chat(vote=lambda n: ""))
+    run.build(adamem.build(parts, AdaMEM(bank=bank)), log).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=1))
+    (row,) = log.values()
+    assert row["refreshes"] == 1
+    assert row["malformed"] == row["steps"] - 1
