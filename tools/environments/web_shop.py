@@ -1,0 +1,616 @@
+"""A small web shop: search, look at products, choose options, buy what was asked for.
+
+Actions, pages and reward are those of WebShop (Yao et al., 2022, arXiv:2207.01206); the products are not. Its catalogue of 1.1
+million products cannot be had here, so ours is drawn by code from a seed: 24 types of product in 7 departments, with
+qualities, parts, options and prices (`data/shop.json`). Nothing measured on it can be compared with published numbers.
+
+| action | where | leads to |
+|---|---|---|
+| `search[words]` | where there is a search bar: the start | the results, ten on a page, at most fifty |
+| `click[text]` | wherever the text can be clicked | what the button says: a product (by its id), an option, `back to search`, `next >`, `< prev`, `description`, `features`, `reviews`, `attributes`, `buy now` |
+
+- An observation is the page's pieces of text joined by ` [SEP] `, without the instruction, which is the task's. Beside what is
+  published, an item's page says which options are chosen, so that the page is all that there is to know.
+- The case of a clicked text does not matter. What cannot be read, or is not on the page, is told so, pays 0 and costs its step.
+- Any search can be typed. Where there is a search bar, searches made of the goal's words are listed.
+- Search is BM25 over title, category, description, features and attributes (`ranking.py`; needs the extra `[search]`:
+  `pip install bm25s`); of equally good products the earlier in the catalogue comes first.
+- `click[buy now]` ends the episode and pays `reward`, in [0, 1]; without a purchase the score is 0. 1 is success.
+
+**The reward** of a purchase (WebShop, section 3): r_type * (n_att + n_opt + [price <= cap]) / (|attributes| + |options| + 1),
+where n_att of the goal's attributes and n_opt of its options are met. r_type compares products (`type_reward`). Two things are
+taken differently from the published code: the words of a title are found without a tagger (see `name_words`), and colours are
+compared as they are, as ours have plain names.
+
+**Goals.** Two for each product, on average: one to three of its qualities, a value for each of its options, and a price cap, a
+multiple of 10 dollars. As published, the first 500 goals are `test`, the next 500 `dev`, the rest `train`; if there are fewer
+than 1,500, a quarter is `test`, a quarter `dev`, and half `train`. The goals of one product are all in one split.
+
+The same shop as real pages: `shop_server.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ...memory.records import Observation, Task, UserError
+from .ranking import Ranking, words
+
+__all__ = [
+    "HORIZON",
+    "SEPARATOR",
+    "Goal",
+    "Page",
+    "Piece",
+    "Product",
+    "Shop",
+    "WebShop",
+    "attributes_met",
+    "draw_shop",
+    "name_words",
+    "options_met",
+    "reward",
+    "token_set_ratio",
+    "type_reward",
+]
+
+HORIZON = 15
+SEPARATOR = " [SEP] "
+_VOCABULARY = Path(__file__).parent / "data" / "shop.json"
+_PER_PAGE = 10
+_MOST_FOUND = 50
+_PUBLISHED_SPLIT = 500
+_SAME = 85
+"""Token-set ratio above which two texts say the same."""
+_USUAL = {"products": "1000", "seed": "0"}
+_INSTANT = 5000
+"""Products up to which a search takes a fraction of a millisecond."""
+_LONGEST = 300
+_ACTION = re.compile(r"(search|click) ?\[(.*)\]", re.IGNORECASE)
+_FUNCTION_WORDS = frozenset(("a", "an", "and", "by", "for", "from", "in", "of", "on", "or", "the", "to", "with"))
+
+SUBPAGES = ("description", "features", "reviews", "attributes")
+"""The sub-pages of an item."""
+_BUTTONS = frozenset(("back to search", "next >", "< prev", "buy now", *SUBPAGES))
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A thing that can be bought."""
+
+    id: str
+    title: str
+    """Name and parts, then, after a comma, qualities and the maker."""
+    category: tuple[str, ...]
+    """From the department down to the type."""
+    query: str
+    """What somebody who wants such a thing would search for."""
+    price: int
+    """In cents, before surcharges."""
+    options: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
+    """(name, ((value, surcharge in cents), …)) for each option."""
+    attributes: tuple[str, ...] = ()
+    description: str = ""
+    features: tuple[str, ...] = ()
+    reviews: tuple[str, ...] = ()
+
+    def costs(self, chosen: Mapping[str, str]) -> int:
+        """The price in cents with the options chosen; an option that is not chosen adds nothing."""
+        return self.price + sum(dict(values).get(chosen.get(name, ""), 0) for name, values in self.options)
+
+    @property
+    def dearest(self) -> int:
+        """The highest price that its options lead to, in cents."""
+        return self.price + sum(max(surcharge for _, surcharge in values) for _, values in self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be bought."""
+
+    product: Product
+    """One that meets all of it. Others may as well."""
+    attributes: tuple[str, ...]
+    options: tuple[tuple[str, str], ...]
+    """(name, value) of each option that matters."""
+    cap: int
+    """The most that it may cost, in cents."""
+
+    @property
+    def text(self) -> str:
+        """The wish in words."""
+        wanted = [", ".join(self.attributes), *(f"{name} {value}" for name, value in self.options)]
+        return f"{self.product.query}: {'; '.join(filter(None, wanted))}; at most {_money(self.cap)}"
+
+
+# The reward
+
+
+def name_words(title: str) -> frozenset[str]:
+    """The words that say what a product is: those of the title up to its first comma, without function words.
+
+    Published are the nouns that a tagger finds. In our titles what follows the comma are adjectives and the maker.
+    """
+    return frozenset(words(title.partition(",")[0])) - _FUNCTION_WORDS
+
+
+def type_reward(bought: Product, wanted: Product) -> float:
+    """r_type: 1, 0.5, 0.1 or 0.
+
+    With o the share of the wanted product's `name_words` that stand in the name of the bought one (0.2 if it has none):
+    0 if o = 0, else 0.1 if o < 0.1, else 1 if o > 0.2, or the query is the same, or two levels of the category are; else 0.5.
+    """
+    named = name_words(wanted.title)
+    overlap = len(named & name_words(bought.title)) / len(named) if named else 0.2
+    if overlap == 0:
+        return 0.0
+    if overlap < 0.1:
+        return 0.1
+    same = bought.query == wanted.query or len({*bought.category} & {*wanted.category}) >= 2
+    return 1.0 if same or overlap > 0.2 else 0.5
+
+
+def attributes_met(bought: Product, asked: Sequence[str]) -> int:
+    """n_att: how many of the attributes asked for the product has.
+
+    It has one that resembles one of its own (token-set ratio above 85), or that stands in its title, features or description.
+    """
+    said = "\n".join((bought.title, " ".join(bought.features), bought.description)).lower()
+    return sum(any(token_set_ratio(own, each) > _SAME for own in bought.attributes) or each.lower() in said for each in asked)
+
+
+def options_met(chosen: Sequence[str], asked: Sequence[str]) -> int:
+    """n_opt: how many of the option values asked for resemble a chosen one (token-set ratio above 85)."""
+    return sum(any(token_set_ratio(one, each) > _SAME for one in chosen) for each in asked)
+
+
+def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
+    """What a purchase is worth, in [0, 1]; see the head of this file.
+
+    Args:
+        bought: the product.
+        chosen: its options by name.
+        goal: what was wanted.
+    """
+    met = attributes_met(bought, goal.attributes) + options_met([*chosen.values()], [value for _, value in goal.options])
+    met += bought.costs(chosen) <= goal.cap
+    return type_reward(bought, goal.product) * met / (len(goal.attributes) + len(goal.options) + 1)
+
+
+def token_set_ratio(one: str, other: str) -> int:
+    """How alike two texts are whatever the order and number of their words: 0 to 100, as fuzzy-matching packages define it.
+
+    With I the words that both have, A and B those that only one has, all sorted and joined by spaces, it is the greatest
+    ratio among I and I A, I and I B, I A and I B; the ratio of two texts is 100 * 2 L / (sum of their lengths), L the length
+    of their longest common subsequence, rounded. So it is 100 if the words of one are all in the other; 0 if one has none.
+    """
+    left, right = set(words(one)), set(words(other))
+    if not left or not right:
+        return 0
+    both = " ".join(sorted(left & right))
+    first = " ".join(filter(None, (both, " ".join(sorted(left - right)))))
+    second = " ".join(filter(None, (both, " ".join(sorted(right - left)))))
+    pairs = [(first, second), *(((both, first), (both, second)) if both else ())]
+    return max(round(200 * _common(a, b) / (len(a) + len(b))) for a, b in pairs)
+
+
+def _common(one: str, other: str) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(other) + 1)
+    for sign in one:
+        before = 0
+        for at, facing in enumerate(other, 1):
+            before, row[at] = row[at], before + 1 if sign == facing else max(row[at], row[at - 1])
+    return row[-1]
+
+
+# The shop and its pages
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where a customer is."""
+
+    kind: Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"] = "search"
+    query: str = ""
+    """What was searched for last."""
+    number: int = 1
+    """Of the page of results, from 1."""
+    product: int = -1
+    """Place in the catalogue of the product looked at, or bought."""
+    chosen: tuple[tuple[str, str], ...] = ()
+    """(name, value) of the options chosen, in the order of the product's options."""
+    score: float = 0.0
+    """What the purchase was worth."""
+    said: str = ""
+    """Why the last action led nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of text on a page."""
+
+    text: str
+    role: Literal["text", "button", "option", "search"] = "text"
+    """`search` is the search bar."""
+    chosen: bool = False
+    """Whether it is a chosen option."""
+
+    @property
+    def click(self) -> str:
+        """What to click, in lower case; empty if it is nothing to click."""
+        return self.text.lower() if self.role in ("button", "option") else ""
+
+
+class Shop:
+    """Products, goals, and the pages that lead from one to the other; knows nothing of steps.
+
+    Args:
+        products: the catalogue.
+        goals: what customers want.
+
+    Raises:
+        UserError: two things on a page could be clicked by the same text (in lower case), or a goal's product is not for sale.
+    """
+
+    def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
+        self.products, self.goals = tuple(products), tuple(goals)
+        self._places = {product.id.lower(): place for place, product in enumerate(self.products)}
+        if len(self._places) < len(self.products) or self._places.keys() & _BUTTONS:
+            raise UserError("webshop: the ids of products must differ from each other and from the names of buttons")
+        for product in self.products:
+            values = [value.lower() for _, values in product.options for value, _ in values]
+            if len({*values, *_BUTTONS}) < len(values) + len(_BUTTONS):
+                raise UserError(
+                    f"webshop: the option values of product {product.id} must differ from each other and from the names of "
+                    f"buttons, got {', '.join(values)}"
+                )
+        strange = [goal.product.id for goal in self.goals if self._places.get(goal.product.id.lower()) is None]
+        if strange:
+            raise UserError(f"webshop: a goal's product {strange[0]} is not in the catalogue")
+        self._ranking = Ranking([_searched(product) for product in self.products], "webshop")
+        self.found = lru_cache(maxsize=512)(self._found)
+
+    def _found(self, query: str) -> tuple[int, ...]:
+        """Places of the products that a search finds, best first."""
+        return tuple(self._ranking.best(query, _MOST_FOUND))
+
+    def follow(self, page: Page, goal: Goal, action: str) -> Page:
+        """The page that an action leads to; if it leads nowhere, the same page, which says why."""
+        read = _ACTION.fullmatch(" ".join(action.split()))
+        asked = read[2].strip() if read else ""
+        if not read or not asked:
+            return replace(page, said="this cannot be read: an action is search[words] or click[text of a button]")
+        if read[1].lower() == "search":
+            if page.kind != "search":
+                return replace(page, said="there is no search bar on this page")
+            return Page("results", asked)
+        piece = next((piece for piece in self.pieces(page) if piece.click == asked.lower()), None)
+        if piece is None:
+            return replace(page, said=f"there is no {asked[:_LONGEST]!r} to click on this page")
+        if piece.role == "option":
+            return self._choose(page, piece.text)
+        return self._press(page, goal, piece.click)
+
+    def _choose(self, page: Page, value: str) -> Page:
+        chosen = dict(page.chosen)
+        options = self.products[page.product].options
+        name = next(name for name, values in options if value in dict(values))
+        chosen[name] = value
+        return replace(page, chosen=tuple((name, chosen[name]) for name, _ in options if name in chosen), said="")
+
+    def _press(self, page: Page, goal: Goal, button: str) -> Page:
+        page = replace(page, said="")
+        match button:
+            case "back to search":
+                return Page()
+            case "next >":
+                return replace(page, number=page.number + 1)
+            case "< prev" if page.kind == "results":
+                return replace(page, number=page.number - 1)
+            case "< prev" if page.kind == "item":
+                return Page("results", page.query, page.number)
+            case "< prev":
+                return replace(page, kind="item")
+            case "description" | "features" | "reviews" | "attributes":
+                return replace(page, kind=button)
+            case "buy now":
+                worth = reward(self.products[page.product], dict(page.chosen), goal)
+                return replace(page, kind="done", score=worth)
+            case _:
+                return replace(page, kind="item", product=self._places[button], chosen=())
+
+    def pieces(self, page: Page) -> list[Piece]:
+        """What a page shows, in order."""
+        said = [Piece(page.said)] if page.said else []
+        match page.kind:
+            case "search":
+                return [*said, Piece("Search", "search")]
+            case "results":
+                return [*said, *self._results(page)]
+            case "done":
+                bought = self.products[page.product]
+                return [
+                    *said,
+                    Piece("Thank you for your purchase"),
+                    Piece(bought.title),
+                    Piece(f"Your score (0 to 1): {page.score:.4g}"),
+                ]
+        product = self.products[page.product]
+        pieces = [*said, Piece("Back to Search", "button"), Piece("< Prev", "button")]
+        if page.kind != "item":
+            shown = {
+                "description": (product.description,),
+                "features": product.features,
+                "reviews": product.reviews,
+                "attributes": product.attributes,
+            }[page.kind]
+            return [*pieces, *(Piece(text) for text in shown or ("None",))]
+        chosen = dict(page.chosen)
+        for name, values in product.options:
+            pieces.append(Piece(name))
+            pieces += [Piece(value, "option", chosen.get(name) == value) for value, _ in values]
+        if chosen:
+            pieces.append(Piece("Chosen: " + ", ".join(f"{name} {value}" for name, value in page.chosen)))
+        pieces += [Piece(product.title), Piece(f"Price: {_money(product.costs(chosen))}")]
+        return [*pieces, *(Piece(name.capitalize(), "button") for name in SUBPAGES), Piece("Buy Now", "button")]
+
+    def _results(self, page: Page) -> list[Piece]:
+        found = self.found(page.query)
+        pieces = [Piece("Back to Search", "button"), Piece(f"Page {page.number} (Total results: {len(found)})")]
+        if page.number > 1:
+            pieces.append(Piece("< Prev", "button"))
+        if page.number * _PER_PAGE < len(found):
+            pieces.append(Piece("Next >", "button"))
+        for place in found[(page.number - 1) * _PER_PAGE : page.number * _PER_PAGE]:
+            product = self.products[place]
+            price = _money(product.price) + (f" to {_money(product.dearest)}" if product.dearest > product.price else "")
+            pieces += [Piece(product.id, "button"), Piece(product.title), Piece(price)]
+        return pieces
+
+    def admissible(self, page: Page, goal: Goal) -> tuple[str, ...]:
+        """What can be clicked; where there is a search bar, searches made of the goal's words."""
+        if page.kind == "search":
+            return tuple(sorted({f"search[{query}]" for query in _queries(goal)}))
+        return tuple(sorted({f"click[{piece.click}]" for piece in self.pieces(page) if piece.click}))
+
+    def route(self, goal: Goal) -> tuple[str, ...]:
+        """How to buy the goal's product with its options: by the listed search that shows it soonest, or else by its title."""
+        place = self._places[goal.product.id.lower()]
+        ranks = [
+            (self.found(query).index(place) // _PER_PAGE, n, query)
+            for n, query in enumerate((*_queries(goal), goal.product.title))
+            if place in self.found(query)
+        ]
+        onward, _, query = min(ranks)
+        pressed = [*["next >"] * onward, goal.product.id.lower(), *(value for _, value in goal.options), "buy now"]
+        return (f"search[{query}]", *(f"click[{text}]" for text in pressed))
+
+
+def _money(cents: int) -> str:
+    return f"${cents / 100:.2f}"
+
+
+def _searched(product: Product) -> str:
+    parts = (product.title, *product.category, product.description, *product.features, *product.attributes)
+    return " ".join(parts)
+
+
+def _queries(goal: Goal) -> list[str]:
+    """Searches made of a goal's words, from the shortest to the longest."""
+    thing, qualities = goal.product.query, " ".join(goal.attributes)
+    values = " ".join(value for _, value in goal.options)
+    made = [
+        thing,
+        *(f"{quality} {thing}" for quality in goal.attributes),
+        f"{qualities} {thing}",
+        f"{qualities} {thing} {values}",
+    ]
+    return [*dict.fromkeys(" ".join(query.split()) for query in made)]
+
+
+# A catalogue
+
+
+@lru_cache(maxsize=4)
+def draw_shop(products: int, seed: int = 0) -> Shop:
+    """A shop with so many products and twice as many goals: the same on every machine.
+
+    Args:
+        products: how many.
+        seed: which catalogue.
+    """
+    vocabulary = json.loads(_VOCABULARY.read_text(encoding="utf-8"))
+    draw = random.Random(f"web shop {seed}")
+    made, ids = list[Product](), set[str]()
+    for n in range(products):
+        kind = vocabulary["types"][n % len(vocabulary["types"])]
+        number = draw.randrange(36**8)
+        while (name := "B" + _base36(number)) in ids:
+            number = (number + 1) % 36**8
+        ids.add(name)
+        made.append(_product(draw, vocabulary, kind, name))
+    draw.shuffle(made)
+    order = draw.sample(range(products), products)
+    goals = [goal for place in order for goal in _goals(draw, made[place])]
+    return Shop(made, goals)
+
+
+def _base36(number: int) -> str:
+    signs = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    return "".join(signs[number // 36**place % 36] for place in range(7, -1, -1))
+
+
+def _product(draw: random.Random, vocabulary: Mapping[str, Any], kind: Mapping[str, Any], name: str) -> Product:
+    noun, brand, part = kind["noun"], draw.choice(vocabulary["brands"]), draw.choice(kind["parts"])
+    attributes = draw.sample(kind["attributes"], 4)
+    low, high = kind["price"]
+    # Two qualities stand in the title, one in the features, one on the page of attributes only.
+    first, second, third, _ = attributes
+    options = []
+    for option, values in kind["options"].items():
+        kept = draw.sample(list(values), min(len(values), draw.randint(3, 6)))
+        options.append((option, tuple((value, 100 * values[value]) for value in values if value in kept)))
+    stars = [draw.choice("23445555") for _ in range(draw.randint(0, 3))]
+    return Product(
+        id=name,
+        title=f"{noun.title()} with {part.title()}, {first.title()}, {second.title()} ({brand})",
+        category=tuple(kind["category"]),
+        query=noun,
+        price=100 * draw.randint(low, high) + draw.choice((0, 49, 95, 99)),
+        options=tuple(options),
+        attributes=tuple(sorted(attributes)),
+        description=f"A {noun} by {brand}, made {kind['use']}. It comes with {part}.",
+        features=(f"{first} and {third}", f"includes: {part}", f"made by {brand}"),
+        reviews=tuple(f"{star} of 5 stars: {draw.choice(vocabulary['reviews'][star])}" for star in stars),
+    )
+
+
+def _goals(draw: random.Random, product: Product) -> list[Goal]:
+    """Two goals that a product meets."""
+    made = list[Goal]()
+    while len(made) < 2:
+        attributes = tuple(draw.sample(product.attributes, draw.randint(1, 3)))
+        options = tuple((name, draw.choice(values)[0]) for name, values in product.options)
+        cap = 1000 * (math.ceil(product.costs(dict(options)) / 1000) + draw.choice((0, 0, 1, 2)))
+        goal = Goal(product, attributes, options, cap)
+        if goal not in made:
+            made.append(goal)
+    return made
+
+
+# The environment
+
+
+class WebShop:
+    """The shop as an environment.
+
+    Args:
+        settings: `products` (24 to 20,000, default 1000) and `seed` (of the catalogue, default 0).
+        horizon: steps after which the episode ends.
+        shop: a shop of one's own instead of a drawn one; then there are no settings.
+    """
+
+    free_text = True
+    """It understands more searches than it lists."""
+    solved = 1.0
+    """The score from which a purchase counts as a success."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON, *, shop: Shop | None = None) -> None:
+        if horizon < 1:
+            raise UserError(f"webshop: horizon must be at least 1, got {horizon}")
+        for key in settings or {}:
+            if key not in _USUAL:
+                raise UserError(f"webshop: no setting {key!r}; it has {', '.join(_USUAL)}")
+        if settings and shop:
+            raise UserError("webshop: got settings and a shop: choose one")
+        chosen = _USUAL | dict(settings or {})
+        self.horizon = horizon
+        self.shop = shop or draw_shop(
+            _number("products", chosen["products"], 24, 20_000), _number("seed", chosen["seed"], 0, 10**9)
+        )
+        changed = [f"{key}={int(value)}" for key, value in chosen.items() if int(value) != int(_USUAL[key])]
+        self.name = "webshop" + ("?" if changed else "") + ",".join(changed) if shop is None else "webshop?own"
+        self.instant = len(self.shop.products) <= _INSTANT
+        self._pages = lru_cache(maxsize=4096)(self._followed)
+        self._splits = _splits(self.shop.goals)
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th goal of a split; `Task.seed` is its number among all goals.
+
+        Raises:
+            UserError: there is no such split or goal.
+        """
+        if split not in self._splits:
+            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
+        places = self._splits[split]
+        if not 0 <= seed < len(places):
+            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
+            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
+        goal = self.shop.goals[places[seed]]
+        text = (
+            f"buy what is wanted: {goal.text}\n"
+            "Actions: search[words] where there is a search bar, click[text] for a button, a product's id or an option. Choose the "
+            "options, then click[buy now]."
+        )
+        return Task(f"webshop-{split}-{seed}", text, places[seed])
+
+    def goal(self, task: Task) -> Goal:
+        """What is wanted in a task.
+
+        Raises:
+            UserError: the task is of another shop.
+        """
+        if not 0 <= task.seed < len(self.shop.goals):
+            raise UserError(f"{self.name}: has no task {task.id} (goal {task.seed} of {len(self.shop.goals)})")
+        return self.shop.goals[task.seed]
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The page after these actions.
+
+        Raises:
+            UserError: an action is no text, or the episode was over before it.
+        """
+        page = self.page(task, actions)
+        over = page.kind == "done" or len(actions) >= self.horizon
+        text = SEPARATOR.join(piece.text for piece in self.shop.pieces(page))
+        return Observation(text, () if over else self.shop.admissible(page, self.goal(task)), page.score, over)
+
+    def page(self, task: Task, actions: Sequence[str]) -> Page:
+        """Where the customer is after these actions: what `observe` shows the text of.
+
+        Raises:
+            UserError: as `observe`.
+        """
+        if isinstance(actions, str):
+            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        self.goal(task)
+        page = Page()
+        for step, action in enumerate(actions):
+            if page.kind == "done" or step >= self.horizon:
+                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
+            if not isinstance(action, str) or not action.strip():
+                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            page = self._pages(task.seed, tuple(actions[: step + 1]))
+        return page
+
+    def _followed(self, number: int, actions: tuple[str, ...]) -> Page:
+        """The page that the last of these actions leads to; kept, because the next question is about one action more."""
+        before = self._pages(number, actions[:-1]) if len(actions) > 1 else Page()
+        return self.shop.follow(before, self.shop.goals[number], actions[-1])
+
+    def abstract(self, observation: Observation) -> str:
+        """The page without the buttons that every such page has."""
+        pieces = [piece for piece in observation.text.split(SEPARATOR) if piece.lower() not in _BUTTONS]
+        return " | ".join(pieces)
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """How to buy just what is wanted, cut at the horizon."""
+        return self.shop.route(self.goal(task))[: self.horizon]
+
+    def optimum(self, task: Task) -> float:
+        """1: every goal was made from a product."""
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _splits(goals: Sequence[Goal]) -> dict[str, range]:
+    """Numbers of the goals of each split."""
+    size = _PUBLISHED_SPLIT if len(goals) >= 3 * _PUBLISHED_SPLIT else len(goals) // 4 // 2 * 2  # both goals of a product
+    return {"train": range(2 * size, len(goals)), "dev": range(size, 2 * size), "test": range(size)}
+
+
+def _number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+        raise UserError(f"webshop: {name} must be a number from {least} to {most}, got {text!r}")
+    return int(text)
