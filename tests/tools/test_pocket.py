@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learngraph.memory.records import Observation, Task, UserError
 from learngraph.tools.environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, domain
 from learngraph.tools.local_model import LocalChatModel
-from learngraph.tools.pocket import evaluate, transcripts
+from learngraph.tools.pocket import evaluate, strategies, transcripts
 from learngraph.tools.pocket.chores import Chores
+from learngraph.tools.pocket.errands import Errands
 from learngraph.tools.pocket.evaluate import WEIGHTS
 from learngraph.tools.pocket.tokenizer import train_tokenizer
 from learngraph.tools.pocket.train import Encoder, PocketTraining, train
@@ -169,6 +170,112 @@ def test_a_reader_knows_what_a_text_determines() -> None:
     step("gate monk", "bell", 0, "door white", rewarded=False)  # gates let everyone pass
     assert reader.learned().endswith("fork oak right. door blue gold")
     assert transcripts.Reader().learned() == "nothing"
+
+
+def test_errands_are_done_by_their_gold_path_and_from_wherever_one_strays() -> None:
+    world = Errands()
+    for seed in range(60):
+        task = world.task(seed)
+        gold = world.gold(task)
+        assert [world.observe(task, gold[:n]).over for n in range(1, len(gold) + 1)] == [False] * (len(gold) - 1) + [
+            True
+        ] * bool(gold)
+        assert sum(world.observe(task, gold[: n + 1]).reward or 0.0 for n in range(len(gold))) == bool(gold)
+        assert all(re.fullmatch(r"(go to|take|move|open|heat|cool|clean) .+ \d", action) for action in gold)
+        draw, actions = random.Random(seed), list[str]()
+        for _ in range(6):
+            shown = world.observe(task, actions)
+            actions += [] if shown.over else [draw.choice(shown.actions)]
+        while best := world.best(task, actions):
+            actions.append(best)
+            assert len(actions) < 20
+        assert world.observe(task, actions).reward == bool(actions)
+    with pytest.raises(UserError, match="not admissible"):
+        world.observe(world.task(0), ("take the sun",))
+    with pytest.raises(UserError, match="train on only"):
+        world.task(0, "test")
+
+
+def test_advice_in_games_is_mostly_right_and_the_label_is_what_is_right() -> None:
+    draw, world = random.Random(6), Errands()
+    followed, avoided = [], []
+    for n in range(400):
+        pieces = list(strategies.advised(draw, [world.attempt(world.task(n), draw)], 0.0))
+        if not pieces:
+            continue
+        strategy = str(pieces[1]).removeprefix("Strategy: ").rstrip("\n").removesuffix(".")
+        items = strategy.split(". ")
+        assert 1 <= len(items) <= 6
+        assert len(set(items)) == len(items)
+        first = next(piece for piece in pieces if isinstance(piece, Decision))
+        label = max(first.probabilities, key=first.probabilities.__getitem__)
+        assert first.probabilities[label] > 0.9
+        done = [item for item in items if item in first.probabilities and f"> {item}\n" not in transcripts.text(pieces[:3])]
+        if done:
+            followed.append(done[0] == label)
+        avoided += [item.removeprefix("not ") == label for item in items if item.startswith("not ")]
+    assert 0.8 < sum(followed) / len(followed) < 0.95
+    assert 0 < sum(avoided) / len(avoided) < 0.1
+
+
+def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
+    draw, seen = random.Random(7), set[str]()
+    for _ in range(400):
+        *pieces, last = strategies.experienced(draw, KeywordKeep())
+        text = transcripts.text(pieces)
+        assert isinstance(last, Decision)
+        assert text.startswith("Task: reach the exit\n")
+        paid: dict[str, str] = {}
+        failed: dict[str, list[str]] = {}
+        for place, answer, reward in re.findall(r"^((?:door|gate|fork) \w+)\n> (\w+)\n= (\S+)\n", text, re.M):
+            if float(reward) > 0:
+                paid.setdefault(place, answer)
+            elif answer in ANSWERS[place.partition(" ")[0]] and answer not in failed.setdefault(place, []):
+                failed[place].append(answer)
+        for place, wrong in failed.items():
+            left = [answer for answer in ANSWERS[place.partition(" ")[0]] if answer not in wrong]
+            if len(left) == 1:
+                paid.setdefault(place, left[0])
+        if not text.endswith("Strategy:\n>"):
+            place = text.removesuffix("\n>").rpartition("\n")[2]
+            if place in paid:
+                assert last.probabilities[paid[place]] > 0.9
+            continue
+        place = text.removesuffix("\nStrategy:\n>").rpartition("\n")[2]
+        items = [] if last.taken == "nothing" else last.taken.split(". ")
+        assert {item for item in items if " not " not in item} == {f"{there} {answer}" for there, answer in paid.items()}
+        if place in paid:
+            assert items[0] == f"{place} {paid[place]}"
+        else:
+            assert [item for item in items if " not " in item] == [f"{place} not {answer}" for answer in failed.get(place, [])]
+        assert len(TOKENIZER(f" {last.taken}\n")["input_ids"]) <= 64
+        seen.add("paid" if place in paid else "failed" if place in failed else "nothing" if not items else "elsewhere")
+    assert seen == {"paid", "failed", "elsewhere", "nothing"}
+
+
+def test_strategies_of_games_are_what_the_best_experience_did() -> None:
+    draw, world, seen = random.Random(8), Errands(), set[str]()
+    for n in range(300):
+        attempts = [world.attempt(world.task(n), draw) for _ in range(5)]
+        pieces = list(strategies.recounted(draw, attempts, 0.0))
+        if not pieces or not str(pieces[-2]).endswith("Strategy:\n>"):
+            continue
+        *_, last = pieces
+        assert isinstance(last, Decision)
+        text = transcripts.text(pieces[:-1])
+        blocks = re.findall(r"^Experience \d+:.*\n((?:(?!Experience).*\n> .*\n= .*\n)+)", text, re.M)
+        said = last.taken.split(". ")
+        if "= 1\n" in "".join(blocks):  # the errand was done in one of them: its first action, then the last, which was paid
+            paid = [re.findall(r"^> (.*)\n= (.*)$", block, re.M) for block in blocks if "\n= 1\n" in block]
+            assert said in [list(dict.fromkeys([p[0][0], *(a for a, r in p[1:] if r == "1")])) for p in paid]
+            seen.add("paid")
+        elif last.taken.startswith("not "):
+            assert all(f"> {item.removeprefix('not ')}\n" in text for item in said)
+            seen.add("failed")
+        elif last.taken == "nothing":
+            assert "Experience" not in text
+            seen.add("nothing")
+    assert {"paid", "failed"} <= seen
 
 
 def test_replies_hold_what_was_paid_and_no_more_than_the_text() -> None:

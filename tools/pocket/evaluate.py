@@ -1,7 +1,7 @@
 """What a pocket model can do, on held-out domains of the toy world and on TextWorldExpress's test fold.
 
 The gate says whether the model may stand in for a language model: reads a strategy and lessons, learns from its own
-attempts in the prompt, needs their rewards for it, and writes down what they show. No number here comes from a rule written by hand: every action is
+attempts in the prompt, needs their rewards for it, and writes down what they show; in games, what a strategy is worth to it. No number here comes from a rule written by hand: every action is
 drawn from the model's own probabilities at temperature 1.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from ...memory.records import Task
 from ..environments.keyword_keep import ANSWERS, MOVES, KeywordKeep, domain
-from . import transcripts
+from . import strategies, transcripts
 from .train import Encoder
 
 __all__ = ["WEIGHTS", "gate", "table"]
@@ -47,12 +47,18 @@ RETRIED: tuple[tuple[str, dict[str, int], int], ...] = (
 RETRIES = 6
 """Attempts at each task of those."""
 
+ADVISED = ("twc", "cookingworld", "mapreader")
+"""TextWorldExpress games that are played under strategies, with our default parameters."""
+
+ADVISED_HORIZON = 30
+"""Steps of those."""
+
 
 def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
     """Measure a model on `keeps` held-out domains of the toy world and `tasks` test tasks of each TextWorldExpress game.
 
     Returns `{"keep": {name: (mean, standard error)}, "retried": {environment: {rewards: [(mean, standard error) by
-    attempt]}}, "games": {game: {player: (mean, standard error)}}}`; scores are fractions of the optimum. With `tasks` 0
+    attempt]}}, "advised": {game: {strategy: (mean, standard error)}}, "games": {game: {player: (mean, standard error)}}}`; scores are fractions of the optimum. With `tasks` 0
     there are no games.
     """
     from langchain_core.messages import HumanMessage
@@ -72,7 +78,10 @@ def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int 
         "keep": {"known accuracy": known}
         | _keep(score, keeps, seed)
         | _context(score, keeps, seed)
-        | _written(score, write, keeps, seed),
+        | _written(score, write, keeps, seed)
+        | _recalled(score, write, keeps, seed)
+        | _copied(write, tasks, seed),
+        "advised": _advised(score, tasks, seed),
         "retried": _retried(score, tasks, seed),
         "games": _games(score, tasks, seed),
     }
@@ -85,6 +94,11 @@ def table(measured: dict[str, Any]) -> str:
         sign, limit = LIMITS.get(name, ("", 0.0))
         met = {"": "", ">": "yes" if mean > limit else "NO", "<": "yes" if mean < limit else "NO"}[sign]
         lines.append(f"| {name} | {mean:.3f} ({error:.3f}) | {f'{sign} {limit:.2f}' if sign else ''} | {met} |")
+    if measured["advised"]:
+        rows = list(next(iter(measured["advised"].values())))
+        lines += ["", f"| strategies of one item, test fold | {' | '.join(rows)} |", "|---" * (len(rows) + 1) + "|"]
+    for game, numbers in measured["advised"].items():
+        lines.append(f"| {game} | {' | '.join(f'{mean:.2f} ({error:.2f})' for mean, error in numbers.values())} |")
     if measured["retried"]:
         head = " | ".join(f"attempt {n + 1}" for n in range(RETRIES))
         lines += ["", f"| several attempts at a task, test fold | rewards | {head} |", "|---" * (RETRIES + 2) + "|"]
@@ -306,6 +320,144 @@ def _read(reader: transcripts.Reader, lines: str, world: KeywordKeep, task: Task
     actions = [step.partition("\n")[0] for step in steps[1:]]
     for n, (place, action) in enumerate(zip(places, actions, strict=True)):
         reader.step(place, action, world.observe(task, actions[: n + 1]), rewarded)
+
+
+def _recalled(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+    """`Strategy:` from past experiences of the toy world: what is written, and how the model plays on it.
+
+    Precision: of the items it wrote, those that the text determines; recall: of those that the text determines, the ones it
+    wrote; "first item": whether it begins as it should, with the place where the agent stands if anything is known of it.
+    Own strategies: before each step the model writes one from its visits to this place in its earlier attempts (the last
+    four, each with up to three steps after it) and acts on it.
+    """
+    world = KeywordKeep()
+    draw = random.Random(f"{seed} recalled")
+    out: dict[str, list[float]] = {}
+
+    def note(name: str, value: float) -> None:
+        out.setdefault(name, []).append(value)
+
+    asked = 0
+    while asked < 4 * keeps:
+        *pieces, last = strategies.experienced(draw, world, "test")
+        if not isinstance(last, transcripts.Decision) or not str(pieces[-1]).endswith("Strategy:\n>"):
+            continue
+        asked += 1
+        right = [item for item in last.taken.split(". ") if item != "nothing"]
+        said = [item.strip() for item in write(transcripts.text(pieces).removesuffix("\n>")).split(".") if item.strip()]
+        said = [item for item in dict.fromkeys(said) if item != "nothing"]
+        if said:
+            note("`Strategy:` from experiences, precision", len({*said} & {*right}) / len(said))
+        if right:
+            note("`Strategy:` from experiences, recall", len({*said} & {*right}) / len(right))
+            note("`Strategy:` from experiences, first item", float(said[:1] == right[:1]))
+    for n in range(keeps):
+        task = world.task(n, "test")
+        lived: list[tuple[float, list[str], list[str]]] = []  # total, places, steps as written
+        for k in range(5):
+            now = world.variant(task, k)
+            actions, places, told, total = list[str](), list[str](), list[str](), 0.0
+            shown = world.observe(now, ())
+            while not shown.over:
+                place = shown.text
+                head = f"Task: {task.instruction}\n"
+                running = "".join(told[-3:])
+                visits = [(t, s[p.index(place) :][:4]) for t, p, s in lived if place in p][-4:]
+                if visits:
+                    past = "".join(f"Experience {m + 1}:\n{''.join(s)}total {t:g}\n" for m, (t, s) in enumerate(visits))
+                    head += f"Strategy: {write(f'{head}{past}{running}{place}{chr(10)}Strategy:')}\n"
+                chances = _probabilities(score, f"{head}{running}{place}", shown.actions)
+                actions.append(draw.choices(shown.actions, chances)[0])
+                shown = world.observe(now, actions)
+                total += shown.reward or 0.0
+                places.append(place)
+                told.append(f"{place}\n> {actions[-1]}\n{_reward(shown.reward, 'shown')}")
+            lived.append((total, places, told))
+            note(f"score, own strategies, attempt {k + 1}", total / 10)
+    return {name: _mean(values) for name, values in out.items()}
+
+
+def _copied(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tuple[float, float]]:
+    """`Strategy:` from past attempts at a task of a game's test fold, which follow its gold path more or less.
+
+    Whether the reply begins with the first action of the best experience, is all that it should be, and how many of its items
+    are actions that stand in the text.
+    """
+    from ..environments.text_world_express import TextWorldExpress
+
+    draw = random.Random(f"{seed} copied")
+    out: dict[str, list[float]] = {}
+    for game in ADVISED if tasks else ():
+        world = TextWorldExpress(game)
+        for n in range(tasks):
+            task = world.task(n, "test")
+            made = [transcripts.practise(world, task, draw) for _ in range(5)]
+            attempts = [played for played in made if played is not None and played.steps]
+            for _ in range(20):
+                pieces = list(strategies.recounted(draw, attempts, 0.0)) if len(attempts) > 1 else []
+                last = pieces[-1] if pieces else ""
+                if (
+                    isinstance(last, transcripts.Decision)
+                    and str(pieces[-2]).endswith("Strategy:\n>")
+                    and last.taken != "nothing"
+                ):
+                    break
+            else:
+                continue
+            text = transcripts.text(pieces[:-1])
+            said = write(text.removesuffix("\n>"))
+            items = [item.strip() for item in said.split(". ") if item.strip()]
+            name = "`Strategy:` from experiences of games"
+            out.setdefault(f"{name}, first item", []).append(float(items[:1] == last.taken.split(". ")[:1]))
+            out.setdefault(f"{name}, the whole", []).append(float(said == last.taken))
+            if items:
+                known = [f"> {item.removeprefix('not ')}\n" in text for item in items]
+                out.setdefault(f"{name}, items copied exactly", []).append(fmean(known))
+        world.close()
+    return {name: _mean(values) for name, values in out.items()}
+
+
+def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """Games under a strategy of one item, written anew before each step: none, gold's next action, or another one.
+
+    Mean score, and the probability that the item is done (`followed`). Gold's next action is the first of the rest of its
+    path that can be done; what strays from it is taken back first if one action can.
+    """
+    from ..environments.text_world_express import TextWorldExpress
+
+    idle = ("look around", "inventory")
+    out: dict[str, dict[str, tuple[float, float]]] = {}
+    for game in ADVISED if tasks else ():
+        world = TextWorldExpress(game, horizon=ADVISED_HORIZON)
+        numbers: dict[str, list[float]] = {}
+        for told in ("none", "right", "wrong"):
+            draw = random.Random(f"{seed} {game} {told}")
+            for n in range(tasks):
+                task = world.task(n, "test")
+                plan = [action for action in world.gold(task) if action not in idle]
+                actions, total = list[str](), 0.0
+                shown = world.observe(task, ())
+                while not shown.over:
+                    options = shown.actions
+                    gold = next((action for action in plan if action in options), "")
+                    others = [action for action in options if action != gold and action not in idle]
+                    item = {"none": "", "right": gold, "wrong": draw.choice(others) if others else ""}[told]
+                    line = f"Strategy: {item}\n" if item else ""
+                    chances = _probabilities(score, f"Task: {task.instruction}\n{line}{shown.text}", options)
+                    if item:
+                        numbers.setdefault(f"{told}: followed", []).append(chances[options.index(item)])
+                    before = world.abstract(shown)
+                    actions.append(draw.choices(options, chances)[0])
+                    shown = world.observe(task, actions)
+                    total += shown.reward or 0.0
+                    if actions[-1] == gold:
+                        plan = plan[plan.index(gold) + 1 :]
+                    elif transcripts.undo(actions[-1]) in shown.actions and world.abstract(shown) != before:
+                        plan = [transcripts.undo(actions[-1]), *plan]
+                numbers.setdefault(f"{told}: score", []).append(total)
+        out[game] = {name: _mean(values) for name, values in sorted(numbers.items())}
+        world.close()
+    return out
 
 
 def _known(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]:

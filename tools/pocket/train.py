@@ -2,8 +2,9 @@
 
 First the exercises `recall`, until eight pairs are found again almost always, and `echo`, to go on with any phrase of the
 text (trained on the toy world's few words alone, a model copies only these: invented names cost it 6.7 nats a token even
-when they stood in the text). Then attempts at the toy world and at
-TextWorldExpress games (one decision, or several attempts at one task), in windows that grow. To look up the answer that belongs to a key is the hard part: the model learns
+when they stood in the text). Then attempts at the toy world and at TextWorldExpress games (one decision, or several attempts
+at one task), in windows that grow. Strategies to be read and written can be mixed in, then or from a trained model on (the
+shipped weights: their card has the commands). To look up the answer that belongs to a key is the hard part: the model learns
 it in a minute from the initialisation of `_imitate`, and did not learn it in the first 1.5 million tokens from a random one.
 """
 
@@ -22,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 from ...memory.records import UserError
 from ..environments.keyword_keep import KeywordKeep
 from ..environments.text_world_express import DEFAULTS, TextWorldExpress
-from . import transcripts
+from . import strategies, transcripts
 from .chores import Chores, invent
+from .errands import Errands
 from .tokenizer import train_tokenizer
 from .transcripts import Decision, Games, Paid, Piece, Played
 
@@ -99,6 +101,12 @@ class PocketTraining:
     """Of the batches after the recall stage, those of several attempts at one task of a TextWorldExpress game."""
     chores: float = 0.2
     """Of the batches after the recall stage, those of several attempts at a task with invented names."""
+    advised: float = 0.0
+    """Of the batches after the recall stage, those of games with a strategy before the steps."""
+    experienced: float = 0.0
+    """Of those batches, strategies to be written (or actions to be taken) from past experiences of the toy world."""
+    recounted: float = 0.0
+    """The same, from past experiences of games."""
     reading: float = 0.05
     """Weight of the tokens of a game's texts; those of an action have weight 1. Texts repeat: learning to predict them is
     learning to copy names, also those of things never seen."""
@@ -392,6 +400,7 @@ class _Run:
         self.encoder = Encoder(tokenizer)
         self.world = KeywordKeep()
         self.chores = Chores()
+        self.errands = Errands()
         invented = (invent(draw) for _ in range(2000))
         self.names = [*range(2, len(tokenizer)), *(token for name in invented for token in self.encoder.ids(f" {name}"))]
         """Tokens of the echo exercise: all, and those of invented names as often as names have them."""
@@ -440,10 +449,18 @@ class _Run:
         if self.stage == 0:
             return self.draw.choice(("recall", "echo"))
         settings = self.settings
-        games, again = (settings.share, settings.again) if settings.games else (0.0, 0.0)
-        keep = max(0.0, 1 - settings.drill - games - again - settings.chores)
-        shares = (settings.drill / 2, settings.drill / 2, games, again, settings.chores, keep)
-        return self.draw.choices(("recall", "echo", "games", "again", "chores", "keep"), shares)[0]
+        shares = {
+            "recall": settings.drill / 2,
+            "echo": settings.drill / 2,
+            "games": settings.share if settings.games else 0.0,
+            "again": settings.again if settings.games else 0.0,
+            "chores": settings.chores,
+            "advised": settings.advised,
+            "experienced": settings.experienced,
+            "recounted": settings.recounted,
+        }
+        shares["keep"] = max(0.0, 1 - sum(shares.values()))
+        return self.draw.choices(list(shares), list(shares.values()))[0]
 
     def _batch(self, source: str) -> list[Encoded]:
         """The next batch; four are made at a time, each of sequences of about the same length, to save padding."""
@@ -480,15 +497,58 @@ class _Run:
                 sources = (transcripts.retry(self.draw, attempts, room) for attempts in tasks)
             case "chores":
                 room, longest, count = self.draw.choice(((300, 400, 9), (500, 560, 6), (900, 1100, 3))[: self.stage + 1])
-                sources = (transcripts.retry(self.draw, self._chore(), room) for _ in range(count * batches))
+                sources = (
+                    transcripts.retry(self.draw, self._chore(self.draw.randint(2, 7)), room) for _ in range(count * batches)
+                )
+            case "advised":
+                longest, count, reading = 480, 6, self.settings.reading / 5
+                sources = (strategies.advised(self.draw, *self._told()) for _ in range(count * batches))
+            case "experienced":
+                longest, count = self.draw.choice(((320, 12), (600, 6)))
+                sources = (strategies.experienced(self.draw, self.world, longest=longest) for _ in range(count * batches))
+            case "recounted":
+                room, longest, count = self.draw.choice(((300, 400, 8), (600, 700, 5)))
+                sources = (strategies.recounted(self.draw, *self._tried(), longest=room) for _ in range(count * batches))
             case _:
                 sources = (transcripts.keep(self.draw, self.world, longest=longest) for _ in range(count * batches))
-        return count, [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+        made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+        # An attempt in which there is nothing to advise gives no text.
+        return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
 
-    def _chore(self) -> list[Played]:
+    def _chore(self, count: int) -> list[Played]:
         task = self.chores.task(self.draw.randrange(10**9))
-        tries = (transcripts.practise(self.chores, task, self.draw, horizon=15) for _ in range(self.draw.randint(2, 7)))
+        tries = (transcripts.practise(self.chores, task, self.draw, horizon=15) for _ in range(count))
         return [played for played in tries if played is not None]
+
+    def _told(self) -> tuple[Sequence[Played], float]:
+        """Attempts of which one is to be shown under a strategy, and how often with other names."""
+        draw, played = self.draw, self.played.result()
+        form = draw.choices(("paths", "tries", "chores", "errands"), (3, 3, 2, 3) if played.paths else (0, 0, 2, 3))[0]
+        match form:
+            case "paths":
+                return draw.choice(played.paths), 0.5
+            case "tries":
+                return draw.choice(draw.choice(played.tries)), 0.5
+            case "chores":
+                return self._chore(1), 0.0
+            case _:
+                return [self._errand()], 0.0
+
+    def _tried(self) -> tuple[Sequence[Played], float]:
+        """Attempts at one task, and how often they are to be shown with other names."""
+        draw, played = self.draw, self.played.result()
+        match draw.choices(("tries", "chores", "errands"), (3, 3, 2) if played.tries else (0, 3, 2))[0]:
+            case "tries":
+                return draw.choice(draw.choice(played.tries)), 0.5
+            case "chores":
+                return self._chore(draw.randint(2, 7)), 0.0
+            case _:
+                seed = draw.randrange(10**9)
+                return [self._errand(seed) for _ in range(draw.randint(2, 7))], 0.0
+
+    def _errand(self, seed: int | None = None) -> Played:
+        task = self.errands.task(self.draw.randrange(10**9) if seed is None else seed)
+        return self.errands.attempt(task, self.draw)
 
     def _step(self, batch: Sequence[Encoded], tally: Tally) -> None:
         import torch

@@ -25,8 +25,8 @@ and, at the end of others, `Learned:` or `Feedback:` with all that the text dete
 Four sources. `recall`: the bare exercise of finding a key's value again, without which nothing else is learned
 (one million parameters do not discover it on their own). `keep`: attempts at Keyword Keep, the toy world with hidden rules,
 labelled by the exact posterior over what the text so far reveals. `window`: gold paths of TextWorldExpress games with
-detours. `retry`: several attempts at one task of such a game, labelled by what the best one so far did. Training splits
-only. The experts are asked for labels here and nowhere else.
+detours. `retry`: several attempts at one task of such a game, labelled by what the best one so far did. (Strategies
+to be read and written: `strategies`.) Training splits only. The experts are asked for labels here and nowhere else.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ __all__ = [
     "retry",
     "save",
     "text",
+    "undo",
     "window",
 ]
 
@@ -198,8 +199,8 @@ class Reader:
     """What a text about Keyword Keep determines, followed along as the text is written."""
 
     expert: PosteriorExpert = field(default_factory=PosteriorExpert)
-    tried: dict[str, set[str]] = field(default_factory=dict)
-    """Answers tried in the text, by place."""
+    tried: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Answers tried in the text, by place, in the order of the text."""
     facts: dict[str, str] = field(default_factory=dict)
     """Answers that are certain or told and not contradicted, by place, in the order in which the text gives them."""
 
@@ -209,11 +210,17 @@ class Reader:
         self._settle(place)
         return f"{place} {answer}"
 
+    def avoid(self, place: str, answer: str) -> str:
+        """Read advice against an answer; returns it as written."""
+        self.expert.failed.setdefault(place, set()).add(answer)
+        self._settle(place)
+        return f"{place} not {answer}"
+
     def step(self, place: str, action: str, after: Observation, rewarded: bool) -> None:
         """Read one step. Without rewards only passing a door shows whether the answer was right."""
         if action not in ANSWERS[place.partition(" ")[0]]:
             return
-        self.tried.setdefault(place, set()).add(action)
+        self.tried.setdefault(place, {})[action] = None
         if rewarded:
             assert after.reward is not None
             self.expert.see(place, action, after.reward)
@@ -232,6 +239,15 @@ class Reader:
     def learned(self) -> str:
         """The facts as a model is to write them."""
         return ". ".join(f"{place} {answer}" for place, answer in self.facts.items()) or "nothing"
+
+    def strategy(self, place: str) -> str:
+        """The facts as a model is to write them where it stands at a place: this place's first, or else what failed here."""
+        facts = [f"{there} {answer}" for there, answer in self.facts.items()]
+        here = [fact for fact in facts if fact.startswith(f"{place} ")]
+        if not here:
+            failed = self.expert.failed.get(place, set())
+            here = [f"{place} not {answer}" for answer in self.tried.get(place, ()) if answer in failed]
+        return ". ".join([*here, *(fact for fact in facts if fact not in here)]) or "nothing"
 
     def _settle(self, place: str) -> None:
         if place.partition(" ")[0] not in _KEYED:
@@ -370,6 +386,12 @@ def _remark(draw: random.Random, reader: Reader) -> str:
     return f"Feedback: {'. '.join(told) or 'nothing'}\n"
 
 
+def _others(draw: random.Random, place: str, right: str) -> list[str]:
+    """One or more wrong answers of a place."""
+    wrong = [answer for answer in ANSWERS[place.partition(" ")[0]] if answer != right]
+    return draw.sample(wrong, draw.randint(1, len(wrong)))
+
+
 def _advice(draw: random.Random, task: Task, reader: Reader, longest: int) -> Iterator[str]:
     """Nothing, a strategy, lessons among lessons about places that are not here, both, or lessons of several facts each."""
     rules = domain(task.seed)
@@ -386,6 +408,14 @@ def _advice(draw: random.Random, task: Task, reader: Reader, longest: int) -> It
     if form in ("strategy", "both"):
         wrong = draw.choice((0.0, 0.1, 0.5, 1.0))
         told = [tell(place, wrong) for place in draw.sample(here, draw.randint(1, len(here)))]
+        if draw.random() < 0.35:  # what failed, too, or nothing else
+            open_places = [place for place in here if place not in reader.expert.told]
+            failed = [
+                reader.avoid(place, answer)
+                for place in draw.sample(open_places, min(len(open_places), draw.choice((1, 1, 2, 3))))
+                for answer in _others(draw, place, rules.rules[place])
+            ]
+            told = [*told, *failed] if draw.random() < 0.5 else [*failed, *told]
         yield f"Strategy: {'. '.join(told)}{draw.choice(('', '.'))}\n"
     if form in ("lessons", "both"):
         told = [p for p in draw.sample(here, draw.randint(0, len(here))) if p not in reader.expert.told]
@@ -485,8 +515,8 @@ def practise(world: World, task: Task, draw: random.Random, horizon: int = 30) -
         shown = world.observe(task, actions)
         if action == gold:
             plan = plan[(at or 0) + 1 :]
-        elif plan and (undo := _undo(action)) in shown.actions and state != world.abstract(shown):
-            plan = [undo, *plan]
+        elif plan and (back := undo(action)) in shown.actions and state != world.abstract(shown):
+            plan = [back, *plan]
         as_good = {gold}
         if task.id.startswith(("twc", "chores")) and gold.startswith(("take ", "put ")):
             alike = "take " if gold.startswith("take ") else "put "
@@ -500,7 +530,8 @@ def _begins(start: str, action: str) -> bool:
     return action.startswith(start)
 
 
-def _undo(action: str) -> str:
+def undo(action: str) -> str:
+    """What takes an action back, if one action can."""
     put = re.fullmatch(r"put (.+) in .+", action)
     return f"take {put[1]}" if put else _BACK.get(action, "")
 
@@ -578,6 +609,7 @@ _PLAIN = frozenset(
         "down",
         "east",
         "eat",
+        "from",
         "in",
         "instructions",
         "book",

@@ -1,0 +1,292 @@
+"""Training texts about strategies: to act on one that stands before the steps, and to write one from past experiences.
+
+Acting on a strategy (items joined by `. `, best first; in the toy world each names its place):
+
+    Task: put a mug in shelf.
+    Strategy: go to drawer 2. take mug 1 from drawer 2. not open safe 1
+    ...
+    You arrive at drawer 2. On the drawer 2, you see a mug 1.        -> take mug 1 from drawer 2
+
+Writing one, from pieces of past attempts:
+
+    Task: reach the exit
+    Experience 1: success
+    door black
+    > mist
+    = 1
+    gate troll
+    > lamp
+    = 1
+    total 10
+    ...
+    door black
+    Strategy:                                                        -> door black mist. gate troll lamp
+
+`advised`: games with strategies, mostly right. `experienced`: experiences of the toy world, the reply is what they and the
+running steps determine. `recounted`: experiences of games, the reply is what the best of them did and what it was paid for
+next. In the last two a part of the texts asks for the action instead: past experiences read as they are.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ...memory.records import Observation, Task
+from ..environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
+from .transcripts import Decision, Paid, Piece, Played, Reader, clip, rename, soften
+
+__all__ = ["advised", "experienced", "recounted"]
+
+Step = tuple[str, str, Decision, float]
+"""As in `Played`: observation, its abstract state, decision, reward."""
+
+_IDLE = ("look around", "inventory", "task", "look")
+
+
+def _gold(decision: Decision) -> list[str]:
+    """What the expert would do there: nothing where it does not know."""
+    top = max(decision.probabilities.values())
+    return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
+
+
+def advised(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 480) -> Iterator[Piece]:
+    """One attempt at a game under a strategy of one to five items, which is right in about seven of eight cases.
+
+    The items: what gold does now and next; done already (then the history shows it); later ones that cannot be done yet; what
+    gold does not do, before it or in its place; `not` and something that gold does not do. The label is gold's action, the
+    one that the strategy names where several are as good. Half of the time a run of steps under the same strategy.
+    """
+    played = draw.choice(attempts)
+    if draw.random() < renamed:
+        (played,) = rename([played], draw)
+    steps = played.steps
+    known = [n for n, (_, _, decision, _) in enumerate(steps) if _gold(decision)]
+    if not known:
+        return
+    at = draw.choice(known)
+    items, shown = _items(draw, steps, at)
+    yield f"Task: {played.task.instruction}\n"
+    yield f"Strategy: {'. '.join(items)}{draw.choice(('', '', '.'))}\n"
+    rewards = draw.random() < 0.85
+    short = draw.random() < 0.5
+    before = steps[max(0, at - max(shown, draw.choice((0, 0, 1, 2, 3, 3, at)))) : at]
+    room = 1.6 * longest  # characters for earlier steps: half a text
+    past = [_told(clip(state) if short else state, d.taken, reward if rewards else None) for _, state, d, reward in before]
+    while past and sum(map(len, past)) > room:
+        del past[0]
+    yield "".join(past)
+    many = draw.random() < 0.5
+    for seen, _, decision, reward in steps[at : at + 5 if many else at + 1]:
+        gold = _gold(decision)
+        if not gold:
+            return
+        named = [action for action in items if action in gold][:1]
+        share = {action: 1 / len(named or gold) for action in named or gold}
+        yield f"{seen.strip()}\n>"
+        yield Decision(decision.taken, soften(share, list(decision.probabilities)), weight=2.0)
+        if rewards:
+            yield Paid(reward)
+
+
+def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[str], int]:
+    """A strategy for the decision after `at` steps, and how many of the steps before it must be seen to act on it."""
+    here = steps[at][2]
+    gold, options = _gold(here), [action for action in here.probabilities if action not in _IDLE]
+    now = draw.choice(gold)
+    future = [now]
+    for _, _, decision, _ in steps[at + 1 :]:
+        later = _gold(decision)
+        if later and later[0] not in future and later[0] not in _IDLE:
+            future.append(later[0])
+    others = [action for action in options if action not in gold]
+    count = draw.choice((1, 1, 2, 3, 4, 5))
+    shown = 0
+    form = draw.choices(("next", "done", "later", "wrong", "not"), (56, 18, 8, 10, 8))[0]
+    if form == "done" and at:
+        shown = draw.randint(1, min(at, 3))
+        done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in _gold(d) and d.taken not in future]
+        items = [*dict.fromkeys(done), *future[:count]][:5]
+    elif form == "later":
+        items = [action for action in future[1:] if action not in options][:count] or future[:count]
+    elif form == "wrong" and others:
+        bad = draw.choice(others)
+        items = [bad, *(future[1:count] if draw.random() < 0.5 else future[: count - 1])]
+    elif form == "not" and others:
+        items = []
+    else:
+        items = future[:count]
+    if others and (not items or draw.random() < 0.3):
+        # As failures are: mostly of the same kind as what would have been right.
+        alike = [action for action in others if action.partition(" ")[0] == now.partition(" ")[0]]
+        pool = alike if alike and draw.random() < 0.7 else others
+        failed = draw.sample(pool, min(len(pool), draw.choice((1, 1, 2, 3))))
+        if draw.random() < 0.04:
+            failed[0] = now
+        avoided = [f"not {action}" for action in failed if action not in items]
+        items = [*avoided, *items] if draw.random() < 0.4 else [*items, *avoided]
+    return list(dict.fromkeys(items or [now]))[:6], shown
+
+
+def _told(state: str, action: str, reward: float | None) -> str:
+    return f"{state}\n> {action}\n" + (f"= {reward:g}\n" if reward is not None else "")
+
+
+def _heading(number: int, success: bool, judged: bool) -> str:
+    return f"Experience {number}: {'success' if success else 'failure'}\n" if judged else f"Experience {number}:\n"
+
+
+def experienced(draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 480) -> Iterator[Piece]:
+    """Up to eight pieces of past attempts at a keep, a few steps of the running one, and `Strategy:` or an action.
+
+    Most pieces begin at the place where the agent stands now, as those do that a search by likeness finds. The strategy: the
+    answer of this place if the text determines it, else what failed here; then what it determines of other places.
+    """
+    task = world.task(draw.randrange(10**9), split)
+    reader = Reader()
+    past = [_visit(draw, world, world.variant(task, n)) for n in range(draw.randint(1, 8))]
+    running = _visit(draw, world, world.variant(task, 9))
+    at = min(draw.choice((0, 0, 1, 2, 3, 4, 6)), len(running) - 1)
+    while at and running[at].place.startswith(("chest", "exit")):
+        at -= 1
+    place = running[at].place
+    unit = draw.choice((0.5, 2.0, 0.1, 3.0)) if draw.random() < 0.08 else 1.0
+    judged, totals = draw.random() < 0.6, draw.random() < 0.9
+    more = draw.choice((0, 0, 1, 2, 3, 5, 8))
+
+    yield f"Task: {task.instruction}\n"
+    number, used = 1, 40  # tokens, about
+    for steps in past:
+        there = [n for n, visit in enumerate(steps) if visit.place == place]
+        if there and draw.random() < 0.85:
+            start = draw.choice(there)
+        elif draw.random() < 0.5:
+            continue
+        else:
+            start = draw.randrange(len(steps))
+        piece = steps[start : start + 1 + more]
+        used += 16 + 6 * len(piece)
+        if used > longest - 140:
+            break
+        total = sum(visit.reward for visit in steps)
+        yield _heading(number, total > 9.99, judged)
+        for visit in piece:
+            reader.step(visit.place, visit.action, visit.after, True)
+            yield _told(visit.place, visit.action, visit.reward * unit)
+        if totals:
+            yield f"total {total * unit:g}\n"
+        number += 1
+    for visit in running[max(0, at - draw.choice((0, 1, 2, 3, 3))) : at]:
+        yield f"{visit.place}\n>"
+        yield _decision(reader, visit)
+        yield Paid(visit.reward * unit)
+        reader.step(visit.place, visit.action, visit.after, True)
+    if draw.random() < 0.3:
+        yield f"{place}\n>"
+        yield replace(_decision(reader, running[at]), weight=4.0)
+        return
+    said = reader.strategy(place)
+    yield f"{place}\nStrategy:\n>"
+    yield Decision(said, {said: 1.0}, weight=2.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """One step at a place of the toy world."""
+
+    place: str
+    action: str
+    options: tuple[str, ...]
+    after: Observation
+    reward: float
+
+
+def _visit(draw: random.Random, world: KeywordKeep, task: Task) -> list[_Visit]:
+    """An attempt by a player that knows some of the rules, and sometimes does anything. It never goes back: a piece of an
+    attempt that begins at a place that was paid before would make its right answer look wrong."""
+    rules, known = domain(task.seed).rules, draw.choice((0.0, 0.0, 0.3, 0.6, 1.0))
+    expert = PosteriorExpert(right={place: answer for place, answer in rules.items() if draw.random() < known})
+    careless = draw.choice((0.0, 0.1, 0.3, 0.6))
+    visits: list[_Visit] = []
+    actions: list[str] = []
+    shown = world.observe(task, ())
+    while not shown.over:
+        chances = expert.probabilities(shown.text)
+        action = draw.choices(list(chances), list(chances.values()))[0]
+        if draw.random() < careless:
+            action = draw.choice([option for option in shown.actions if option != "back"])
+        actions.append(action)
+        before, shown = shown, world.observe(task, actions)
+        reward = shown.reward or 0.0
+        expert.see(before.text, action, reward)
+        visits.append(_Visit(before.text, action, before.actions, shown, reward))
+    return visits
+
+
+def _decision(reader: Reader, visit: _Visit) -> Decision:
+    probabilities = reader.policy(visit.place)
+    known = len(probabilities) == 1 and visit.place.startswith(("door", "gate", "fork"))
+    return Decision(visit.action, soften(probabilities, visit.options), known)
+
+
+def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 600) -> Iterator[Piece]:
+    """Pieces of earlier attempts at a task of a game, a few steps of the running one, and `Strategy:` or an action.
+
+    The best piece is the one whose shown steps were paid most (then: whose attempt was). The strategy is its first action and
+    those that were paid after it; where no piece was paid anything, what not to do again; `nothing` where there is none.
+    """
+    order = draw.sample(list(attempts), len(attempts))
+    if draw.random() < renamed:
+        order = rename(order, draw)
+    running, *earlier = order
+    if not running.steps or not earlier:
+        return
+    at = draw.randrange(len(running.steps))
+    seen, state, decision, _ = running.steps[at]
+    judged, totals, short = draw.random() < 0.6, draw.random() < 0.9, draw.random() < 0.75
+    more = draw.choice((1, 2, 3, 4))
+    head = f"Task: {running.task.instruction}\n"
+    yield head
+    past = [_told(clip(s), d.taken, r) for _, s, d, r in running.steps[max(0, at - draw.choice((0, 1, 2, 3))) : at]]
+    used = len(head) + len(seen) + sum(map(len, past)) + 200  # characters
+    pieces: list[tuple[float, float, list[Step]]] = []
+    for played in earlier[: draw.choice((1, 2, 3, 4, 6))]:
+        same = [n for n, (_, s, _, _) in enumerate(played.steps) if s == state]
+        if not played.steps or not (same or draw.random() < 0.4):
+            continue
+        start = draw.choice(same) if same else draw.randrange(len(played.steps))
+        piece = list(played.steps[start : start + 1 + more])
+        total = sum(reward for *_, reward in played.steps)
+        first = clip(piece[0][1]) if short else piece[0][1]
+        lines = [_told(first if n == 0 else clip(s), d.taken, r) for n, (_, s, d, r) in enumerate(piece)]
+        used += sum(map(len, lines)) + 40
+        if used > 3 * longest:
+            break
+        yield _heading(len(pieces) + 1, total > 0.999, judged)
+        yield "".join(lines)
+        if totals:
+            yield f"total {round(total, 9):g}\n"
+        pieces.append((sum(reward for *_, reward in piece), total if totals else 0.0, piece))
+    yield "".join(past)
+    best = max(pieces, key=lambda piece: piece[:2], default=None)
+    good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
+    if draw.random() < 0.3:
+        gold = _gold(decision)
+        first_action = best[2][0][2].taken if best is not None and good else ""
+        share = {action: 1 / len(gold) for action in gold}
+        if first_action in decision.probabilities and best is not None and best[2][0][1] == state:
+            share = {action: 0.2 * p for action, p in share.items()}
+            share[first_action] = share.get(first_action, 0.0) + (0.8 if gold else 1.0)
+        if share:
+            yield f"{seen.strip()}\n>"
+            yield Decision(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
+            return
+    if best is not None and good:
+        done = [(d.taken, reward) for _, _, d, reward in best[2]]
+        items = [done[0][0], *(action for action, reward in done[1:] if reward > 0)]
+    else:
+        items = [f"not {piece[0][2].taken}" for *_, piece in pieces]
+    said = ". ".join(list(dict.fromkeys(items))[:4]) or "nothing"
+    yield f"{seen.strip()}\nStrategy:\n>"
+    yield Decision(said, {said: 1.0}, weight=2.0)
