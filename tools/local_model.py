@@ -36,7 +36,7 @@ from typing_extensions import override
 
 from ..memory.records import UserError
 
-__all__ = ["LocalChatModel", "Scores", "Usage"]
+__all__ = ["LocalChatModel", "Scores", "Usage", "WindowError"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -62,6 +62,14 @@ their own, which needs no mask (tests/performance/bench_scoring.py)."""
 ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
 PROBE = "Qzq"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+
+
+class WindowError(UserError, ValueError):
+    """A prompt, or a prompt and its reply, is longer than the model's window."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
 
 
 @dataclass
@@ -308,9 +316,10 @@ class LocalChatModel(BaseChatModel):
             raise UserError(f"{self.model}: asked with no messages; one message at least would do")
         ids = self._encode(self._render([_turn(message) for message in messages], reply=True))
         if len(ids) >= self._window:
-            raise UserError(
+            raise WindowError(
                 f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
-                "send fewer or shorter messages"
+                "send fewer or shorter messages",
+                len(ids),
             )
         return ids
 
@@ -419,9 +428,10 @@ class LocalChatModel(BaseChatModel):
         prompt = self.prompt_ids(messages)
         longest = max(len(reply) for reply in replies)
         if len(prompt) + longest > self._window:
-            raise UserError(
+            raise WindowError(
                 f"{self.model}: prompt of {len(prompt)} tokens and option of {longest} do not fit "
-                f"its window of {self._window}; send fewer or shorter messages"
+                f"its window of {self._window}; send fewer or shorter messages",
+                len(prompt) + longest,
             )
         with self._lock:
             self.usage.prompt_tokens += len(prompt)
