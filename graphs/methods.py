@@ -12,7 +12,7 @@ from ..memory.q_table import QTable
 from ..memory.records import UserError
 from ..nodes.policies import Recent
 from . import adamem, icrl, jitrl
-from .baselines import best_of_n, cot, long_cot, react, reflexion, self_refine, static, tabular
+from .baselines import best_of_n, cot, long_cot, react, reflexion, self_refine, static, synapse, tabular
 from .parts import Parts, uniform
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -94,6 +94,9 @@ METHODS: Mapping[str, Method] = {
     ),
     "reflexion": Method(
         "writes down after every attempt what to do differently", reflexion.Reflexion, reflexion.build, writes=True
+    ),
+    "synapse": Method(
+        "shows whole earlier attempts at the task most like this one, the same at every step", synapse.Synapse, synapse.build
     ),
     "static": Method(
         "the policy alone, every episode as if it were the first",

@@ -48,7 +48,7 @@ def objects(text: str) -> list[dict[str, Any]]:
     ("command", "says"),
     [
         ("jump", "there are run, calibrate, list, draw, memory, pocket"),
-        ("run", "there are jitrl, icrl, adamem, react, cot, long-cot, best-of-n, self-refine, reflexion, static, random, tabular"),
+        ("run", "there are jitrl, icrl, adamem, react, cot, long-cot, best-of-n, self-refine, reflexion, synapse, "),
         ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
