@@ -52,7 +52,7 @@ from typing_extensions import override
 
 from .records import UserError
 
-__all__ = ["ChromaStore"]
+__all__ = ["ChromaStore", "embedder_name"]
 
 SCHEMA = 1
 """Version of the layout described above, recorded in the collection; a store with a newer one is refused."""
@@ -131,7 +131,7 @@ class ChromaStore(BaseStore):
         Raises UserError if another process (or this one) has the directory open, if what is there is no memory, is
         damaged or was written by a newer version, if the memory was indexed by another embedder, if no server answers.
         """
-        embedder = (_embedder_name(index["embed"]), index["dims"]) if index else None
+        embedder = (embedder_name(index["embed"]), index["dims"]) if index else None
         chroma = _Chroma(os.fspath(where), embedder)
         try:
             return cls(index=index, chroma=chroma)
@@ -604,7 +604,7 @@ def _json(put: PutOp) -> str:
         raise UserError(f"item {put.key!r} in {put.namespace} cannot be stored as JSON: {error}") from error
 
 
-def _embedder_name(embed: object) -> str:
+def embedder_name(embed: object) -> str:
     """What tells one embedder from another: its model's name if it says one, else its class or function."""
     if isinstance(embed, str):
         return embed

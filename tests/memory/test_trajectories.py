@@ -1,0 +1,540 @@
+"""What AdaMEM's memory finds equals what comparing with every step gives, whatever was asked and stored in which order."""
+
+import json
+import math
+import tracemalloc
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langgraph.store.memory import InMemoryStore
+
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.shelf import Shelf, to_json, write_jsonl
+from learngraph.memory.similarity import Jaccard, jaccard, shingles
+from learngraph.memory.trajectories import (
+    BadMemory,
+    Trajectories,
+    goal,
+    marginal,
+    paid,
+    read_bank,
+    return_to_go,
+    structured,
+    whole,
+)
+
+STATES = ["door black", "door red", "door black mist", "gate troll", "hall lamp rope", "hall rope lamp", ""]
+GOALS = ["reach the exit", "reach the cellar", "find the coin"]
+
+
+def attempt(
+    *steps: tuple[str, str, float | None],
+    number: int = 0,
+    run: str = "a",
+    task: str = "t0",
+    goal: str = GOALS[0],
+    domain: str = "",
+    used: Iterable[str] = (),
+) -> Trajectory:
+    transitions = tuple(Transition(*step) for step in steps)
+    return Trajectory(f"{run}/{number}", Task(task, goal), transitions, run, number, domain=domain, used=tuple(used))
+
+
+def filled(stored: Iterable[Trajectory], **settings: Any) -> Trajectories:
+    memory = Trajectories(**settings)
+    for trajectory in stored:
+        memory.add(trajectory)
+    return memory
+
+
+def ask(memory: Trajectories, state: str, k: int = 10, goal: str = GOALS[0], **filters: Any) -> list[tuple[str, float]]:
+    found = memory.search(memory.key(Task("asked", goal), (), state), k, **filters)
+    return [(f"{one.trajectory}/{one.step}", one.similarity) for one in found]
+
+
+def names(memory: Trajectories, state: str, k: int = 10, goal: str = GOALS[0], **filters: Any) -> list[str]:
+    return [name for name, _ in ask(memory, state, k, goal, **filters)]
+
+
+# what a step is found by
+
+
+def test_the_state_decides_and_the_goal_at_most_halves():
+    memory = filled([attempt(("door black", "mist", 1.0)), attempt(("door red", "fern", 1.0), number=1)])
+    assert ask(memory, "door black") == [("a/0/0", 1.0), ("a/1/0", 0.2)]  # {door, black, door black}: 1 of 5 shared
+    assert ask(memory, "door black", goal="reach the cellar") == [  # goals: reach, the, reach the of 9 shared
+        ("a/0/0", pytest.approx((1 + 3 / 9) / 2)),
+        ("a/1/0", pytest.approx(0.2 * (1 + 3 / 9) / 2)),
+    ]
+    assert ask(memory, "door black", goal="eat") == [("a/0/0", 0.5), ("a/1/0", 0.1)]
+
+
+def test_a_long_goal_makes_no_states_alike():
+    long = " ".join(f"word{i}" for i in range(40))
+    memory = filled([attempt(("door red", "fern", 1.0), goal=long), attempt(("gate troll", "rope", 1.0), number=1, goal=long)])
+    assert ask(memory, "door black", goal=long) == [("a/0/0", 0.2)]  # and the gate, which shares the goal alone, not at all
+
+
+def test_words_of_the_goal_are_not_words_of_the_state():
+    memory = filled([attempt(("nothing here", "go", 1.0), goal="door black")])
+    assert ask(memory, "door black", goal="look around") == []
+
+
+def test_keys_hold_what_they_say():
+    task, before = Task("t", "reach\n the exit"), [Transition("door black", "mist", 1.0)]
+    assert structured(task, before, "gate troll") == "goal: reach the exit\nstate: gate troll"
+    assert whole(task, before, "gate troll") == "reach the exit\ndoor black\n> mist\ngate troll"
+    assert goal(task, before, "gate troll") == "reach\n the exit"
+
+
+def test_the_whole_prompt_makes_the_past_count():
+    stored = [
+        attempt(("hall", "north", 0.0), ("door black", "mist", 1.0)),
+        attempt(("cellar", "up", 0.0), ("door black", "fern", 0.0), number=1),
+    ]
+    memory = filled(stored, key=whole)
+    before = [Transition("hall", "north", 0.0)]
+    first, second = memory.search(whole(Task("t", GOALS[0]), before, "door black"), 2)
+    assert (first.trajectory, first.step, first.similarity) == ("a/0", 1, 1.0)
+    assert second.similarity < 1
+
+
+# equal to comparing with every step
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[list[Trajectory], list[Trajectory]]:
+    """(a bank, the run's own in the order of storing)"""
+    outcomes = st.sampled_from([0.0, 1.0, 1.0, None])
+    steps = st.lists(st.builds(Transition, st.sampled_from(STATES), st.sampled_from(["go", "wait"]), outcomes), max_size=5)
+    found: dict[str, Trajectory] = {}
+    for _ in range(draw(st.integers(0, 9))):
+        run, number = draw(st.sampled_from(["a", "b", "bank"])), draw(st.integers(0, 5))
+        name = f"{run}/{number}"
+        task = Task(draw(st.sampled_from(["t0", "t1"])), draw(st.sampled_from(GOALS)))
+        used = tuple(draw(st.lists(st.sampled_from(["a/0", "a/1", "b/0", "bank/0", "gone/0"]), max_size=2)))
+        domain = draw(st.sampled_from(["", "toy"]))
+        found[name] = Trajectory(name, task, tuple(draw(steps)), run, number, domain=domain, used=used)
+    bank = [t for t in found.values() if t.run == "bank"]
+    return bank, [t for t in found.values() if t.run != "bank"]
+
+
+questions = st.fixed_dictionaries(
+    {
+        "k": st.integers(1, 6),
+        "kind": st.sampled_from(["success", "failure", "all", "mixed"]),
+        "floor": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
+        "per_trajectory": st.integers(0, 2),
+        "diversity": st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        "domain": st.sampled_from(["", "", "toy"]),
+        "task": st.sampled_from([None, None, "t1"]),
+        "before": st.none() | st.tuples(st.sampled_from(["a", "b", "c", "bank"]), st.integers(0, 6)),
+    }
+)
+
+
+def brute(
+    bank: list[Trajectory],
+    own: list[Trajectory],
+    similarity: Callable[[tuple[str, str], tuple[str, str]], float],
+    asked: tuple[str, str],
+    stride: int,
+    limit: int | None,
+    *,
+    k: int,
+    kind: str,
+    floor: float,
+    per_trajectory: int,
+    diversity: float,
+    domain: str,
+    task: str | None,
+    before: tuple[str, int] | None,
+    smallest: float = 0.0,
+) -> list[Precedent]:
+    """The definition, without an index: every record compared, every choice made over all of them."""
+    if before is not None:
+        own = [t for t in own if t.run != before[0] or t.episode < before[1]]
+    stayed: list[Trajectory] = []
+    for number, trajectory in enumerate(own):
+        if limit is not None and len(stayed) == limit:
+            gains = dict.fromkeys([t.id for t in stayed], 0.0)
+            past = [*bank, *own[: number + 1]]
+            for i, user in enumerate(past):
+                earlier = [t.value for t in past[:i] if t.domain == user.domain and t.value is not None]
+                if user.value is not None and earlier:
+                    for id in set(user.used) & gains.keys():
+                        gains[id] += user.value - sum(earlier) / len(earlier)
+            least = min(stayed, key=lambda t: round(gains[t.id], 9))  # the oldest of equals
+            stayed.remove(least)
+        stayed.append(trajectory)
+    records = []
+    for order, t in enumerate([*bank, *stayed]):
+        for step in range(0, len(t.transitions), stride):
+            alike = similarity(asked, (t.task.instruction, t.transitions[step].state))
+            if t.domain == domain and task in (None, t.task.id) and alike >= floor and alike > smallest:
+                records.append((alike, order, step, t))
+    records.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
+
+    def chosen(wanted: set[bool | None]) -> list[Any]:
+        left, picked = [r for r in records if paid(r[3]) in wanted], list[Any]()
+
+        def relevance(r: Any) -> float:
+            pair = [similarity(tuple_of(r), tuple_of(p)) for p in picked]
+            return (1 - diversity) * r[0] - diversity * max([0.0, *pair])
+
+        def tuple_of(r: Any) -> tuple[str, str]:
+            return r[3].task.instruction, r[3].transitions[r[2]].state
+
+        while len(picked) < k:
+            free = [r for r in left if not per_trajectory or sum(p[3] is r[3] for p in picked) < per_trajectory]
+            if not free:
+                break
+            best = max(free, key=relevance)  # the first of equals
+            picked.append(best)
+            left.remove(best)
+        return picked
+
+    if kind == "mixed":
+        both = [*chosen({True}), *chosen({False})]
+        both.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
+    else:
+        both = chosen({"success": {True}, "failure": {False}, "all": {True, False, None}}[kind])  # type: ignore[arg-type]
+    return [Precedent(t.id, step, alike, paid(t)) for alike, _, step, t in both]
+
+
+def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
+    goals, states = ((frozenset(shingles(x)), frozenset(shingles(y))) for x, y in zip(a, b, strict=True))
+    return jaccard(*states) * (1 + (1.0 if goals[0] == goals[1] else jaccard(*goals))) / 2
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.integers(1, 3), st.none() | st.integers(1, 4))
+def test_search_equals_brute_force(world, state, instruction, question, stride, limit):
+    bank, own = world
+    memory = filled(own, bank=bank, stride=stride, limit=limit)
+    found = memory.search(structured(Task("asked", instruction), (), state), **question)
+    assert found == brute(bank, own, by_tokens, (instruction, state), stride, limit, **question)
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
+def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
+    bank, own = world
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(shelf, bank=bank, limit=limit)
+    key = structured(Task("asked", GOALS[0]), (), state)
+    for trajectory in own:
+        memory.search(key, **question)
+        memory.add(trajectory)
+        memory.add(random.choice(own[: own.index(trajectory) + 1]))
+    again = Trajectories(shelf, bank=bank, limit=limit)
+    fresh = filled(own, bank=bank, limit=limit)
+    assert memory.search(key, **question) == fresh.search(key, **question) == again.search(key, **question)
+    assert [memory.usefulness(t.id) for t in memory] == [fresh.usefulness(t.id) for t in fresh]
+    assert len(memory) == len(fresh) == len(again)
+
+
+@settings(max_examples=150, deadline=None)
+@given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.integers(0, 6))
+def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, episode):
+    """Asked with `before`, a memory that knows the run's later episodes answers as it did when it did not."""
+    bank, own = world
+    own = sorted((t for t in own if t.run == "a"), key=lambda t: t.episode)
+    question = {**question, "before": ("a", episode)}
+    key = structured(Task("asked", GOALS[0]), (), state)
+    then = filled([t for t in own if t.episode < episode], bank=bank, limit=limit)
+    assert filled(own, bank=bank, limit=limit).search(key, **question) == then.search(key, **question)
+
+
+# the choices one by one
+
+
+def test_kinds_by_outcome_and_what_nobody_knows_only_with_all():
+    stored = [
+        attempt(("door black", "mist", 1.0)),
+        attempt(("door black", "fern", 0.0), number=1),
+        attempt(("door black", "salt", None), number=2),
+    ]
+    memory = filled(stored)
+    assert names(memory, "door black", kind="success") == ["a/0/0"]
+    assert names(memory, "door black", kind="failure") == ["a/1/0"]
+    assert names(memory, "door black") == ["a/2/0", "a/1/0", "a/0/0"]  # equals: newest first
+    assert names(memory, "door black", 1, kind="mixed") == ["a/1/0", "a/0/0"]  # one of each
+    assert [p.success for p in memory.search(structured(Task("t", GOALS[0]), (), "door black"), 3)] == [None, False, True]
+
+
+def test_success_is_what_the_memory_is_told():
+    memory = filled([attempt(("door", "go", 0.75))], success=lambda t: t.value == 1)
+    assert names(memory, "door", kind="failure") == ["a/0/0"]
+
+
+def test_neighbours_of_one_trajectory_are_as_many_as_asked_for():
+    stored = [
+        attempt(("hall lamp", "go", 0.0), ("hall lamp rope", "go", 1.0), ("hall lamp", "go", 0.0)),
+        attempt(("hall", "go", 1.0), number=1),
+    ]
+    memory = filled(stored)
+    assert names(memory, "hall lamp") == ["a/0/2", "a/1/0"]
+    assert names(memory, "hall lamp", per_trajectory=2) == ["a/0/2", "a/0/0", "a/1/0"]
+    assert names(memory, "hall lamp", per_trajectory=0) == ["a/0/2", "a/0/0", "a/0/1", "a/1/0"]
+
+
+def test_marginal_relevance_worked_out_by_hand():
+    assert marginal(0.8, 0.5, 0.25) == pytest.approx(0.475)  # 0.75 * 0.8 - 0.25 * 0.5
+    assert marginal(0.8, 0.5, 0.0) == 0.8
+    assert marginal(0.8, 0.5, 1.0) == -0.5
+    # similarities to "a b c d" (single words): twice a b c (3/4 each), then c d (2/4), which is 1/4 like a b c
+    stored = [attempt((state, "go", 1.0), number=i) for i, state in enumerate(["c d", "a b c", "c b a"])]
+    memory = filled(stored, similarity=Jaccard(tokens=str.split))
+    assert ask(memory, "a b c d") == [("a/2/0", 0.75), ("a/1/0", 0.75), ("a/0/0", 0.5)]
+    # after c b a: a b c is worth .5 * .75 - .5 * 1 = -.125, c d is worth .5 * .5 - .5 * .25 = .125
+    assert names(memory, "a b c d", diversity=0.5) == ["a/2/0", "a/0/0", "a/1/0"]
+    assert names(memory, "a b c d", 2, diversity=0.5) == ["a/2/0", "a/0/0"]
+
+
+def test_a_memory_of_first_steps_and_one_of_every_third():
+    stored = [attempt(*[(f"room{i}", "go", 1.0) for i in range(8)])]
+    assert len(filled(stored)) == 8
+    first = filled(stored, first_only=True)
+    assert len(first) == 1
+    assert names(first, "room0") == ["a/0/0"]
+    assert names(first, "room1") == []
+    third = filled(stored, stride=3)
+    assert len(third) == 3
+    assert names(third, "room6") == ["a/0/6"]
+    assert names(third, "room5") == []
+
+
+def test_the_return_to_go_is_what_was_still_earned():
+    trajectory = attempt(("a", "go", 1.0), ("b", "go", 2.0), ("c", "go", 4.0))
+    assert [return_to_go(trajectory, step) for step in range(3)] == [7.0, 6.0, 4.0]
+    assert return_to_go(trajectory, 0, 0.5) == 3.0  # 1 + 1 + 1
+    missing = attempt(("a", "go", 1.0), ("b", "go", None), ("c", "go", 4.0))
+    assert [return_to_go(missing, step) for step in range(3)] == [None, None, 4.0]
+    with pytest.raises(BadMemory, match="'a/0' has 3 steps, asked for step 3"):
+        return_to_go(trajectory, 3)
+
+
+# usefulness and eviction
+
+
+def test_usefulness_follows_from_the_episodes_that_used_a_trajectory():
+    stored = [
+        attempt(("door", "go", 1.0)),
+        attempt(("door", "go", 3.0), number=1, used=["a/0", "a/0"]),
+        attempt(("door", "go", 2.0), number=2, used=["a/0", "a/1"]),
+        attempt(("door", "go", None), number=3, used=["a/1", "never stored"]),
+    ]
+    memory = filled(stored)
+    for trajectory in stored:  # storing twice is using once
+        memory.add(trajectory)
+    assert memory.usefulness("a/0") == (2, 2.5)
+    assert memory.usefulness("a/1") == (2, 2.0)
+    assert memory.usefulness("a/2") == (0, None)
+    memory.add(replace(stored[2], used=()))  # stored again as something else: only what it is now counts
+    assert memory.usefulness("a/0") == (1, 3.0)
+
+
+def test_beyond_the_limit_the_least_useful_goes_then_the_oldest_never_the_bank():
+    seed = attempt(("door", "gold", 5.0), run="bank")
+    memory = Trajectories(bank=[seed], limit=2)
+    memory.add(attempt(("door", "go", 2.0)))  # a/0
+    memory.add(attempt(("door", "go", 5.0), number=1, used=["a/0"]))  # better than usual (3.5), thanks to a/0
+    memory.add(attempt(("door", "go", 4.0), number=2))  # a/1 goes: nobody used it; a/0 is older, and useful
+    assert names(memory, "door") == ["a/2/0", "a/0/0", "bank/0/0"]
+    memory.add(attempt(("door", "go", 0.0), number=3, used=["a/0", "bank/0"]))  # much worse (usual: 4): a/0 misleads; it goes
+    assert names(memory, "door") == ["a/3/0", "a/2/0", "bank/0/0"]
+    memory.add(attempt(("door", "go", 0.0), number=4))  # a/2 and a/3 are as useful as each other: the oldest goes
+    assert names(memory, "door") == ["a/4/0", "a/3/0", "bank/0/0"]
+    assert len(memory) == 3
+    assert [memory.evicted(f"a/{i}") for i in range(5)] == [True, True, True, False, False]
+    assert memory.trajectory("a/0").value == 2.0  # evicted, not deleted
+    assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/0/0", "bank/0/0"]  # as episode 2 saw it
+
+
+def test_evicted_trajectories_stay_on_the_shelf():
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(shelf, limit=1)
+    for number in range(3):
+        memory.add(attempt(("door", "go", 1.0), number=number))
+    assert [t.id for t in shelf.all()] == ["a/0", "a/1", "a/2"]
+    assert names(Trajectories(shelf, limit=1), "door") == ["a/2/0"]
+    assert names(Trajectories(shelf), "door") == ["a/2/0", "a/1/0", "a/0/0"]
+
+
+# banks
+
+
+def test_a_bank_made_elsewhere_is_searched_beside_the_runs_own(tmp_path):
+    made = [attempt(("door black", "mist", 1.0), run="gold"), attempt(("gate troll", "rope", 1.0), run="gold", number=1)]
+    file = tmp_path / "bank.jsonl"
+    write_jsonl(made, file)
+    assert read_bank(file) == tuple(made)
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(shelf, bank=read_bank(file))
+    memory.add(attempt(("door black", "fern", 0.0)))
+    assert names(memory, "door black") == ["a/0/0", "gold/0/0"]  # among equals the bank's is the older one
+    assert names(memory, "door black", before=("gold", 0)) == ["a/0/0", "gold/0/0"]  # a bank was there from the start
+    assert [t.id for t in shelf.all()] == ["a/0"]
+
+
+def test_equal_ids_in_bank_and_shelf_are_refused():
+    seed = attempt(("door", "go", 1.0))
+    memory = Trajectories(bank=[seed])
+    with pytest.raises(BadMemory, match="'a/0' is in the bank as well as among the run's own: give the run another name"):
+        memory.add(seed)
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf.put([seed])
+    with pytest.raises(BadMemory, match="'a/0' is in the bank as well"):
+        Trajectories(shelf, bank=[seed])
+    with pytest.raises(BadMemory, match="two trajectories 'a/0'"):
+        Trajectories(bank=[seed, attempt(("door", "wait", 1.0))])
+
+
+def line(trajectory: Trajectory) -> str:
+    return json.dumps(to_json(trajectory))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04\xff\xfe", r"bank.jsonl, line 1: not JSON"),
+        (
+            b'{"pddl_problem": "x"}\n',
+            r"bank.jsonl, line 1: field 'pddl_problem': Trajectory has no such field; it has id, task",
+        ),
+        (b"[1, 2]\n", r"bank.jsonl, line 1: expected a Trajectory as an object, got \[1, 2\]"),
+        (line(attempt(("a", "b", 1.0))).encode() + b'\n{"id": "x"}\n', r"line 2: field '(task|transitions)': missing, a Traj"),
+        (2 * (line(attempt(("a", "b", 1.0))).encode() + b"\n"), r"bank.jsonl, line 2: trajectory 'a/0' was there before"),
+        (b"\n", r"bank.jsonl holds no trajectory: expected one a line, as `learngraph memory export` writes them"),
+    ],
+)
+def test_a_bank_that_is_none_is_refused_with_file_and_line(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "bank.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=said):
+        read_bank(file)
+
+
+def test_a_bank_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read .*nowhere.jsonl: No such file"):
+        read_bank(tmp_path / "nowhere.jsonl")
+
+
+# bad questions and empty memories
+
+
+def test_an_empty_memory_finds_nothing():
+    memory = Trajectories()
+    assert (len(memory), names(memory, "door"), names(memory, "door", kind="mixed")) == (0, [], [])
+    memory.add(attempt())  # a trajectory without steps: stored, never found
+    assert (len(memory), names(memory, "door")) == (0, [])
+    assert memory.trajectory("a/0") == attempt()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"k": 0}, "asked for 0 precedents: k is at least 1"),
+        ({"floor": 1.1}, "a floor of 1.1: similarities are between 0 and 1"),
+        ({"floor": -0.1}, "a floor of -0.1: similarities are between 0 and 1"),
+        ({"floor": math.nan}, "a floor of nan"),
+        ({"per_trajectory": -1}, "at most -1 precedents of one trajectory: at least 1, or 0 for any number"),
+        ({"diversity": 1.5}, "a diversity of 1.5"),
+        ({"kind": "good"}, "precedents of the kind 'good': there are success, failure, all, mixed"),
+    ],
+)
+def test_bad_questions_are_refused_in_words(asked: dict[str, Any], said: str) -> None:
+    memory = filled([attempt(("door", "go", 1.0))])
+    with pytest.raises(BadMemory, match=said):
+        memory.search("door", **{"k": 1, **asked})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"stride": 0}, "every 0th step: stride is at least 1"),
+        ({"limit": 0}, "at most 0 trajectories: limit is at least 1, or None"),
+    ],
+)
+def test_bad_settings_are_refused_in_words(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadMemory, match=said):
+        Trajectories(**settings)
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf])
+def test_a_reward_that_is_no_number_is_refused_and_nothing_is_stored(reward):
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(shelf)
+    with pytest.raises(BadMemory, match=r"'a/0': the reward of step 1 is .*; give a finite number, or None"):
+        memory.add(attempt(("door", "go", 1.0), ("gate", "go", reward)))
+    assert (len(memory), shelf.all()) == (0, [])
+
+
+def test_an_unknown_trajectory_is_named():
+    with pytest.raises(BadMemory, match="no trajectory 'b/7': it has 1 others"):
+        filled([attempt(("door", "go", 1.0))]).trajectory("b/7")
+
+
+# storage
+
+
+def bytes_of(build: Callable[[], object]) -> int:
+    tracemalloc.start()
+    kept = build()
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept is not None
+    return size
+
+
+def long_attempt(steps: int, number: int) -> Trajectory:
+    rooms = [f"you are in room {i} of run {number}: door {i % 7}, lamp {i % 5}, chest {i % 3}" for i in range(steps)]
+    return attempt(*[(room, "go on", 0.0) for room in rooms], number=number)
+
+
+def test_storage_grows_linearly_with_the_length_of_an_episode():
+    """Ten episodes of 50, 100, 200 and 400 steps; written out step by step, 8 times the steps would take 64 times the room."""
+    shelved, kept = [], []
+    for steps in (50, 100, 200, 400):
+        episodes = [long_attempt(steps, number) for number in range(10)]
+        store = InMemoryStore()
+        shelf: Shelf[Trajectory] = Shelf(store, ("trajectories",), Trajectory)
+        kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, shelf=shelf)))
+        shelved.append(sum(len(json.dumps(item.value)) for item in store.search(("trajectories",), limit=100)))
+    for small, large in ((0, 1), (1, 2), (2, 3)):
+        assert 1.9 < shelved[large] / shelved[small] < 2.1
+        assert kept[large] / kept[small] < 2.3
+    assert kept[3] / kept[0] < 9
+
+
+def test_many_threads_may_ask_while_one_stores():
+    memory = Trajectories()
+    stored = [attempt(("door black", "go", 1.0), ("door red", "go", 0.0), number=i) for i in range(60)]
+
+    def asking(_: int) -> bool:
+        found = memory.search(structured(Task("t", GOALS[0]), (), "door black"), 5)
+        times = [p.similarity for p in found]
+        return times == sorted(times, reverse=True) and all(p.step == 0 for p in found)
+
+    with ThreadPoolExecutor(4) as pool:
+        storing = pool.submit(lambda: [memory.add(one) for one in stored])
+        assert all(pool.map(asking, range(100)))
+        storing.result()
+    assert names(memory, "door black", 3) == ["a/59/0", "a/58/0", "a/57/0"]
+
+
+def test_what_another_process_stored_is_seen_after_a_reload():
+    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    memory = Trajectories(shelf)
+    Trajectories(shelf).add(attempt(("door", "go", 1.0)))
+    assert names(memory, "door") == []
+    memory.reload()
+    assert names(memory, "door") == ["a/0/0"]
+    assert "a/0" in memory
