@@ -279,10 +279,10 @@ class Passages:
         if not found:
             return _Turn(f"nothing found for {asked[:_LONGEST]!r}")
         shown = [self.passages[place] for place in found]
+        parts = [sentence for passage in shown for sentence in passage.sentences[: self.sentences]]
         text = "\n".join(f"{p.title}: {' '.join(p.sentences[: self.sentences])}" for p in shown)
-        return _Turn(
-            text, open=found[0], names=self._read(*(part for p in shown for part in (p.title, *p.sentences[: self.sentences])))
-        )
+        titles = tuple(passage.title for passage in shown) if self.listed else ()
+        return _Turn(text, open=found[0], names=(*titles, *self._read(*parts)))
 
     def _looked_up(self, before: _Turn, word: str) -> _Turn:
         if before.open is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -62,8 +63,7 @@ class Ranking:
         return [int(place) for place in (-scores).argsort(kind="stable")[:count] if scores[place] > 0]
 
     def _made(self) -> Any:
-        import bm25s  # a third of a second to import, and optional
-
+        bm25s = import_module("bm25s")  # a third of a second to import, and optional
         parted = [words(text) for text in self._texts]
         self._known = {word: n for n, word in enumerate(sorted({word for text in parted for word in text}))}
         index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, dtype="float64", backend="numpy")
