@@ -1,5 +1,6 @@
 """LoRA on tiny random models: the loss by hand and against `score`, gradients that do not depend on how a batch is cut, files."""
 
+import itertools
 import json
 import math
 import random
@@ -180,7 +181,7 @@ def test_the_rate_rises_and_falls() -> None:
     shares = [lora.schedule(n, 20, 0.1) for n in range(20)]
     assert shares[:3] == pytest.approx([0.5, 1.0, 1.0])
     assert shares[11] == pytest.approx(0.5)  # half-way between the peak and the end
-    assert all(a > b > 0 for a, b in zip(shares[2:], shares[3:], strict=False))
+    assert all(a > b > 0 for a, b in itertools.pairwise(shares[2:]))
     assert [lora.schedule(n, 1, 0.1) for n in range(1)] == [1.0]
     assert lora.schedule(0, 4, 0.0) == 1.0
     assert [lora.schedule(n, 4, 1.0) for n in range(4)] == [0.25, 0.5, 0.75, 1.0]
