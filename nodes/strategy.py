@@ -129,10 +129,11 @@ def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequen
     """What precedents, the most similar first, say of the present state and of those after it: `action`, or `not action`.
 
     A step speaks for its action if it was paid, or if it led on to another state in a trajectory that succeeded. It speaks
-    against it if it was not paid and either led nowhere or stands in a trajectory that failed. What is said of a state is the
-    action with the most evidence for it, or, if there is none, those with evidence against them. Evidence is the sum of the
-    similarities; that of a paid step counts double. A state of one short line is named before the action; for a longer one
-    only actions that are admissible now are advised, or the admissible one that differs in nothing but numbers.
+    against it if it was not paid and either led nowhere or stands in a trajectory that failed. Evidence is the sum of the
+    similarities; that of a paid step counts double. Of a state of one short line, which is named, the action with the most
+    evidence is said, or, if nothing speaks for any, those that something speaks against. Longer states are taken as one, the
+    present one: its up to three best actions are said, of those that are admissible now, or the admissible ones that
+    differ from them in nothing but numbers.
     """
     here: dict[str, dict[str, float]] = {}  # cue -> action -> evidence for (positive) and against (negative)
     later: list[str] = []
@@ -148,10 +149,9 @@ def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequen
             later += [_item(after.state, after.action) for after, good in zip(steps[1:], evidence[1:], strict=True) if good > 0]
     now: list[str] = []
     for cue, told in here.items():
-        best = max(told, key=lambda action: told[action])
-        if told[best] > 0:
-            now.append(f"{cue}{best}")
-        else:
+        best = sorted((action for action in told if told[action] > 0), key=lambda action: -told[action])
+        now += [f"{cue}{action}" for action in best[: 1 if cue else 3]]
+        if not best:
             now += [f"{cue}not {action}" for action, speaks in told.items() if speaks < 0]
     return list(dict.fromkeys([*now, *later]))
 
