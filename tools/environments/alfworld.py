@@ -13,8 +13,8 @@ the game's answer stands what the agent knows of itself (see `AlfWorld.observe`)
 at each step: 0.8 s to open a game, 20 steps a second. This translates once and phrases an action once: see `AlfWorld`.
 
 **One process.** The translator reports on standard output and reads `sys.argv`, the package alfworld sets $ALFWORLD_DATA and
-makes a folder when imported, and all of them keep parsers in module variables. Here nothing of this is seen from outside, and a
-lock keeps threads apart. A grammar holds expressions that are evaluated: open only game files that you trust.
+makes a folder when imported, and all of them keep parsers in module variables. Here nothing of this is seen from outside, and
+one lock keeps threads apart. A planner is a copy of the library, 1 MB each; what one game gave back the next one takes. A grammar holds expressions that are evaluated: open only game files that you trust.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ _GOAL = re.compile(r'"rhs"\s*:\s*"(Your task is to: [^"\\]+)"')
 _NOTHING = "Nothing happens."
 _CONDITIONS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
 _LISTED = re.compile(r"(you see )([^.]+)(\.|$)")
-_LOCK = threading.RLock()  # the packages keep parsers and counters in module variables
+_LOCK = threading.RLock()
+"""Held whenever the packages do anything: they keep parsers and counters in module variables. The copies of the planner share a
+registry that each writes into as it is loaded, so that loading two at a time, or one after another was unloaded, can end the
+process: they are loaded in turn, and stay."""
 
 
 class AlfWorld:
@@ -116,7 +119,6 @@ class AlfWorld:
         self._listed: dict[str, tuple[Path, ...]] = {}
         self._known: dict[int, Path] = {}
         self._worlds: OrderedDict[Path, _World] = OrderedDict()
-        self._idle: list[Any] = []
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th game of a split.
@@ -167,10 +169,7 @@ class AlfWorld:
         """End the live games. The next use starts new ones."""
         self._live.close()
         with self._lock:
-            idle, self._idle = self._idle, []
             self._worlds.clear()
-        for planner in idle:
-            _packages(self.name, self._data()).fast_downward.close_lib(planner)
 
     def _data(self) -> Path:
         """The folder with the splits."""
@@ -237,9 +236,7 @@ class AlfWorld:
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         world = self._world(self._file(task))
-        with self._lock:
-            planner = self._idle.pop() if self._idle else None
-        episode = _Episode(self, world, planner or world.packages.fast_downward.load_lib())
+        episode = _Episode(world)
         return episode, episode.begin()
 
 
@@ -341,8 +338,11 @@ class _World:
 class _Episode:
     """One live game."""
 
-    def __init__(self, env: AlfWorld, world: _World, planner: Any) -> None:
-        self.env, self.world, self.planner = env, world, planner
+    def __init__(self, world: _World) -> None:
+        self.world = world
+        with _LOCK:
+            idle = world.packages.idle
+            self.planner = idle.pop() if idle else world.packages.load_planner()
         self.commands: dict[str, Any] = {}
         self.location = ""
         self.carried = ""
@@ -444,8 +444,8 @@ class _Episode:
         return str(self.world.rules.grammar.derive(rule, told))
 
     def close(self) -> None:
-        with self.env._lock:
-            self.env._idle.append(self.planner)
+        with _LOCK:
+            self.world.packages.idle.append(self.planner)
 
 
 _LOADED: dict[str, Any] = {}
@@ -484,7 +484,8 @@ def _load(data: Path) -> Any:
         game_logic=game.GameLogic,
         atom=game.Atom,
         operator=planner.Operator,
-        fast_downward=planner,
+        load_planner=planner.load_lib,
+        idle=[],
         translate=_translate,
         info=info,
         demangler=demangler,
