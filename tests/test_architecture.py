@@ -19,12 +19,13 @@ MAY_IMPORT = {
     "graphs": {"graphs", "nodes", "memory"},
 }
 """Folder -> what of ours its files may import."""
-JOINS = {"graphs/cli.py", "graphs/dev.py"}
+JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/dev.py"}
 """The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
 ONLY_IN = {
     "chromadb": {"memory/chroma_store.py"},
     "torch": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
     "transformers": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
+    "peft": {"tools/lora.py"},
     "fastapi": {"tools/chat_server.py"},
 }
 """Heavy package -> the files that may import it."""
