@@ -37,6 +37,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.experiences import TrajectoryShelf
 from ..memory.records import Trajectory, UserError
 from ..memory.trajectories import Key, Kind, Trajectories, read_bank, structured, whole
+from ..memory.vectors import SentenceEncoder, Vectors
 from ..nodes.attempts import Frozen, Push, Running
 from ..nodes.decide import Choose
 from ..nodes.episode import Act, Begin, Environment, progress
@@ -124,6 +125,8 @@ class AdaMEM:
     """phi(s_t) is of the goal and the present state, or of the whole prompt with its history, as in the paper."""
     embedder: str = ""
     """Dense keys: a sentence-transformers model by folder or name. Empty: exact Jaccard over words. Paper: Qwen3-Embedding-4B."""
+    vectors: str = ""
+    """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     triggers: tuple[Trigger, ...] = ("vote",)
     """What asks for memory in `high`, for another strategy in `low` (nodes/triggers.py). Paper: vote."""
     confidence: float = 0.6
@@ -218,7 +221,9 @@ class AdaMEM:
             shelf,
             bank=_bank(self.bank) if self.bank else (),
             key=keys[self.key],
-            similarity=None,
+            similarity=_vectors(self.embedder, self.vectors or (self.bank and f"{self.bank}.vectors"))
+            if self.embedder
+            else None,
             success=success,
             limit=self.limit,
         )
@@ -230,12 +235,22 @@ def _bank(path: str) -> tuple[Trajectory, ...]:
     return read_bank(Path(path))
 
 
+@lru_cache(maxsize=4)
+def _vectors(embedder: str, path: str) -> Vectors:
+    """They share an encoder, too."""
+    return Vectors(SentenceEncoder(embedder), path or None)
+
+
 def build(
-    parts: Parts, settings: AdaMEM | None = None, *, chain: bool = False, **compile: Any
+    parts: Parts, settings: AdaMEM | None = None, *, memory: Trajectories | None = None, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`."""
+    """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
+
+    `memory`: a long-term memory of your own, with another key, any LangChain `Embeddings` (`memory.vectors.Vectors`), or one
+    that several graphs share; what the settings say of the memory is then left aside.
+    """
     settings = settings or AdaMEM()
-    kit = Kit(parts, settings, settings.memory(parts.shelf, parts.environment))
+    kit = Kit(parts, settings, settings.memory(parts.shelf, parts.environment) if memory is None else memory)
     flow, nodes, routers = MODES[settings.mode](kit)
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
     return compiled(wire(builder, flow, nodes, routers, chain=chain), **{"name": f"adamem-{settings.mode}", **compile})

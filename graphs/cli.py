@@ -1,4 +1,4 @@
-"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `pocket`. The one place that joins tools to graphs.
+"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `adamem`, `pocket`. Joins tools to graphs.
 
 Every import that takes time stands inside the command that needs it: `learngraph --help` answers at once.
 """
@@ -10,24 +10,22 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
-from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, make_dataclass, replace
 from functools import lru_cache, partial
-from io import StringIO
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..memory.records import UserError
+from .adamem_cli import adamem
+from .flags import CommandError
+from .flags import parse as _parse
 
 if TYPE_CHECKING:
     from .sweep import Job
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
-
-
-class CommandError(UserError, ValueError):
-    """The command line cannot be understood."""
 
 
 class Interrupted(UserError):
@@ -675,6 +673,12 @@ def _missing(name: str) -> str:
             return "textworld-express"
         case "scienceworld" if find_spec("scienceworld") is None:
             return "scienceworld"
+        case "alfworld" if find_spec("alfworld") is None or find_spec("textworld") is None:
+            return "textworld[pddl] and alfworld"
+        case "alfworld" if "ALFWORLD_DATA" not in os.environ:
+            return "$ALFWORLD_DATA"
+        case "hotpot" | "webshop" if find_spec("bm25s") is None:
+            return "bm25s"
         case "jericho" if find_spec("jericho") is None:
             return "jericho"
         case "jericho" if "JERICHO_GAMES" not in os.environ:
@@ -910,46 +914,9 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "list": listing,
     "draw": draw,
     "memory": memory,
+    "adamem": adamem,
     "pocket": pocket,
 }
-
-
-def _parse(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
-    """Flags into a dataclass; mistakes become one line."""
-    import tyro
-
-    said = StringIO()
-    try:
-        with redirect_stderr(said):
-            parsed, unknown = tyro.cli(
-                form,
-                args=list(args),
-                prog=prog,
-                description=about or None,
-                return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),
-            )
-    except SystemExit as end:
-        if not end.code:
-            raise
-        inside = [line.strip("│ ").strip() for line in said.getvalue().splitlines() if line.startswith("│")]
-        upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
-        raise CommandError(f"{prog}: {' '.join(inside[:upto]) or said.getvalue()}") from None
-    if unknown:
-        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form))}")
-    return parsed
-
-
-def _flags(form: Any) -> list[str]:
-    from dataclasses import is_dataclass
-    from typing import get_type_hints
-
-    hints = get_type_hints(form)
-    flags = []
-    for one in fields(form):
-        hint = hints[one.name]
-        flags += _flags(hint) if is_dataclass(hint) else [f"--{one.name.replace('_', '-')}"]
-    return flags
 
 
 def _parse_nothing(args: Sequence[str], prog: str) -> None:

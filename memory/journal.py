@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ class JournalError(UserError, RuntimeError):
 
 
 class Journal:
-    """Steps by id, in memory, and in a JSONL file if a path is given."""
+    """Steps by id, in memory, and in a JSONL file if a path is given.
 
-    def __init__(self, path: Path | str | None = None) -> None:
-        self._rows = Rows(path, keep=("id", "parent", "step", "state", "action", "reward"))
+    Of what a graph writes down beside the steps, `details` names the fields that stay in memory; the file has all of them.
+    """
+
+    def __init__(self, path: Path | str | None = None, details: Sequence[str] = ()) -> None:
+        self._rows = Rows(path, keep=("id", "parent", "step", "state", "action", "reward", *details))
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
@@ -52,16 +56,20 @@ class Journal:
         Raises:
             JournalError: `head` is neither the start of an episode nor a step written here.
         """
-        steps: list[Transition] = []
-        while last is None or len(steps) < last:
+        return tuple(Transition(row["state"], row["action"], row["reward"]) for row in self.rows(head, last))
+
+    def rows(self, head: str, last: int | None = None) -> list[Mapping[str, Any]]:
+        """The same as rows: `step`, `state`, `action`, `reward`, and the `details`."""
+        found: list[Mapping[str, Any]] = []
+        while last is None or len(found) < last:
             row = self._rows.get(head)
             if row is None:
                 if "/" not in head:
                     raise JournalError(f"{self} has no step {head!r}: the state belongs to another journal")
                 break
-            steps.append(Transition(row["state"], row["action"], row["reward"]))
+            found.append(row)
             head = row["parent"]
-        return tuple(reversed(steps))
+        return found[::-1]
 
     @property
     def durable(self) -> bool:

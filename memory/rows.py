@@ -72,7 +72,7 @@ class Rows:
             self._rows[row["id"]] = self._kept(row)
 
     def _kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        return row if self._keep is None else {name: row[name] for name in self._keep}
+        return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
 
     def sync(self) -> None:
         """Make what was written survive a power cut, not only the end of this process."""

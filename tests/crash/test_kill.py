@@ -33,6 +33,7 @@ METHODS = {
     "jitrl:paper": cli._settings("jitrl:paper"),
     "tabular": cli._settings("tabular"),
     "icrl:preset": cli._settings("icrl:preset"),
+    "adamem:rule": cli._settings("adamem:rule"),
 }
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.
