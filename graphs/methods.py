@@ -12,7 +12,7 @@ from ..memory.q_table import QTable
 from ..memory.records import UserError
 from ..nodes.policies import Recent
 from . import adamem, icrl, jitrl
-from .baselines import best_of_n, cot, long_cot, react, reflexion, self_refine, static, synapse, tabular
+from .baselines import best_of_n, cot, long_cot, react, reasoning_bank, reflexion, self_refine, static, synapse, tabular
 from .parts import Parts, uniform
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -66,7 +66,6 @@ METHODS: Mapping[str, Method] = {
     "adamem": Method(
         "recalls what was done in states like the present one, and writes a strategy from it on the spot",
         *(adamem.AdaMEM, adamem.build),
-        writes=True,
     ),
     "react": Method(
         "thinks and acts in turns; nothing is carried over", react.ReAct, react.build, remembers=False, commit="last"
@@ -97,6 +96,11 @@ METHODS: Mapping[str, Method] = {
     ),
     "synapse": Method(
         "shows whole earlier attempts at the task most like this one, the same at every step", synapse.Synapse, synapse.build
+    ),
+    "reasoning-bank": Method(
+        "keeps lessons from successes and failures, shows those of the task most like this one",
+        *(reasoning_bank.ReasoningBank, reasoning_bank.build),
+        writes=True,
     ),
     "static": Method(
         "the policy alone, every episode as if it were the first",

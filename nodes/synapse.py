@@ -1,14 +1,16 @@
 """Whole earlier trajectories in every prompt of an episode: Synapse's exemplars (arXiv:2306.07863).
 
-Attempt 1:                              the most similar one first
-door black
-> mist
-= 1
-total 7
-Attempt 2 (failure; task: feed the cat):  where it failed, or was made at a task of another text
-…
-Attempt 9:                              the running attempt
-gate wolf                               what the agent sees
+    Attempt 1:                                the most similar one first
+    door black
+    > mist
+    = 1
+    total 7
+    Attempt 2 (failure; task: feed the cat):  where it failed, or was made at a task of another text
+    …
+    Attempt 3:                                the running attempt
+    gate wolf                                 what the agent sees
+
+They are retrieved once, at the start of an episode, and stand the same in all of its prompts.
 """
 
 from __future__ import annotations

@@ -94,7 +94,11 @@ class Synapse:
         def succeeded(trajectory: Trajectory) -> bool | None:
             return None if least is None or trajectory.value is None else trajectory.value >= least
 
+        if not self.bank and not self.online:
+            raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
         bank = _bank(self.bank) if self.bank else ()
+        if bank and not any(trajectory.domain == world.name for trajectory in bank):
+            raise UserError(f"synapse: {self.bank} holds no trajectory of {world.name}; it has those of {bank[0].domain}")
         return Trajectories(parts.shelf, bank=bank, key=goal, success=succeeded, first_only=True)
 
 

@@ -123,9 +123,15 @@ def test_successes_join_the_memory_and_failures_only_if_asked_for() -> None:
     play(every, 5, Synapse(k=9, kind="all"))
     assert [min(every.before(e)).count("total") for e in range(5)] == [0, 1, 2, 3, 4]
     assert min(every.before(3)).count("(failure)") == 2
-    none = Player(right_from=0)
-    play(none, 3, Synapse(online=False))
-    assert none.before(2) == {""}
+
+
+def test_a_memory_that_is_not_online_stays_as_it_is(tmp_path: Path) -> None:
+    player, drawer = Player(right_from=0), Drawer()
+    play(player, 3, Synapse(k=9, online=False, bank=bank(tmp_path / "b.jsonl", WALKED)), shelf=drawer)
+    assert drawer.all() == []
+    assert [min(player.before(e)).count("total 10\n") for e in range(3)] == [1, 1, 1]
+    with pytest.raises(UserError, match="remembers nothing but a bank"):
+        play(player, 1, Synapse.paper())
 
 
 def test_what_was_consulted_is_kept_with_the_attempt() -> None:
@@ -258,3 +264,6 @@ def test_a_bank_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bank.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"bank\.jsonl, line 1"):
         synapse.build(Parts(TOY, Journal()), Synapse(bank=str(tmp_path / "bank.jsonl")))
+    foreign = bank(tmp_path / "foreign.jsonl", replace(WALKED, domain="elsewhere"))
+    with pytest.raises(UserError, match="holds no trajectory of toy; it has those of elsewhere"):
+        synapse.build(Parts(TOY, Journal()), Synapse(bank=foreign))

@@ -1,0 +1,223 @@
+"""ReasoningBank (arXiv:2509.25140): lessons drawn from successes and failures, kept in a library, found by the task's text.
+
+After an attempt the model writes down at most three items of advice, asked in one way if the attempt succeeded and in another
+if it failed; they are added to the library, nothing in it is merged or deleted. Before an attempt all that was learned on the
+most similar task is looked up, once, and stands in every prompt. Two sources, alone or together: the stream of the run's own
+attempts (`online`), and a pool of trajectories that is read once before the first attempt (`bank`). With several `rollouts` of
+a task these are set against each other, and at most five items drawn from the comparison.
+
+    pool       which trajectory of the bank was not read yet
+    study      it -> items; one call a trajectory, never twice
+    consult    the lessons learned on the k most similar tasks
+    judge      r_t of every step
+    verdict    success or failure: by the return, or in a model's opinion, with its reason
+    extract    attempt, or attempts in contrast -> items
+    keep       they join the library
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.buffer import Buffer
+from ...memory.experiences import TrajectoryShelf
+from ...memory.lessons import Lessons
+from ...memory.records import Lesson, UserError
+from ...memory.shelf import Shelf
+from ...memory.trajectories import read_bank
+from ...nodes.attempts import Layout, Push
+from ...nodes.decide import Choose
+from ...nodes.episode import Act, Begin, progress
+from ...nodes.prompt import Prompt
+from ...nodes.reasoning_bank import (
+    Banked,
+    Consult,
+    Ended,
+    Extractor,
+    Keep,
+    Pool,
+    Rollouts,
+    Sheet,
+    Taught,
+    Verdict,
+    extract,
+    questions,
+    study,
+    unread,
+    verdict,
+)
+from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
+from ..flow import Node, Router, compiled, wire
+from ..parts import Parts, chosen
+
+FLOW = """
+flowchart LR
+  START --> begin --> pool
+  pool -->|unread| study --> shelve --> pool
+  pool -->|all read| consult --> propose --> choose --> act
+  act -->|next step| propose
+  act -->|over| judge --> verdict
+  verdict -->|learn| extract --> keep --> remember --> END
+  verdict -->|go on| remember
+"""
+
+
+class State(Episode, Banked, Planned, Choice, Judged, Noted):
+    """The channels of a ReasoningBank episode."""
+
+
+@dataclass(frozen=True)
+class ReasoningBank:
+    """Hyper-parameters. `paper` is the published stream, `pool` AdaMEM's comparison."""
+
+    k: int = 1
+    """Tasks whose lessons are looked up, or lessons. Paper: 1; AdaMEM's comparison: 1 to 16."""
+    by: Literal["tasks", "items"] = "tasks"
+    """What k counts: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
+    items: int = 3
+    """Items from one attempt at most. Paper: 3."""
+    rollouts: int = 1
+    """Attempts at a task that are set against each other; nothing is learned between. 1: each for itself. Paper: 1, and 3 to 5
+    when scaling."""
+    contrasted: int = 5
+    """Items from such a comparison at most. Paper: 5."""
+    verdict: Literal["return", "model"] = "return"
+    """Who says whether an attempt succeeded: its return, or a model that is told no reward, in a call of its own (paper)."""
+    success: float | None = None
+    """The return from which an attempt counts as a success; the environment's own threshold if not given."""
+    bank: str = ""
+    """A JSONL file of trajectories (`learngraph adamem build`, `learngraph memory export`) that is read before the first attempt,
+    with a call each."""
+    kind: Literal["success", "all"] = "all"
+    """Which of them. AdaMEM's comparison: success."""
+    online: bool = True
+    """Learn from the run's own attempts."""
+    budget: int | None = None
+    """Tokens of lessons in a prompt; half of the model's window if not given. The oldest and least similar ones are left out."""
+    clip: int = 200
+    """Characters of a past state that prompts keep."""
+    cross_task: bool = False
+    """Runs of all seeds share one library, and are played in turn."""
+    temperature: float = 1.0
+    """Of the softmax over scored actions; 0 takes the best."""
+
+    def __post_init__(self) -> None:
+        chosen(self, "reasoning-bank")
+        for name, least in (
+            *(("k", 1), ("items", 1), ("rollouts", 1), ("contrasted", 1), ("clip", 1)),
+            *(("budget", 0), ("temperature", 0)),
+        ):
+            if (given := getattr(self, name)) is not None and given < least:
+                raise UserError(f"reasoning-bank: {name} is at least {least}, got {given}")
+
+    @classmethod
+    def paper(cls) -> ReasoningBank:
+        """The published stream: a model judges success, all lessons of the most similar task are shown."""
+        return cls(verdict="model")
+
+    @classmethod
+    def pool(cls) -> ReasoningBank:
+        """AdaMEM's comparison: lessons from a bank's successes, the most fitting one shown, nothing learned on the way."""
+        return cls(by="items", kind="success", online=False)
+
+    def least(self, parts: Parts) -> float | None:
+        """The return from which an attempt is a success; None if nobody says."""
+        return getattr(parts.environment, "solved", None) if self.success is None and parts.judge is None else self.success
+
+    def read(self, parts: Parts) -> dict[str, Ended]:
+        """The trajectories of the bank from this environment, by id, and how they ended.
+
+        Raises:
+            UserError: there is none to read.
+        """
+        if not self.bank:
+            return {}
+        # A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts.
+        least = getattr(parts.environment, "solved", None) if self.success is None else self.success
+        found = {}
+        for trajectory in _bank(self.bank):
+            ended = None if least is None or trajectory.value is None else trajectory.value >= least
+            if trajectory.domain == parts.environment.name and (ended or self.kind == "all"):
+                found[trajectory.id] = Ended(trajectory, ended)
+        if not found:
+            wanted = "success" if self.kind == "success" else "trajectory"
+            raise UserError(f"reasoning-bank: {self.bank} holds no {wanted} of {parts.environment.name}")
+        return found
+
+
+_bank = lru_cache(maxsize=4)(read_bank)  # many runs of a process start from one
+
+
+def library(shelf: TrajectoryShelf | None) -> Lessons:
+    """Lessons that lie beside the trajectories of a shelf in the same store; in this process where there is no such store."""
+    if not isinstance(shelf, Shelf):
+        return Lessons()
+    return Lessons(Shelf(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
+
+
+def build(
+    parts: Parts, settings: ReasoningBank | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode; arguments as in `graphs.icrl.build`."""
+    settings = settings or ReasoningBank()
+    model, layout, brief = parts.asked("reasoning-bank"), Layout(clip=settings.clip), "reasoning_bank/brief"
+    _check(parts, settings)
+    lessons, bank, buffer = library(parts.shelf), settings.read(parts), Buffer(parts.shelf)
+    sheet = Sheet(layout, parts.count, parts.room)
+    extractor = Extractor(
+        sheet,
+        parts.environment,
+        questions(parts.prompts),
+        settings.items,
+        settings.contrasted,
+        parts.write is None,
+    )
+    again = Prompt.load("ask/again", parts.prompts)
+    seen = Taught(
+        library=lessons,
+        room=parts.room // 2 if settings.budget is None else settings.budget,
+        **parts.running(layout, Prompt.load(brief, parts.prompts).text()),
+    )
+    asks = settings.verdict == "model" and settings.online
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
+        "pool": Pool(lessons, bank),
+        "study": study(model, extractor, bank, again),
+        "shelve": Keep(lessons),
+        "consult": Consult(lessons, parts.environment, settings.k, settings.by),
+        "propose": parts.write(seen, "react") if parts.write else parts.policy(seen),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "judge": parts.judged(),
+        "verdict": verdict(model, parts.environment, parts.journal, sheet, parts.prompts)
+        if asks
+        else Verdict(settings.least(parts)),
+        "extract": extract(model, extractor, buffer, parts.journal, again, settings.rollouts),
+        "keep": Keep(lessons),
+        "remember": Push(buffer, parts.environment, parts.journal),
+    }
+    routers: dict[str, Router] = {"pool": unread, "act": progress, "verdict": Rollouts(settings.rollouts, settings.online)}
+    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
+    return compiled(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "reasoning-bank", **compile})
+
+
+def _check(parts: Parts, settings: ReasoningBank) -> None:
+    """Raise UserError for settings that cannot work with these parts."""
+    if not settings.online and not settings.bank:
+        raise UserError("reasoning-bank: online=False learns nothing but from a bank; give one (--bank FILE)")
+    if settings.verdict == "model" and parts.write is None:
+        raise UserError(
+            "reasoning-bank: verdict=model has a model write its verdict; this one only scores actions (--verdict return)"
+        )
+    unsaid = settings.online and settings.verdict == "return" and settings.least(parts) is None
+    if unsaid and parts.environment is not None:  # a drawing has no environment
+        silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
+        raise UserError(
+            f"reasoning-bank: which return is a success? {silent}; give the least one (--success), "
+            "or have a model say it (--verdict model)"
+        )

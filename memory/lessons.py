@@ -1,0 +1,166 @@
+"""A library of lessons: advice learned from earlier attempts, found by the text of the task that it was learned on.
+
+Lessons are added and never merged, changed or weighed (arXiv:2509.25140, ReasoningBank). What was learned from one source (an
+episode, a trajectory of a bank) is kept as a whole: adding it again takes the place of what the source had taught before, so
+that an episode that is played twice teaches once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, Protocol
+
+from .records import Lesson, UserError
+from .similarity import jaccard, shingles
+
+__all__ = ["BadLesson", "LessonShelf", "Lessons", "origin"]
+
+
+class BadLesson(UserError, ValueError):
+    """A lesson that cannot be kept or found, or a question that the library can do nothing with."""
+
+
+class LessonShelf(Protocol):
+    """Where lessons are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
+
+    def put(self, records: Iterable[Lesson], /) -> None: ...
+
+    def all(self) -> Iterable[Lesson]: ...
+
+    def delete(self, ids: Iterable[str], /) -> None: ...
+
+
+def origin(lesson: str) -> str:
+    """The source that a lesson's id names: `<source>/<n>`."""
+    return lesson.rpartition("/")[0]
+
+
+class Lessons:
+    """Keeps lessons in this process, and on a shelf if one is given.
+
+    A lesson without text says that its source was read and taught nothing; it is kept, so that nobody reads the source again,
+    and never found. Safe to use from several threads; a second process sees what this one adds after `reload`.
+    """
+
+    def __init__(self, shelf: LessonShelf | None = None) -> None:
+        self._shelf = shelf
+        self._lock = threading.Lock()
+        self._lessons: dict[str, Lesson] = {}  # in the order of learning
+        self._sources: dict[str, list[str]] = {}  # source -> ids
+        self._tokens: dict[str, frozenset[str]] = {}  # a task's text -> what is compared of it
+        self.reload()
+
+    def __repr__(self) -> str:
+        return f"Lessons({len(self)} from {len(self._sources)} sources)"
+
+    def __len__(self) -> int:
+        """The number of lessons that can be found."""
+        with self._lock:
+            return sum(bool(lesson.text) for lesson in self._lessons.values())
+
+    def __iter__(self) -> Iterator[Lesson]:
+        """Every lesson that can be found, in the order of learning."""
+        with self._lock:
+            return iter([lesson for lesson in self._lessons.values() if lesson.text])
+
+    @property
+    def durable(self) -> bool:
+        """Whether lessons are kept for good."""
+        return self._shelf is not None
+
+    def reload(self) -> None:
+        """Read the shelf again."""
+        if self._shelf is None:
+            return
+        stored = list(self._shelf.all())
+        with self._lock:
+            self._lessons.clear()
+            self._sources.clear()
+            for lesson in stored:
+                self._keep(lesson)
+
+    def _keep(self, lesson: Lesson) -> None:
+        if lesson.id not in self._lessons:
+            self._sources.setdefault(origin(lesson.id), []).append(lesson.id)
+        self._lessons[lesson.id] = lesson
+        if lesson.instruction not in self._tokens:
+            self._tokens[lesson.instruction] = frozenset(shingles(lesson.instruction))
+
+    def add(self, lessons: Sequence[Lesson]) -> None:
+        """Keep these, in place of all that their sources had taught before.
+
+        Raises:
+            BadLesson: an id that does not name its source; then nothing is kept.
+        """
+        for lesson in lessons:
+            if not origin(lesson.id):
+                raise BadLesson(f"the id of a lesson is <source>/<number>, got {lesson.id!r}")
+        ids = {lesson.id for lesson in lessons}
+        with self._lock:
+            old = [id for name in {origin(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
+            if self._shelf is not None:
+                self._shelf.put(lessons)
+                if old:
+                    self._shelf.delete(old)
+            for id in old:
+                del self._lessons[id]
+                self._sources[origin(id)].remove(id)
+            for lesson in lessons:
+                self._keep(lesson)
+
+    def learned(self, source: str) -> bool:
+        """Whether this source was read, even if it taught nothing."""
+        with self._lock:
+            return bool(self._sources.get(source))
+
+    def lesson(self, id: str) -> Lesson:
+        """The lesson with this id."""
+        with self._lock:
+            found = self._lessons.get(id)
+        if found is None:
+            raise BadLesson(f"this library has no lesson {id!r}: it has {len(self)} others")
+        return found
+
+    def search(
+        self,
+        instruction: str,
+        k: int,
+        *,
+        by: Literal["tasks", "items"] = "tasks",
+        floor: float = 0.0,
+        domain: str = "",
+        before: tuple[str, int] | None = None,
+    ) -> list[Lesson]:
+        """All lessons learned on the k tasks whose text is most like this one, or the k lessons learned on such tasks.
+
+        The similarity is the Jaccard index of the texts' words and their runs (`shingles`), compared with every task's text.
+        Most similar task first, among equals the one that taught something last; of a task the newest lesson first. Texts
+        without a word in common are never similar.
+
+        Args:
+            instruction: the text of the task at hand.
+            k: how many tasks, or lessons; at least 1.
+            by: what k counts.
+            floor: the least similarity, in [0, 1].
+            domain: only lessons of this domain.
+            before: (run, episode): what that run learned in this episode or later is treated as if it had never been kept.
+        """
+        if k < 1:
+            raise BadLesson(f"asked for the lessons of {k} {by}: k is at least 1")
+        asked = frozenset(shingles(instruction))
+        with self._lock:
+            tasks: dict[tuple[str, str], list[Lesson]] = {}  # the one that taught something last stands last
+            for lesson in self._lessons.values():
+                hidden = before is not None and lesson.run == before[0] and lesson.episode >= before[1]
+                if lesson.text and lesson.domain == domain and not hidden:
+                    task = lesson.task, lesson.instruction
+                    taught = tasks.pop(task, [])
+                    taught.append(lesson)
+                    tasks[task] = taught
+            alike = {task: jaccard(asked, self._tokens[task[1]]) for task in tasks}
+        newest = [task for task in reversed(tasks) if alike[task] > 0 and alike[task] >= floor]
+        ranked = sorted(newest, key=lambda task: -alike[task])
+        if by == "tasks":
+            return [lesson for task in ranked[:k] for lesson in reversed(tasks[task])]
+        return [lesson for task in ranked for lesson in reversed(tasks[task])][:k]
