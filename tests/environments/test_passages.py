@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from learngraph.memory.records import Observation, UserError
-from learngraph.tools.environments import passages, ranking
+from learngraph.tools.environments import passages
 from learngraph.tools.environments.passages import Passages, exact_match, f1, normalised
 from learngraph.tools.environments.ranking import Ranking, words
 
@@ -315,6 +316,21 @@ def test_a_list_is_read_as_lines_are_and_a_passage_counts_once(tmp_path: Path) -
     assert [question.id for question in lines.questions] == ["a1", "a2", "a3"]
 
 
+def test_the_layout_of_hubs_is_read_too(tmp_path: Path) -> None:
+    hub = SMALL | {
+        "id": "a1",
+        "context": {"title": ["Red fox", "Pear", "Grey owl"], "sentences": [FOX, PEAR, OWL]},
+        "supporting_facts": {"title": ["Grey owl", "Red fox", "Red fox"], "sent_id": [1, 2, 0]},
+    }
+    del hub["_id"]
+    path, usual = written(tmp_path, hub, name="hub.jsonl"), written(tmp_path, SMALL)
+    one, other = Passages({"file": str(path)}), Passages({"file": str(usual)})
+    assert (one.questions, one.passages) == (other.questions, other.passages)
+    hub["context"] = {"title": ["Red fox", "Pear"], "sentences": [FOX]}
+    with pytest.raises(UserError, match=r"hub\.jsonl line 1: 'context' must be a list of \[title, sentences\]"):
+        Passages({"file": str(written(tmp_path, hub, name="hub.jsonl"))})
+
+
 def test_a_file_without_supporting_facts_has_a_short_gold_path(tmp_path: Path) -> None:
     bare = {key: SMALL[key] for key in ("question", "answer", "context")}
     env = Passages({"file": str(written(tmp_path, bare))})
@@ -420,9 +436,10 @@ def test_ties_go_to_the_earlier_text() -> None:
     assert index.best("a", 9) == [0, 2, 3]
     assert index.best("a a b", 2) == index.best("b a", 2) == [0, 2]
     assert index.best("", 9) == index.best("zebra ?!", 9) == []
+    assert Ranking([], "test").best("a", 9) == Ranking(["?!"], "test").best("a", 9) == []
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(UserError, match="hotpot: its search needs the package bm25s: pip install bm25s"):
         Passages()

@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learngraph.memory.records import Observation, Task, UserError
-from learngraph.tools.environments import ranking, web_shop
+from learngraph.tools.environments import web_shop
 from learngraph.tools.environments.shop_server import ShopServer
 from learngraph.tools.environments.web_shop import (
     SEPARATOR,
@@ -279,6 +279,8 @@ def test_what_leads_nowhere_says_so_and_costs_its_step(env: WebShop, before: lis
     here, there = env.observe(task, before), env.observe(task, [*before, action])
     assert there == replace(here, text=said + SEPARATOR + here.text)
     assert env.observe(task, [*before, action, action]) == there  # said once, not twice
+    for onward in here.actions:  # and forgotten with the next step that leads somewhere
+        assert env.observe(task, [*before, action, onward]) == env.observe(task, [*before, onward])
     idle = env.observe(task, [action] * env.horizon) if not before else None
     assert idle is None or (idle.reward, idle.over, idle.actions) == (0.0, True, ())
 
@@ -428,7 +430,7 @@ def test_wrong_settings(settings: dict[str, str], said: str) -> None:
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(UserError, match="webshop: its search needs the package bm25s: pip install bm25s"):
         Shop([MUG], [])
 

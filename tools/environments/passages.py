@@ -22,16 +22,18 @@ Where the questions come from, which the environment's name tells:
   compared with published numbers.
 - `hotpot?file=PATH`: a file in HotpotQA's own distractor layout, a JSON list or one object in each line, with `question`,
   `answer`, `context` ([[title, [sentence, ...]], ...]) and, if they are known, `supporting_facts` ([[title, number of the
-  sentence], ...]), `_id` and `type`. All its passages together are what is searched; the same passage under several
-  questions counts once. It makes the search harder than ten passages for each question, and easier than all of Wikipedia.
+  sentence], ...]), `_id` and `type`. Data-set hubs write the lists of pairs as objects of two lists (`title` and
+  `sentences`, `title` and `sent_id`), which is read too. All its passages together are what is searched; the same passage
+  under several questions counts once. That makes the search harder than ten passages for each question, and easier than
+  all of Wikipedia.
 
 Of every five questions, in the order of the file, two are for `test`, one for `dev`, two for `train`; `split=test` puts all of
 them into one split, for a file that is a test set already. The passages are shared by all.
 
 No actions are listed, because any words can be searched for. `listed=1` lists some, so that a policy that only scores actions
 can play at all: searches for the names read so far and for the words of the question, those words to look up, and as
-answers the names and numbers read so far, yes and no. That is a restriction (an answer that is no name, number, yes or no is not among them) and a
-hint (it narrows the answer down): results with it are results of another environment, and the name says so.
+answers the names and numbers read so far, yes and no. That is a restriction (an answer that is none of these is not among
+them) and a hint (it narrows the answer down): results with it are results of another environment, and the name says so.
 """
 
 from __future__ import annotations
@@ -271,7 +273,7 @@ class Passages:
                 return _Turn("right" if right else "wrong", float(right), True)
 
     def _searched(self, asked: str) -> _Turn:
-        found = self._ranking.best(asked, self.results + 1)
+        found = self._ranking.best(asked, self.results)
         named = self._titles.get(normalised(asked))
         if named is not None:
             found = [named, *(place for place in found if place != named)]
@@ -379,6 +381,16 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
                 raise UserError(f"hotpot: {path} line {n} is no JSON: {cause}; {_EXPECTED}") from cause
 
 
+def _pairs(value: Any, first: str, second: str) -> Any:
+    """A list of pairs, also where it is written as an object of two lists; anything else as it is."""
+    if not isinstance(value, dict) or value.keys() != {first, second}:
+        return value
+    left, right = value[first], value[second]
+    if not isinstance(left, list) or not isinstance(right, list) or len(left) != len(right):
+        return value
+    return [[one, other] for one, other in zip(left, right, strict=True)]
+
+
 def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
     """A question and its passages, from an object of the file."""
 
@@ -392,7 +404,8 @@ def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
             raise damaged(f"{key!r} must be a text, got {str(item.get(key))[:60]!r}")
     if not normalised(item["answer"]):
         raise damaged(f"nothing is left of the answer {item['answer']!r} without punctuation and articles")
-    context, facts = item.get("context"), item.get("supporting_facts", [])
+    context = _pairs(item.get("context"), "title", "sentences")
+    facts = _pairs(item.get("supporting_facts") or [], "title", "sent_id")
     if not isinstance(context, list) or not context:
         raise damaged(f"'context' must be a list of [title, sentences], got {str(context)[:60]!r}")
     passages = []
@@ -410,6 +423,6 @@ def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
                 supporting[" ".join(title.split())] = None
             case _:
                 raise damaged(f"a supporting fact must be [title of a passage, number of the sentence], got {str(fact)[:60]!r}")
-    kind, name = str(item.get("type", "")), str(item.get("_id", ""))
+    kind, name = str(item.get("type", "")), str(item.get("_id", item.get("id", "")))
     question = _Question(name, " ".join(item["question"].split()), item["answer"].strip(), kind, tuple(supporting))
     return question, tuple(passages)

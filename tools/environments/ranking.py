@@ -8,10 +8,8 @@ the earlier one comes first, so that equal questions have equal answers on every
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from ...memory.records import UserError
@@ -27,7 +25,7 @@ def words(text: str) -> list[str]:
 
 
 class Ranking:
-    """Texts that can be searched; safe to share between threads. The index is made at the first search.
+    """Texts that can be searched; safe to share between threads.
 
     Args:
         texts: what is searched.
@@ -38,12 +36,16 @@ class Ranking:
     """
 
     def __init__(self, texts: Sequence[str], asker: str) -> None:
-        if find_spec("bm25s") is None:
-            raise UserError(f"{asker}: its search needs the package bm25s: pip install bm25s")
-        self._texts = texts
-        self._lock = threading.Lock()
-        self._index: Any = None
-        self._known: dict[str, int] = {}
+        try:
+            bm25s = import_module("bm25s")  # a third of a second, and optional
+        except ImportError as cause:
+            raise UserError(f"{asker}: its search needs the package bm25s: pip install bm25s") from cause
+        parted = [words(text) for text in texts]
+        self._known = {word: n for n, word in enumerate(sorted({word for text in parted for word in text}))}
+        self._index: Any = bm25s.BM25(method="lucene", k1=1.5, b=0.75, dtype="float64", backend="numpy")
+        if self._known:
+            numbers = [[self._known[word] for word in text] for text in parted]
+            self._index.index((numbers, dict(self._known)), show_progress=False)
 
     def best(self, query: str, count: int) -> list[int]:
         """The places of the texts that share a word with the query, best first.
@@ -52,20 +54,8 @@ class Ranking:
             query: any text; a word that stands in it twice counts once.
             count: how many places at most.
         """
-        if self._index is None:
-            with self._lock:
-                if self._index is None:
-                    self._index = self._made()
         asked = [word for word in dict.fromkeys(words(query)) if word in self._known]
         if not asked:
             return []
         scores = self._index.get_scores(asked).round(9)
         return [int(place) for place in (-scores).argsort(kind="stable")[:count] if scores[place] > 0]
-
-    def _made(self) -> Any:
-        bm25s = import_module("bm25s")  # a third of a second to import, and optional
-        parted = [words(text) for text in self._texts]
-        self._known = {word: n for n, word in enumerate(sorted({word for text in parted for word in text}))}
-        index = bm25s.BM25(method="lucene", k1=1.5, b=0.75, dtype="float64", backend="numpy")
-        index.index(([[self._known[word] for word in text] for text in parted], dict(self._known)), show_progress=False)
-        return index

@@ -326,7 +326,7 @@ class Shop:
                 worth = reward(self.products[page.product], dict(page.chosen), goal)
                 return replace(page, kind="done", score=worth)
             case _:
-                return replace(page, kind="item", product=self._places[button], chosen=())
+                return replace(page, kind="item", product=self._places[button])
 
     def pieces(self, page: Page) -> list[Piece]:
         """What a page shows, in order."""
