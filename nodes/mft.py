@@ -255,7 +255,8 @@ def share(actions: Sequence[str], drafts: Sequence[str]) -> float:
 
     Expected: 1 - sum over actions of p(a | s, z) p(a | s).
     """
-    return sum(changed(a, b) for a, b in product(actions, drafts)) / (len(actions) * len(drafts))
+    sides = [[canonical(action) for action in side] for side in (actions, drafts)]
+    return sum(a != b for a, b in product(*sides)) / (len(actions) * len(drafts))
 
 
 def chance(actions: Sequence[str], drafts: Sequence[str]) -> float:
@@ -264,7 +265,7 @@ def chance(actions: Sequence[str], drafts: Sequence[str]) -> float:
     Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. `share` exceeds it by half the squared distance of the two
     distributions, which is 0 only where they are the same. Needs two draws from each side.
     """
-    sides = [[changed(a, b) for a, b in permutations(side, 2)] for side in (actions, drafts)]
+    sides = [[a != b for a, b in permutations(map(canonical, side), 2)] for side in (actions, drafts)]
     return sum(sum(side) / len(side) for side in sides) / 2
 
 
