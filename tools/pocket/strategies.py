@@ -22,7 +22,8 @@ Writing one, from pieces of past attempts:
     door black
     Strategy:                                                        -> door black mist. gate troll lamp
 
-`advised`: games with strategies, mostly right. `experienced`: experiences of the toy world, the reply is what they and the
+`obeyed`: the bare exercise, scenes of a few invented things that mean nothing, where only the strategy says what to do; it has
+ten times as many decisions for the same tokens as games have. `advised`: games with strategies, mostly right. `experienced`: experiences of the toy world, the reply is what they and the
 running steps determine. `recounted`: experiences of games, the reply is what the best of them did and what it was paid for
 next. In the last two a part of the texts asks for the action instead: past experiences read as they are.
 """
@@ -35,9 +36,10 @@ from dataclasses import dataclass, replace
 
 from ...memory.records import Observation, Task
 from ..environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
+from .chores import invent
 from .transcripts import Decision, Paid, Piece, Played, Reader, clip, rename, soften
 
-__all__ = ["advised", "experienced", "recounted"]
+__all__ = ["advised", "experienced", "obeyed", "recounted"]
 
 Step = tuple[str, str, Decision, float]
 """As in `Played`: observation, its abstract state, decision, reward."""
@@ -49,6 +51,96 @@ def _gold(decision: Decision) -> list[str]:
     """What the expert would do there: nothing where it does not know."""
     top = max(decision.probabilities.values())
     return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
+
+
+_FORMS = (
+    "take {}",
+    "open {}",
+    "go to {}",
+    "put {} in {}",
+    "move {} to {}",
+    "take {} from {}",
+    "cook {} in {}",
+    "read {}",
+    "use {}",
+)
+_SCENES = (
+    "You see a {}.",
+    "You are in the room. There is a {}.",
+    "On the shelf, you see a {}.",
+    "In one part of the room you see a {}.",
+)
+
+
+def obeyed(draw: random.Random, longest: int = 400) -> Iterator[Piece]:
+    """Scenes one after the other, and strategies: what to do is the first item that can be done here and was not yet.
+
+    An action can be done where all that it names is to be seen. Where no item can be done, everything is as good but what
+    stands in the strategy with `not`.
+    """
+    things = list(dict.fromkeys(_thing(draw) for _ in range(draw.randint(5, 10))))
+    often = draw.choice((0.1, 0.3, 0.7, 1.0))  # how often a new strategy is given
+    failing = draw.choice((0.0, 0.0, 0.3, 0.6))
+    full = draw.random() < 0.5  # scenes as long as those of games, which stand between the strategy and the decision
+    yield f"Task: {draw.choice(('put everything in its place.', 'find what is wanted.', 'do as you are told.'))}\n"
+    items: list[str] = []
+    done: set[str] = set()
+    used = 30
+    while used < longest:
+        if draw.random() < (often if any(item not in done for item in items) else 0.7):
+            items, done = [], set()
+            for _ in range(draw.choice((1, 1, 2, 3, 4, 5))):
+                action = _deed(draw, things)
+                items.append(f"not {action}" if draw.random() < failing else action)
+            items = list(dict.fromkeys(items))
+            yield f"Strategy: {'. '.join(items)}{draw.choice(('', '', '.'))}\n"
+            used += sum(len(item) for item in items) // 3
+        open_items = [item for item in items if not item.startswith("not ") and item not in done]
+        seen = draw.sample(things, min(len(things), draw.choice((1, 2, 3))))
+        if open_items and draw.random() < 0.85:
+            wanted = draw.choice((open_items[0], draw.choice(open_items)))
+            seen = list(dict.fromkeys([*seen, *(thing for thing in things if f" {thing} " in f" {wanted} ")]))
+        draw.shuffle(seen)
+        options = {_FORMS[n % len(_FORMS)].format(*draw.sample(seen, 2)) for n in range(6)} if len(seen) > 1 else set()
+        options |= {draw.choice(_FORMS[:3]).format(thing) for thing in seen} | {"look around"}
+        doable = [item for item in open_items if all(f" {thing} " not in f" {item} " or thing in seen for thing in things)]
+        avoided = [item.removeprefix("not ") for item in items if item.startswith("not ")]
+        options |= {*doable, *(item for item in avoided if all(f" {t} " not in f" {item} " or t in seen for t in things))}
+        left = [option for option in sorted(options) if option not in avoided]
+        chosen = doable[:1] or left
+        label = soften({action: 1 / len(chosen) for action in chosen}, sorted(options))
+        action = draw.choice(chosen) if draw.random() < 0.85 else draw.choice(sorted(options))
+        text = _scene(draw, seen) if full else draw.choice(_SCENES).format(", a ".join(seen))
+        yield f"{text}\n>"
+        yield Decision(action, label, known=bool(doable))
+        if draw.random() < 0.6:
+            yield Paid(draw.choice((0.0, 0.0, 1.0, 0.5)))
+        done.add(action)
+        used += (len(text) + len(action)) // 3 + 6
+
+
+def _scene(draw: random.Random, seen: Sequence[str]) -> str:
+    """A room of a game, with furniture that nothing can be done with."""
+    furniture = [f"a {invent(draw, 2)}" for _ in range(draw.randint(2, 6))]
+    told = draw.sample([*furniture, *(f"a {thing}" for thing in seen)], len(furniture) + len(seen))
+    ways = (
+        "In one part of the room you see {}.",
+        "There is also {}, that has nothing on it.",
+        "You also see {} that is closed.",
+    )
+    listed = " ".join(draw.choice(ways).format(thing) for thing in told)
+    carried = draw.choice(("  Your inventory is currently empty.", f"  {draw.choice(told)}"))
+    return f"You are in the {invent(draw, 2)}. {listed}\n\nInventory:\n{carried}"
+
+
+def _thing(draw: random.Random) -> str:
+    """An invented name, sometimes a number after it."""
+    words = " ".join(invent(draw, 2) for _ in range(draw.choice((1, 1, 1, 2))))
+    return f"{words} {draw.randint(1, 4)}" if draw.random() < 0.35 else words
+
+
+def _deed(draw: random.Random, things: Sequence[str]) -> str:
+    return draw.choice(_FORMS).format(*draw.sample(list(things), 2))
 
 
 def advised(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 480) -> Iterator[Piece]:
@@ -85,7 +177,7 @@ def advised(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.
         named = [action for action in items if action in gold][:1]
         share = {action: 1 / len(named or gold) for action in named or gold}
         yield f"{seen.strip()}\n>"
-        yield Decision(decision.taken, soften(share, list(decision.probabilities)), weight=2.0)
+        yield Decision(decision.taken, soften(share, list(decision.probabilities)), bool(named), weight=2.0)
         if rewards:
             yield Paid(reward)
 
@@ -101,9 +193,9 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
         if later and later[0] not in future and later[0] not in _IDLE:
             future.append(later[0])
     others = [action for action in options if action not in gold]
-    count = draw.choice((1, 1, 2, 3, 4, 5))
+    count = draw.choice((1, 1, 1, 2, 3, 4, 5))
     shown = 0
-    form = draw.choices(("next", "done", "later", "wrong", "not"), (56, 18, 8, 10, 8))[0]
+    form = draw.choices(("next", "done", "later", "wrong", "not"), (64, 14, 7, 9, 6))[0]
     if form == "done" and at:
         shown = draw.randint(1, min(at, 3))
         done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in _gold(d) and d.taken not in future]

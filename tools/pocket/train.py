@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,9 @@ RETRIED: Mapping[str, Sequence[Mapping[str, int]]] = {
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
+FIRST = 4.0
+"""Weight of the first token of an action that a strategy names, over that of the others."""
+
 
 @dataclass(frozen=True)
 class PocketTraining:
@@ -101,6 +104,8 @@ class PocketTraining:
     """Of the batches after the recall stage, those of several attempts at one task of a TextWorldExpress game."""
     chores: float = 0.2
     """Of the batches after the recall stage, those of several attempts at a task with invented names."""
+    obeyed: float = 0.0
+    """Of the batches after the recall stage, those from the exercise of doing what a strategy says."""
     advised: float = 0.0
     """Of the batches after the recall stage, those of games with a strategy before the steps."""
     experienced: float = 0.0
@@ -455,6 +460,7 @@ class _Run:
             "games": settings.share if settings.games else 0.0,
             "again": settings.again if settings.games else 0.0,
             "chores": settings.chores,
+            "obeyed": settings.obeyed,
             "advised": settings.advised,
             "experienced": settings.experienced,
             "recounted": settings.recounted,
@@ -500,6 +506,9 @@ class _Run:
                 sources = (
                     transcripts.retry(self.draw, self._chore(self.draw.randint(2, 7)), room) for _ in range(count * batches)
                 )
+            case "obeyed":
+                longest, count = self.draw.choice(((150, 16), (400, 6)))
+                sources = (strategies.obeyed(self.draw, longest) for _ in range(count * batches))
             case "advised":
                 longest, count, reading = 480, 6, self.settings.reading / 5
                 sources = (strategies.advised(self.draw, *self._told()) for _ in range(count * batches))
@@ -512,6 +521,10 @@ class _Run:
             case _:
                 sources = (transcripts.keep(self.draw, self.world, longest=longest) for _ in range(count * batches))
         made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+        if source in ("obeyed", "advised"):
+            # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
+            for sequence in made:
+                sequence.targets[:] = [replace(t, weight=FIRST * t.weight) if t.known else t for t in sequence.targets]
         # An attempt in which there is nothing to advise gives no text.
         return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
 
@@ -523,7 +536,7 @@ class _Run:
     def _told(self) -> tuple[Sequence[Played], float]:
         """Attempts of which one is to be shown under a strategy, and how often with other names."""
         draw, played = self.draw, self.played.result()
-        form = draw.choices(("paths", "tries", "chores", "errands"), (3, 3, 2, 3) if played.paths else (0, 0, 2, 3))[0]
+        form = draw.choices(("paths", "tries", "chores", "errands"), (4, 4, 2, 2) if played.paths else (0, 0, 2, 3))[0]
         match form:
             case "paths":
                 return draw.choice(played.paths), 0.5
