@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "Found",
     "Jaccard",
     "JaccardIndex",
     "Rows",
@@ -33,6 +34,9 @@ __all__ = [
     "shingles",
     "words",
 ]
+
+Found = tuple[NDArray[np.intp], NDArray[np.float64]]
+"""Rows and their similarities, best first, ties newest first."""
 
 _WORD = re.compile(r"\w+(?:(?:['’]|(?<=\d)\.(?=\d))\w+)*")
 
@@ -172,28 +176,35 @@ class JaccardIndex:
         """
         if k < 0:
             raise ValueError(f"cannot return {k} rows: k must be >= 0")
+        rows, similarities = self.nearest(tokens, k, threshold, among)
+        return list(zip(rows.tolist(), similarities.tolist(), strict=True))
+
+    def nearest(self, tokens: Iterable[Hashable], k: int, threshold: float, among: NDArray[np.bool_] | None) -> Found:
+        """The same as two arrays, for those who want many."""
         query = set(tokens)
         with self._lock:
             if among is not None and len(among) != len(self._sizes):
                 raise ValueError(f"`among` says yes or no to each of {len(self._sizes)} rows, got {len(among)} answers")
             known = [number for token in query if (number := self._ids.get(token)) is not None]
             if not known or not k:
-                return []
+                return np.zeros(0, np.intp), np.zeros(0)
             known.sort(key=lambda number: len(self._postings[number]))
             return self._search(known, len(query), k, threshold, among)
 
-    def likeness(self, row: int, other: int) -> float:
-        """The Jaccard similarity of two rows."""
+    def likeness(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """The Jaccard similarity of one row to each of these."""
         with self._lock:
-            a, b = (
-                frozenset(self._tokens[start : start + size])
-                for start, size in ((self._starts[r], self._sizes[r]) for r in (row, other))
-            )
-            return jaccard(a, b)
+            start, size = self._starts[row], self._sizes[row]
+            tokens = self._tokens[start : start + size].tolist()
+            if len(rows) * _COMPARE < sum(len(self._postings[token]) for token in tokens):
+                overlaps = self._compare(rows, tokens)
+            else:
+                overlaps = self._overlaps(tokens, np.dtype(np.int64))[rows]
+            unions = size + self._sizes_of(rows) - overlaps
+            similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
+            return similarities
 
-    def _search(
-        self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None
-    ) -> list[tuple[int, float]]:
+    def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> Found:
         """`known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
@@ -267,16 +278,14 @@ class JaccardIndex:
     def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         return np.frombuffer(self._sizes, np.int32)[rows].astype(np.int64)
 
-    def _best(
-        self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float
-    ) -> list[tuple[int, float]]:
+    def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> Found:
         similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
         if len(rows) > k:
             threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
         chosen = similarities >= threshold
         rows, similarities = rows[chosen], similarities[chosen]
         order = np.lexsort((-rows, -similarities))[:k]
-        return list(zip(rows[order].tolist(), similarities[order].tolist(), strict=True))
+        return rows[order], similarities[order]
 
 
 _COMPARE = 200
@@ -289,15 +298,15 @@ class Rows(Protocol):
     def add(self, reading: Any, /) -> None:
         """Append a row: what `Similarity.read` made of its text."""
 
-    def search(self, reading: Any, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> list[tuple[int, float]]:
-        """The at most k rows at least `floor` similar, as (row, similarity), best first, ties newest first.
+    def nearest(self, reading: Any, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> Found:
+        """The at most k rows at least `floor` similar.
 
         `among`: (rows,), False for a row that is to be passed over; None for none.
         """
         ...
 
-    def likeness(self, row: int, other: int, /) -> float:
-        """The similarity of two rows."""
+    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+        """The similarity of one row to each of these."""
         ...
 
 
@@ -365,31 +374,34 @@ class _JaccardRows:
         self._states.add(state)
         self._goals.append(self._numbers.setdefault(goal, len(self._numbers)))
 
-    def search(
+    def nearest(
         self,
         reading: tuple[frozenset[Hashable], frozenset[Hashable]],
         k: int,
         floor: float,
         among: NDArray[np.bool_] | None,
         /,
-    ) -> list[tuple[int, float]]:
+    ) -> Found:
         """States first, then goals: no row is more similar than its state, which says when enough states were fetched."""
         goal, state = reading
-        worth = [(1 + _of_goals(goal, other)) / 2 for other in self._numbers]
         fetch = k
         while True:
-            near = self._states.search(state, fetch, floor, among)
-            found = [(similarity * worth[self._goals[row]], row) for row, similarity in near]
-            found = sorted((one for one in found if one[0] >= floor), reverse=True)[:k]
-            if len(near) < fetch or (len(found) == k and found[-1] >= (near[-1][1], near[-1][0])):
-                return [(row, similarity) for similarity, row in found]
+            near, of_states = self._states.nearest(state, fetch, floor, among)
+            similarities = of_states * self._worth(goal, near)
+            order = np.lexsort((-near, -similarities))[:k]
+            order = order[similarities[order] >= floor]
+            rows, found = near[order], similarities[order]
+            if len(near) < fetch or (len(rows) == k and (found[-1], rows[-1]) >= (of_states[-1], near[-1])):
+                return rows, found
             fetch *= 4
 
-    def likeness(self, row: int, other: int, /) -> float:
-        goals = list(self._numbers)
-        goal = _of_goals(goals[self._goals[row]], goals[self._goals[other]])
-        return self._states.likeness(row, other) * (1 + goal) / 2
+    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+        goal = next(goal for goal, number in self._numbers.items() if number == self._goals[row])
+        similarities: NDArray[np.float64] = self._states.likeness(row, rows) * self._worth(goal, rows)
+        return similarities
 
-
-def _of_goals(a: frozenset[Hashable], b: frozenset[Hashable]) -> float:
-    return 1.0 if a == b else jaccard(a, b)
+    def _worth(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(1 + J(goals)) / 2 of each of these rows."""
+        worth = np.array([(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in self._numbers])
+        of_rows: NDArray[np.float64] = worth[np.frombuffer(self._goals, np.int32)[rows]]
+        return of_rows

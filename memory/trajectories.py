@@ -17,7 +17,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -346,13 +346,45 @@ class Trajectories:
         """At most k records as (similarity, row): the ranking is fetched as far as it takes to be sure of them."""
         if not among.any():
             return []
-        fetch = 4 * k if cap or diversity else k
+        everything, shown = len(among), None if among.all() else among
+        if diversity:
+            rows, similarities = self._rows.nearest(reading, everything, floor, shown)
+            return self._diverse(rows, similarities, k, cap, diversity)
+        fetch = 4 * k if cap else k
         while True:
-            ranked = self._rows.search(reading, fetch, floor, None if among.all() else among)
-            picked = _pick(ranked, k, cap, diversity, self._owners, self._rows.likeness, len(ranked) < fetch)
-            if picked is not None:
-                return picked
-            fetch *= 4
+            rows, similarities = self._rows.nearest(reading, fetch, floor, shown)
+            ranked = zip(similarities.tolist(), rows.tolist(), strict=True)
+            taken: dict[int, int] = {}
+            found = []
+            for similarity, row in ranked:
+                owner = self._owners[row]
+                taken[owner] = taken.get(owner, 0) + 1
+                if not cap or taken[owner] <= cap:
+                    found.append((similarity, row))
+            if len(found) >= k or len(rows) < fetch:
+                return found[:k]
+            fetch = min(4 * fetch, everything + 1)
+
+    def _diverse(
+        self, rows: NDArray[np.intp], similarities: NDArray[np.float64], k: int, cap: int, diversity: float
+    ) -> list[tuple[float, int]]:
+        """Of these rows (best first) at most k, one after the other the one of the greatest `marginal` relevance then.
+
+        Among equals the more similar one. It compares everything that is similar enough with every choice: a floor saves time.
+        """
+        redundancy = np.zeros(len(rows))
+        owners = np.frombuffer(self._owners, np.int32)[rows]
+        chosen: list[int] = []
+        free = np.ones(len(rows), np.bool_)
+        while len(chosen) < k and free.any():
+            relevance = marginal(similarities, redundancy, diversity)
+            best = int(np.argmax(np.where(free, relevance, -np.inf)))
+            chosen.append(best)
+            free[best] = False
+            if cap and np.count_nonzero(owners[chosen] == owners[best]) == cap:
+                free[owners == owners[best]] = False
+            redundancy = np.maximum(redundancy, self._rows.likeness(int(rows[best]), rows))
+        return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
     def _among(self, kind: Kind, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
         """row -> whether it may be found; kept, since an episode asks with the same words at every step."""
@@ -445,54 +477,13 @@ def _hidden(kept: _Kept, before: tuple[str, int] | None) -> bool:
     return before is not None and kept.own and kept.trajectory.run == before[0] and kept.trajectory.episode >= before[1]
 
 
-def marginal(similarity: float, redundancy: float, diversity: float) -> float:
+Number = TypeVar("Number", float, NDArray[np.float64])
+
+
+def marginal(similarity: Number, redundancy: Number, diversity: float) -> Number:
     """Maximal marginal relevance (Carbonell & Goldstein 1998): (1 - diversity) * similarity - diversity * redundancy.
 
     `redundancy`: the greatest similarity to what was chosen before, at least 0, and 0 for the first choice. Their lambda is
     1 - diversity.
     """
     return (1 - diversity) * similarity - diversity * redundancy
-
-
-def _pick(
-    ranked: Sequence[tuple[int, float]],
-    k: int,
-    cap: int,
-    diversity: float,
-    owners: Sequence[int],
-    likeness: Callable[[int, int], float],
-    complete: bool,
-) -> list[tuple[float, int]] | None:
-    """Choose k rows as (similarity, row), one after the other, each the one with the greatest `marginal` relevance then.
-
-    `ranked`: (row, similarity), best first; `complete`: there are no others. At most `cap` rows of one owner (0: any). Equal
-    relevance: the one ranked higher. None where a row that is not in `ranked` might have to be chosen.
-    """
-    chosen: list[tuple[float, int]] = []
-    redundancy = [0.0] * len(ranked)
-    compared = [0] * len(ranked)  # with how many of the chosen ones
-    taken: dict[int, int] = {}
-    free = [True] * len(ranked)
-    while len(chosen) < k:
-        best, most = -1, -math.inf
-        for i, (row, similarity) in enumerate(ranked):
-            if marginal(similarity, 0, diversity) <= most:
-                break  # nor can any row after this one be more relevant
-            if not free[i] or (cap and taken.get(owners[row], 0) >= cap):
-                continue
-            if diversity:
-                for _, other in chosen[compared[i] :]:
-                    redundancy[i] = max(redundancy[i], likeness(row, other))
-                compared[i] = len(chosen)
-            relevance = marginal(similarity, redundancy[i], diversity)
-            if relevance > most:
-                best, most = i, relevance
-        if not complete and (best < 0 or marginal(ranked[-1][1], 0, diversity) > most):
-            return None
-        if best < 0:
-            break
-        row, similarity = ranked[best]
-        free[best] = False
-        taken[owners[row]] = taken.get(owners[row], 0) + 1
-        chosen.append((similarity, row))
-    return chosen

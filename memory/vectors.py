@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from .chroma_store import embedder_name
 from .records import UserError
-from .similarity import Rows
+from .similarity import Found, Rows
 
 __all__ = ["BadVectors", "SentenceEncoder", "Vectors"]
 
@@ -159,12 +159,14 @@ class Vectors:
         return cast(NDArray[np.float32], matrix / np.where(length == 0, 1, length))
 
     def _open(self) -> None:
+        tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and tables != {"about", "vectors"}:
+            raise BadVectors(
+                f"{self.path} is another program's database, with the tables {', '.join(sorted(tables))}: name another file"
+            )
         self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute("PRAGMA synchronous = NORMAL")
         with self._file:
-            tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if tables and tables != {"about", "vectors"}:
-                raise BadVectors(f"{self.path} is another program's database: it has the tables {', '.join(sorted(tables))}")
             self._file.execute("CREATE TABLE IF NOT EXISTS about (what TEXT PRIMARY KEY, value)")
             self._file.execute("CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB)")
             self._file.execute("INSERT OR IGNORE INTO about VALUES ('encoder', ?)", (self.name,))
@@ -207,6 +209,10 @@ class _CosineRows:
         self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
         self._blocks: list[NDArray[np.float32]] = []  # (_BLOCK, dims) each
         self._vectors = array("i")  # row -> number of its vector; read in place, see `JaccardIndex`
+        self._last: tuple[bytes, NDArray[np.float32]] = (
+            b"",
+            np.zeros(0, np.float32),
+        )  # what `_cosines` found last, of which text
 
     def add(self, reading: Reading, /) -> None:
         key, vector = reading
@@ -217,42 +223,49 @@ class _CosineRows:
         self._blocks[block][place] = vector
         self._vectors.append(number)
 
-    def search(self, reading: Reading, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> list[tuple[int, float]]:
-        needed = None
-        if among is not None:
-            needed = np.zeros(len(self._numbers), np.bool_)
-            needed[np.frombuffer(self._vectors, np.int32)[among]] = True
-        similarities = self._cosines(reading, needed)[np.frombuffer(self._vectors, np.int32)]
+    def nearest(self, reading: Reading, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> Found:
+        similarities = self._cosines(reading)[np.frombuffer(self._vectors, np.int32)]
         if among is not None:
             similarities[~among] = _MASKED
-        if k < len(similarities):
-            floor = max(floor, float(np.partition(similarities, -k)[-k]))
+        parts = max(512, 4 * k)
+        if parts < len(similarities):  # no k-th best of 2 k or more parts' best is above the k-th best of all
+            best = np.maximum.reduceat(similarities, np.arange(0, len(similarities), -(-len(similarities) // parts)))
+            floor = max(floor, float(np.sort(best)[-k]))
         rows = np.flatnonzero(similarities >= np.float32(floor))
-        rows = rows[similarities[rows].astype(np.float64) >= floor]  # the floor itself may have been rounded down
-        order = np.lexsort((-rows, -similarities[rows]))[:k]
-        return [(int(row), float(similarities[row])) for row in rows[order]]
+        found = similarities[rows].astype(np.float64)
+        order = np.lexsort((-rows, -found))[:k]
+        order = order[found[order] >= floor]  # the floor itself may have been rounded down
+        return rows[order], found[order]
 
-    def _cosines(self, reading: Reading, needed: NDArray[np.bool_] | None) -> NDArray[np.float32]:
-        """number of a vector -> its cosine with this one; anything where it is not needed.
+    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+        number = self._vectors[row]
+        vector = self._blocks[number // _BLOCK][number % _BLOCK]
+        numbers = np.frombuffer(self._vectors, np.int32)[rows]
+        if 4 * len(rows) > len(self._numbers):
+            cosines = self._all(vector)[numbers]
+        else:
+            cosines = np.array([np.vecdot(self._blocks[n // _BLOCK][n % _BLOCK], vector) for n in numbers.tolist()], np.float32)
+        cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
+        return np.clip(cosines, -1, 1).astype(np.float64)
+
+    def _cosines(self, reading: Reading) -> NDArray[np.float32]:
+        """number of a vector -> its cosine with this one. Kept for the next question about the same text."""
+        key, vector = reading
+        if self._last[0] != key or len(self._last[1]) != len(self._numbers):
+            cosines = np.clip(self._all(vector), -1, 1)
+            if (same := self._numbers.get(key)) is not None and vector.any():
+                cosines[same] = 1  # rather than 1 less the rounding
+            self._last = key, cosines
+        return self._last[1]
+
+    def _all(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """number of a vector -> its product with this one.
 
         One product a row (`vecdot`) reads memory as fast as it goes, twice as fast as BLAS' matrix times vector; and the
         cosine of two texts does not depend on what else is stored, as it would, in the last digit, with BLAS.
         """
-        key, vector = reading
-        cosines = np.empty(len(self._numbers), np.float32)
-        for start, block in zip(range(0, len(cosines), _BLOCK), self._blocks, strict=True):
-            part = cosines[start : start + _BLOCK]
-            places = None if needed is None else np.flatnonzero(needed[start : start + _BLOCK])
-            if places is not None and 4 * len(places) < len(part):
-                part[places] = np.vecdot(block[places], vector)
-            else:
-                np.vecdot(block[: len(part)], vector, out=part)
-        np.clip(cosines, -1, 1, out=cosines)
-        if (same := self._numbers.get(key)) is not None and vector.any():
-            cosines[same] = 1  # rather than 1 less the rounding
-        return cosines
-
-    def likeness(self, row: int, other: int, /) -> float:
-        a, b = self._vectors[row], self._vectors[other]
-        x, y = (self._blocks[number // _BLOCK][number % _BLOCK] for number in (a, b))
-        return 1.0 if a == b and x.any() else float(np.clip(np.vecdot(x, y), -1, 1))
+        products = np.empty(len(self._numbers), np.float32)
+        for start, block in zip(range(0, len(products), _BLOCK), self._blocks, strict=True):
+            part = products[start : start + _BLOCK]
+            np.vecdot(block[: len(part)], vector, out=part)
+        return products

@@ -213,7 +213,7 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
     return jaccard(*states) * (1 + (1.0 if goals[0] == goals[1] else jaccard(*goals))) / 2
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(worlds(), st.sampled_from(STATES), st.sampled_from(GOALS), questions, st.integers(1, 3), st.none() | st.integers(1, 4))
 def test_search_equals_brute_force(world, state, instruction, question, stride, limit):
     bank, own = world
@@ -222,7 +222,7 @@ def test_search_equals_brute_force(world, state, instruction, question, stride, 
     assert found == brute(bank, own, by_tokens, (instruction, state), stride, limit, **question)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
 def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
     bank, own = world
@@ -240,7 +240,7 @@ def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state
     assert len(memory) == len(fresh) == len(again)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.integers(0, 6))
 def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, episode):
     """Asked with `before`, a memory that knows the run's later episodes answers as it did when it did not."""
@@ -500,10 +500,10 @@ def long_attempt(steps: int, number: int) -> Trajectory:
 
 
 def test_storage_grows_linearly_with_the_length_of_an_episode():
-    """Ten episodes of 50, 100, 200 and 400 steps; written out step by step, 8 times the steps would take 64 times the room."""
+    """Three episodes of 50, 100, 200 and 400 steps; written out step by step, 8 times the steps would take 64 times the room."""
     shelved, kept = [], []
     for steps in (50, 100, 200, 400):
-        episodes = [long_attempt(steps, number) for number in range(10)]
+        episodes = [long_attempt(steps, number) for number in range(3)]
         store = InMemoryStore()
         shelf: Shelf[Trajectory] = Shelf(store, ("trajectories",), Trajectory)
         kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, shelf=shelf)))

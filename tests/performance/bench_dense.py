@@ -1,0 +1,273 @@
+"""AdaMEM's memory: rows 22 to 24 of the performance targets, as ratios within one run; its size, and what growing costs.
+
+    python tests/performance/bench_dense.py [--rows 100000 1000000] [--dims 384]
+
+A row is a step; 50 steps make a trajectory. Vectors are isotropic noise of unit length (an exact search does the same work
+whatever they are), from an encoder that makes them up; texts are those of bench_retrieval. Times are CPU times
+(process_time) of one thread where OMP_NUM_THREADS=1, medians over queries asked in turns; nothing is asserted.
+"""
+
+import argparse
+import gc
+import hashlib
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_retrieval import LENGTH, cpu, report, text, zipf
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+
+from learngraph.memory.records import Task, Trajectory, Transition
+from learngraph.memory.similarity import Jaccard, Rows, Similarity, shingles, words
+from learngraph.memory.trajectories import Trajectories, structured
+from learngraph.memory.vectors import Vectors
+
+STEPS, K, TASKS = 50, 10, 100
+
+
+def noise(of: str, dims: int) -> NDArray[np.float32]:
+    seed = int.from_bytes(hashlib.blake2b(of.encode(), digest_size=8).digest(), "little")
+    vector = np.random.Generator(np.random.SFC64(seed)).standard_normal(dims, np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+class Encoder(Embeddings):
+    """Makes up a vector for each text, always the same; counts."""
+
+    def __init__(self, dims: int) -> None:
+        self.dims, self.calls = dims, 0
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.calls += 1
+        return [noise(of, self.dims).tolist() for of in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+class Ready:
+    """`Vectors` without file and encoder: what is left is the search."""
+
+    least = -1.0
+
+    def __init__(self, dims: int) -> None:
+        self._dims, self._rows = dims, Vectors(Encoder(dims)).rows
+
+    def read(self, texts: Sequence[str], /) -> Sequence[Any]:
+        return [(hashlib.blake2b(of.encode(), digest_size=16).digest(), noise(of, self._dims)) for of in texts]
+
+    def rows(self) -> Rows:
+        return self._rows()
+
+
+def attempt(number: int, states: Sequence[str]) -> Trajectory:
+    steps = tuple(Transition(state, "go on", float(number % 2)) for state in states)
+    return Trajectory(f"bench/{number}", Task(f"task-{number % TASKS}", "find it"), steps, "bench", number)
+
+
+def episode(number: int) -> Trajectory:
+    return attempt(number, [f"state {number} {step}" for step in range(STEPS)])
+
+
+def grown(memory: Trajectories, count: int, make: Callable[[int], Trajectory]) -> tuple[float, float]:
+    """Fill the memory; CPU seconds a step at 10,000 steps (or early) and at the end."""
+    costs, given = [], []
+    for number in range(count // STEPS):
+        one = make(number)
+        given.append(cpu(lambda one=one: memory.similarity.read([memory.key(one.task, (), s.state) for s in one.transitions])))
+        costs.append(cpu(lambda one=one: memory.add(one)))
+    net = (np.array(costs) - np.array(given)) / STEPS  # what it takes beside reading the keys
+    early = min(10_000 // STEPS, len(net) // 2)
+    return float(np.median(net[early - early // 2 : early + early // 2])), float(np.median(net[-100:]))
+
+
+def dense(count: int, dims: int) -> None:
+    """Rows 22 and 23."""
+    memory = Trajectories(similarity=Ready(dims))
+    early, late = grown(memory, count, episode)
+    report(
+        "",
+        f"append of a step, dense, t({count:,}) / t(10,000), and CPU us (encoder left out)",
+        f"{late / early:.2f}, {late * 1e6:.1f}",
+        "",
+    )
+    reading = memory.similarity.read(["asked"])[0]
+    rows: Any = memory._rows
+    blocks = [block.view(np.int32) for block in rows._blocks]
+    tasks = np.repeat(np.arange(count // STEPS) % TASKS, STEPS)
+    shares = {f"{share} % of the tasks": np.isin(tasks, np.arange(share)) for share in (90, 50, 10, 1)}
+
+    def asked(among: NDArray[np.bool_] | None) -> Any:
+        rows._last = b"", np.zeros(0, np.float32)  # each time as if it were a new question
+        return rows.nearest(reading, K, -1.0, among)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "once": lambda: [block.max() for block in blocks],
+        "plain": lambda: asked(None),
+        **{name: (lambda among=among: asked(among)) for name, among in shares.items()},
+        "again": lambda: rows.nearest(reading, K, -1.0, shares["50 % of the tasks"]),
+        "blas": lambda: [block @ reading[1] for block in rows._blocks],
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(25):
+        for name, way in ways.items():
+            times[name].append(cpu(way))
+    took = {name: float(np.median(found)) for name, found in times.items()}
+    size = count * dims * 4
+    report(
+        "22",
+        f"exact query at {count:,} x {dims} ({took['plain'] * 1e3:.1f} ms) / one pass over its {size / 1e6:,.0f} MB ({took['once'] * 1e3:.1f} ms)",
+        f"{took['plain'] / took['once']:.2f}",
+        "<= 1.5 (1e5)",
+    )
+    report("22", "  for comparison: BLAS' matrix times vector alone / that pass", f"{took['blas'] / took['once']:.2f}", "")
+    for name in shares:
+        report("23", f"the query among {name} / among all", f"{took[name] / took['plain']:.2f}", "<= 1.2 (1e5)")
+    report("23", "the same text asked again, among others / a query", f"{took['again'] / took['plain']:.2f}", "")
+    key = structured(Task("asked", "find it"), (), "asked")
+    asking = [cpu(lambda: memory.search(key, K, kind="mixed", before=("bench", count))) for _ in range(9)]
+    report("", f"Trajectories.search, k {K} successes and {K} failures, CPU ms", f"{np.median(asking) * 1e3:.1f}", "")
+    asking = [cpu(lambda: memory.search(key, K, diversity=0.5)) for _ in range(9)]
+    report("", "Trajectories.search, maximal marginal relevance at 0.5, CPU ms", f"{np.median(asking) * 1e3:.1f}", "")
+    brute = sorted(
+        ((float(np.vecdot(noise(of, dims), reading[1])), n) for n, of in enumerate(keys(min(count, 20_000)))), reverse=True
+    )
+    few = np.arange(count) < 20_000
+    same = asked(few)[0].tolist() == [n for _, n in brute[:K]]
+    report("4", f"top-{K} among the first {len(brute):,} equal to comparing one by one", str(same), "True")
+
+
+def keys(count: int) -> list[str]:
+    return [structured(Task("", "find it"), (), s.state) for n in range(count // STEPS) for s in episode(n).transitions]
+
+
+def calls(dims: int) -> None:
+    """Row 24, and what the encoder's cache costs."""
+    encoder = Encoder(dims)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Vectors(encoder, Path(folder, "vectors.sqlite"))
+        memory = Trajectories(bank=[episode(0)], similarity=kept)
+        encoder.calls = 0
+        for number in range(1, 21):
+            now = episode(number)
+            for step, transition in enumerate(now.transitions):
+                memory.search(memory.key(now.task, now.transitions[:step], transition.state), K, before=("bench", number))
+            memory.add(now)
+        report(
+            "24",
+            "encoder calls a step: 20 episodes of 50 new steps, searched and then stored",
+            f"{encoder.calls / 1000:.2f}",
+            "<= 1",
+        )
+        before = encoder.calls
+        replay = attempt(21, [transition.state for transition in episode(7).transitions])
+        for transition in replay.transitions:
+            memory.search(memory.key(replay.task, (), transition.state), K)
+        memory.add(replay)
+        report("24", "encoder calls a step: an episode of states seen before", f"{(encoder.calls - before) / STEPS:.2f}", "0")
+        texts = keys(2000)
+        new = [
+            cpu(lambda of=of: kept.read([of + " new"])) - cpu(lambda of=of: encoder.embed_documents([of])) for of in texts[:500]
+        ]
+        seen = [cpu(lambda of=of: kept.read([of])) for of in texts[:500]]
+        report(
+            "24",
+            "a text's vector, encoder left out, CPU us: written down / found again",
+            f"{np.median(new) * 1e6:.0f} / {np.median(seen) * 1e6:.0f}",
+            "",
+        )
+        kept.close()
+        size = sum(file.stat().st_size for file in Path(folder).iterdir()) / (encoder.calls - 500 + STEPS + 500)
+        report("", "bytes on disk a vector, and its own size", f"{size:,.0f}, {4 * dims:,}", "")
+
+
+def size(similarity: Similarity, make: Callable[[int], Trajectory], count: int) -> float:
+    """Bytes a step of the memory beside the trajectories themselves."""
+    stored = [make(number) for number in range(count // STEPS)]
+    memory = Trajectories(similarity=similarity)
+    gc.collect()
+    tracemalloc.start()
+    for one in stored:
+        memory.add(one)
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return used / len(memory)
+
+
+def lexical(count: int, draw: np.random.Generator) -> None:
+    rooms = zipf(draw, (max(count // STEPS, 1), LENGTH))
+
+    def make(number: int) -> Trajectory:
+        rows = rooms[draw.integers(0, len(rooms), STEPS)]
+        changed = draw.random(rows.shape) < 0.2
+        rows[changed] = zipf(draw, int(changed.sum()))
+        return attempt(number, [text(row) for row in rows.tolist()])
+
+    few = 10_000
+    report("", f"bytes a step at {few:,} steps: keys of {LENGTH} words, `words`", f"{size(Jaccard(words), make, few):,.0f}", "")
+    report(
+        "",
+        "bytes a step: the same, `shingles` (the default); a fifth of the words always new",
+        f"{size(Jaccard(shingles), make, few):,.0f}",
+        "",
+    )
+    played = [attempt(n, [text(rooms[(7 * n + step) % 60].tolist()) for step in range(STEPS)]) for n in range(few // STEPS)]
+    report(
+        "",
+        "bytes a step: `shingles`, 60 states seen again and again",
+        f"{size(Jaccard(shingles), lambda n: played[n], few):,.0f}",
+        "",
+    )
+    memory = Trajectories(similarity=Jaccard(words))
+    early, late = grown(memory, count, make)
+    report(
+        "",
+        f"append of a step, lexical (words), t({count:,}) / t(10,000), and CPU us beside tokenising",
+        f"{late / early:.2f}, {late * 1e6:.1f}",
+        "",
+    )
+    last = memory.trajectory(f"bench/{count // STEPS - 1}").transitions
+    asked = [structured(Task("", "find it"), (), step.state[: len(step.state) // 2]) for step in last[:20]]
+    for what, filters in {
+        "all": {},
+        "k successes and k failures": {"kind": "mixed"},
+        "maximal marginal relevance at 0.5": {"diversity": 0.5},
+        "as a fork sees it": {"before": ("bench", count // STEPS // 2)},
+    }.items():
+        memory.search(asked[0], K, **filters)
+        asking = [cpu(lambda one=one, filters=filters: memory.search(one, K, **filters)) for one in asked]
+        report(
+            "", f"Trajectories.search at {count:,} steps, lexical (words), {what}, CPU ms", f"{np.median(asking) * 1e3:.2f}", ""
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
+    parser.add_argument("--dims", type=int, default=384)
+    asked = parser.parse_args()
+    report("row", "", "measured", "target")
+    calls(asked.dims)
+    few = 10_000
+    report(
+        "", f"bytes a step at {few:,} steps: dense, {asked.dims} numbers", f"{size(Ready(asked.dims), episode, few):,.0f}", ""
+    )
+    report("", "bytes a step: dense, 60 states seen again and again", f"{size(Ready(asked.dims), replayed, few):,.0f}", "")
+    for count in asked.rows:
+        started = time.perf_counter()
+        dense(count, asked.dims)
+        lexical(count, np.random.default_rng(0))
+        print(f"     ({time.perf_counter() - started:.0f} s)", flush=True)
+
+
+def replayed(number: int) -> Trajectory:
+    return attempt(number, [f"state {(7 * number + step) % 60}" for step in range(STEPS)])
+
+
+if __name__ == "__main__":
+    main()
