@@ -201,6 +201,7 @@ class Played:
 
     folder: Path
     method: str
+    """As folders call it: `adamem-high` for `adamem:high`."""
     seed: int
     settings: Mapping[str, Any]
     """Of the sweep."""
@@ -311,7 +312,8 @@ def collect(args: Sequence[str]) -> int:
     options: Collect = parse(Collect, rest, prog, about)
     found = []
     for run in _runs(Path(place)):
-        success = run.settings["methods"].get(run.method, {}).get("success")
+        chosen = {name.replace(":", "-"): settings for name, settings in run.settings["methods"].items()}
+        success = chosen.get(run.method, {}).get("success")
         solved = run.solved if success is None else success
         found.append(collected(run.steps, run.episodes, solved=solved, seed=run.seed, split=run.settings["split"]))
     pairs = [pair for one in found for pair in one.pairs]
@@ -415,8 +417,8 @@ def _estimated(pairs: Sequence[Pair], options: Filter) -> list[Pair]:
     kept = list(pairs)
     environment: Any = open_environment(options.env, horizon=options.horizon)
     try:
-        again = Again.open(environment, options)
         tasks = {pair.id: _task(environment, pair, options.env) for pair in kept}
+        again = Again.open(environment, options)
         if options.samples and kept:
             shares, chances, lasting = [], [], []
             for pair in kept:
