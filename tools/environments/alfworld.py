@@ -9,8 +9,12 @@ those of the published runs (a test compares them, word for word). Three things 
 welcome and the goal, which is `Task.instruction`; a goal that is reached pays 1, where published runners pay 10; and below
 the game's answer stands what the agent knows of itself (see `AlfWorld.observe`).
 
+**Checked.** The walkthrough wins in all 140 games of valid_seen, all 200 of valid_train and the first 100 of train in our order. A
+random policy wins none of the first 10 test games within 50 steps (among 31 actions on average, 14 to 68), and doing nothing none.
+
 **Speed.** The package itself translates a game four times before it starts, and phrases every admissible action by its grammar
-at each step: 0.8 s to open a game, 20 steps a second. This translates once and phrases an action once: see `AlfWorld`.
+at each step: 0.8 s to open a game, 20 steps a second. This translates once, 0.2 s in a bathroom and 0.5 s in a kitchen, and phrases
+an action once: 140 to 160 steps a second (one core, on a busy machine). The packages take 0.7 s to import, at the first game.
 
 **One process.** The translator reports on standard output and reads `sys.argv`, the package alfworld sets $ALFWORLD_DATA and
 makes a folder when imported, and all of them keep parsers in module variables. Here nothing of this is seen from outside, and
@@ -28,6 +32,7 @@ import pkgutil
 import re
 import sys
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -217,7 +222,7 @@ class AlfWorld:
         return self._known[task.seed]
 
     def _world(self, path: Path) -> _World:
-        """The translated game; the last 32 are kept, 1 MB each."""
+        """The translated game; the last 64 are kept."""
         with self._lock:
             if path in self._worlds:
                 self._worlds.move_to_end(path)
@@ -230,7 +235,7 @@ class AlfWorld:
             raise UserError(f"alfworld: {path} cannot be played: {type(cause).__name__}: {_line(cause)}") from cause
         with self._lock:
             self._worlds[path] = world
-            while len(self._worlds) > 32:
+            while len(self._worlds) > 64:
                 self._worlds.popitem(last=False)
         return world
 
@@ -278,7 +283,7 @@ class _World:
     rules: Any
     """The package's grammar and phrasings, by schema of action."""
     sas: bytes
-    """The planning task as the planner reads it."""
+    """The planning task as the planner reads it, packed: a twentieth of 0.8 MB, up to 2.2."""
     facts: tuple[Any, ...]
     """What is true at the start, as far as no action changes it or the problem states it."""
     types: dict[str, str]
@@ -319,7 +324,7 @@ class _World:
                 action.name: tuple((part.name.strip("?"), part.type_name) for part in action.parameters)
                 for action in task.actions
             }
-            return _World(packages, rules, sas.encode(), tuple(facts), types, schemas, kinds)
+            return _World(packages, rules, zlib.compress(sas.encode(), 1), tuple(facts), types, schemas, kinds)
 
     def name(self, facts: Any) -> None:
         """Give things their names: once for a game, when the first episode knows all facts."""
@@ -352,7 +357,7 @@ class _Episode:
     def begin(self) -> Observation:
         world, packages = self.world, self.world.packages
         with _LOCK:
-            self.planner.load_sas(world.sas)
+            self.planner.load_sas(zlib.decompress(world.sas))
             atoms = (packages.atom * self.planner.get_state_size())()
             self.planner.get_state(atoms)
             self.facts = packages.logic.State(world.kinds, world.facts)
