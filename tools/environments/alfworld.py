@@ -13,12 +13,14 @@ the game's answer stands what the agent knows of itself (see `AlfWorld.observe`)
 random policy wins none of the first 10 test games within 50 steps (among 31 actions on average, 14 to 68), and doing nothing none.
 
 **Speed.** The package itself translates a game four times before it starts, and phrases every admissible action by its grammar
-at each step: 0.8 s to open a game, 20 steps a second. This translates once, 0.2 s in a bathroom and 0.5 s in a kitchen, and phrases
-an action once: 140 to 160 steps a second (one core, on a busy machine). The packages take 0.7 s to import, at the first game.
+at each step: 0.8 s to open a game in a bathroom, 20 steps a second. This translates once, 0.13 s in a bathroom and 0.65 s in a
+kitchen, and phrases an action once: 140 to 160 steps a second (process time on a busy machine). The packages take 0.7 s to
+import, at the first game.
 
 **One process.** The translator reports on standard output and reads `sys.argv`, the package alfworld sets $ALFWORLD_DATA and
 makes a folder when imported, and all of them keep parsers in module variables. Here nothing of this is seen from outside, and
-one lock keeps threads apart. A planner is a copy of the library, 1 MB each; what one game gave back the next one takes. A grammar holds expressions that are evaluated: open only game files that you trust.
+one lock keeps threads apart. A planner is a copy of the library, 1 MB each; what one game gave back the next one takes. A
+grammar holds expressions that are evaluated: open only game files that you trust.
 """
 
 from __future__ import annotations
