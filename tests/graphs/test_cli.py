@@ -47,7 +47,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, calibrate, list, draw, memory, pocket"),
+        ("jump", "there are run, calibrate, list, draw, memory, adamem, pocket"),
         ("run", "there are jitrl, icrl, adamem, react, cot, long-cot, best-of-n, self-refine, reflexion, synapse, "),
         ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
