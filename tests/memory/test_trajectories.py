@@ -86,6 +86,13 @@ def test_words_of_the_goal_are_not_words_of_the_state():
     assert ask(memory, "door black", goal="look around") == []
 
 
+def test_a_state_less_alike_may_win_by_its_goal():
+    stored = [attempt(("x y z w", "go", 1.0)), *(attempt(("x y z", "go", 1.0), number=n, goal="eat") for n in range(1, 9))]
+    memory = filled(stored, similarity=Jaccard(tokens=str.split))
+    assert ask(memory, "x y z", 1, per_trajectory=0) == [("a/0/0", 0.75)]  # 8 states are more alike: worth 0.5 each
+    assert ask(memory, "x y z", 2) == [("a/0/0", 0.75), ("a/8/0", 0.5)]
+
+
 def test_keys_hold_what_they_say():
     task, before = Task("t", "reach\n the exit"), [Transition("door black", "mist", 1.0)]
     assert structured(task, before, "gate troll") == "goal: reach the exit\nstate: gate troll"
@@ -382,6 +389,13 @@ def test_a_bank_made_elsewhere_is_searched_beside_the_runs_own(tmp_path):
     assert names(memory, "door black") == ["a/0/0", "gold/0/0"]  # among equals the bank's is the older one
     assert names(memory, "door black", before=("gold", 0)) == ["a/0/0", "gold/0/0"]  # a bank was there from the start
     assert [t.id for t in shelf.all()] == ["a/0"]
+
+
+def test_a_bank_stays_in_sight_of_a_run_of_the_same_name():
+    memory = Trajectories(bank=[attempt(("door", "go", 1.0), number=5)])
+    memory.add(attempt(("door", "go", 1.0), number=1))
+    assert names(memory, "door", before=("a", 1)) == ["a/5/0"]
+    assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/5/0"]
 
 
 def test_equal_ids_in_bank_and_shelf_are_refused():
