@@ -28,26 +28,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.experiences import TrajectoryShelf
-from ..memory.records import Trajectory, UserError
-from ..memory.trajectories import Key, Kind, Trajectories, read_bank, structured, whole
+from ..memory.records import UserError
+from ..memory.trajectories import Key, Kind, Trajectories, structured, whole
 from ..memory.vectors import SentenceEncoder, Vectors
 from ..nodes.attempts import Frozen, Push, Running
 from ..nodes.decide import Choose
-from ..nodes.episode import Act, Begin, Environment, progress
+from ..nodes.episode import Act, Begin, progress
 from ..nodes.prompt import Prompt
 from ..nodes.recollect import Excerpts, Experienced, Recollect
 from ..nodes.state import Attempt, Choice, Considered, Episode, Guided, Judged, Planned, Played, Recollected
 from ..nodes.strategy import Advised, RecallStrategy, Writer, found, found_low, guidance, synthesize
 from ..nodes.triggers import Decide, Trigger, decision
 from .flow import Node, Router, compiled, wire
-from .parts import Parts, chosen
+from .parts import Parts, chosen, ended
 
 HIGH = """
 flowchart LR
@@ -205,34 +203,28 @@ class AdaMEM:
         """What a table has to say of these settings: where strategies come from a rule, that they do."""
         return "rule-written" if self.author == "rule" and self.mode != "raw" else ""
 
-    def memory(self, shelf: TrajectoryShelf | None, environment: Environment) -> Trajectories:
-        """The long-term memory: the bank, and what the run itself adds."""
-        least = getattr(environment, "solved", None) if self.success is None else self.success
-        if least is None and self.kind != "all":
-            raise UserError(
-                f"adamem: kind={self.kind} needs to know what a success is; give the return from which it is: --success"
-            )
+    def memory(self, parts: Parts) -> Trajectories:
+        """The long-term memory: the bank, and what the run itself adds.
 
-        def success(trajectory: Trajectory) -> bool | None:
-            return None if least is None or trajectory.value is None else trajectory.value >= least
-
+        Raises:
+            UserError: successes or failures are wanted, and nobody says from which return on an attempt is one; the bank holds
+                nothing of this environment.
+        """
+        world = parts.environment
+        least = parts.least(self.success)
+        if least is None and self.kind != "all" and world is not None:  # a drawing has no environment
+            raise UserError(f"adamem: kind={self.kind} needs to know which return is a success; give the least one: --success")
         keys: dict[str, Key] = {"structured": structured, "whole": whole}
         return Trajectories(
-            shelf,
-            bank=_bank(self.bank) if self.bank else (),
+            parts.shelf,
+            bank=parts.banked(self.bank, "adamem"),
             key=keys[self.key],
             similarity=_vectors(self.embedder, self.vectors or (self.bank and f"{self.bank}.vectors"))
             if self.embedder
             else None,
-            success=success,
+            success=ended(least),
             limit=self.limit,
         )
-
-
-@lru_cache(maxsize=4)
-def _bank(path: str) -> tuple[Trajectory, ...]:
-    """Many runs of a process start from one bank."""
-    return read_bank(Path(path))
 
 
 @lru_cache(maxsize=4)
@@ -250,7 +242,7 @@ def build(
     that several graphs share; what the settings say of the memory is then left aside.
     """
     settings = settings or AdaMEM()
-    kit = Kit(parts, settings, settings.memory(parts.shelf, parts.environment) if memory is None else memory)
+    kit = Kit(parts, settings, settings.memory(parts) if memory is None else memory)
     flow, nodes, routers = MODES[settings.mode](kit)
     builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
     return compiled(wire(builder, flow, nodes, routers, chain=chain), **{"name": f"adamem-{settings.mode}", **compile})

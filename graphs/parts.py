@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
 
@@ -13,7 +14,8 @@ from typing_extensions import TypedDict
 
 from ..memory.experiences import TrajectoryShelf
 from ..memory.journal import Journal
-from ..memory.records import UserError
+from ..memory.records import Trajectory, UserError
+from ..memory.trajectories import read_bank
 from ..nodes.ask import estimated
 from ..nodes.attempts import Layout
 from ..nodes.episode import Environment
@@ -45,6 +47,17 @@ def chosen(settings: Any, method: str) -> None:
     for name, hint in get_type_hints(type(settings)).items():
         if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
             raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
+
+
+@lru_cache(maxsize=4)
+def _read(bank: Path, written: int) -> tuple[Trajectory, ...]:
+    """Many runs of a process start from one bank."""
+    return read_bank(bank)
+
+
+def ended(least: float | None) -> Callable[[Trajectory], bool | None]:
+    """Whether an attempt reached this return; None where nobody knows."""
+    return lambda attempt: None if least is None or attempt.value is None else attempt.value >= least
 
 
 def uniform(seen: Seen) -> Node:
@@ -152,6 +165,29 @@ class Parts:
             "listed": self.listed,
             "brief": brief,
         }
+
+    def banked(self, path: str, method: str) -> tuple[Trajectory, ...]:
+        """The trajectories of a bank, read once as long as the file stays the same; none without a path.
+
+        Raises:
+            UserError: the file is no bank, or holds nothing of this environment.
+        """
+        if not path:
+            return ()
+        file = Path(path)
+        bank = _read(file, file.stat().st_mtime_ns if file.exists() else 0)
+        if not any(trajectory.domain == self.environment.name for trajectory in bank):
+            raise UserError(
+                f"{method}: {path} holds no trajectory of {self.environment.name}; it has those of {bank[0].domain}"
+            )
+        return bank
+
+    def least(self, success: float | None) -> float | None:
+        """The return from which an attempt counts as a success: as given, or the environment's; None if nobody says.
+
+        A judge's rewards are on a scale of their own, of which the environment's threshold says nothing.
+        """
+        return success if success is not None or self.judge else getattr(self.environment, "solved", None)
 
     @property
     def room(self) -> int:

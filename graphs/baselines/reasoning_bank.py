@@ -18,7 +18,6 @@ a task these are set against each other, and at most five items drawn from the c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
@@ -29,7 +28,6 @@ from ...memory.experiences import TrajectoryShelf
 from ...memory.lessons import Lessons
 from ...memory.records import Lesson, UserError
 from ...memory.shelf import Shelf
-from ...memory.trajectories import read_bank
 from ...nodes.attempts import Layout, Push
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, progress
@@ -125,10 +123,6 @@ class ReasoningBank:
         """AdaMEM's comparison: lessons from a bank's successes, the most fitting one shown, nothing learned on the way."""
         return cls(by="items", kind="success", online=False)
 
-    def least(self, parts: Parts) -> float | None:
-        """The return from which an attempt is a success; None if nobody says."""
-        return getattr(parts.environment, "solved", None) if self.success is None and parts.judge is None else self.success
-
     def read(self, parts: Parts) -> dict[str, Ended]:
         """The trajectories of the bank from this environment, by id, and how they ended.
 
@@ -140,7 +134,7 @@ class ReasoningBank:
         # A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts.
         least = getattr(parts.environment, "solved", None) if self.success is None else self.success
         found = {}
-        for trajectory in _bank(self.bank):
+        for trajectory in parts.banked(self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least
             if trajectory.domain == parts.environment.name and (ended or self.kind == "all"):
                 found[trajectory.id] = Ended(trajectory, ended)
@@ -148,9 +142,6 @@ class ReasoningBank:
             wanted = "success" if self.kind == "success" else "trajectory"
             raise UserError(f"reasoning-bank: {self.bank} holds no {wanted} of {parts.environment.name}")
         return found
-
-
-_bank = lru_cache(maxsize=4)(read_bank)  # many runs of a process start from one
 
 
 def library(shelf: TrajectoryShelf | None) -> Lessons:
@@ -196,7 +187,7 @@ def build(
         "judge": parts.judged(),
         "verdict": verdict(model, parts.environment, parts.journal, sheet, parts.prompts)
         if asks
-        else Verdict(settings.least(parts)),
+        else Verdict(parts.least(settings.success)),
         "extract": extract(model, extractor, buffer, parts.journal, again, settings.rollouts),
         "keep": Keep(lessons),
         "remember": Push(buffer, parts.environment, parts.journal),
@@ -214,7 +205,7 @@ def _check(parts: Parts, settings: ReasoningBank) -> None:
         raise UserError(
             "reasoning-bank: verdict=model has a model write its verdict; this one only scores actions (--verdict return)"
         )
-    unsaid = settings.online and settings.verdict == "return" and settings.least(parts) is None
+    unsaid = settings.online and settings.verdict == "return" and parts.least(settings.success) is None
     if unsaid and parts.environment is not None:  # a drawing has no environment
         silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
         raise UserError(

@@ -12,14 +12,13 @@ observations, a vote on the task's name) is left out, as in AdaMEM's comparison.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.records import Trajectory, UserError
-from ...memory.trajectories import Trajectories, goal, read_bank
+from ...memory.records import UserError
+from ...memory.trajectories import Trajectories, goal
 from ...nodes.attempts import Frozen, Layout, Push
 from ...nodes.decide import Choose
 from ...nodes.episode import Act, Begin, progress
@@ -28,7 +27,7 @@ from ...nodes.recollect import Recollect
 from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played, Recollected
 from ...nodes.synapse import Exemplars, Exemplary
 from ..flow import Node, compiled, wire
-from ..parts import Parts, chosen
+from ..parts import Parts, chosen, ended
 
 FLOW = """
 flowchart LR
@@ -84,25 +83,17 @@ class Synapse:
             UserError: only successes are wanted, and nobody says from which return on an attempt is one.
         """
         world = parts.environment
-        least = getattr(world, "solved", None) if self.success is None and parts.judge is None else self.success
+        least = parts.least(self.success)
         if least is None and self.kind == "success" and world is not None:  # a drawing has no environment
             silent = "a judge's rewards have a scale of their own" if parts.judge else f"{world.name} does not say it"
             raise UserError(
                 f"synapse: which return is a success? {silent}; give the least one (--success), or show all attempts (--kind all)"
             )
 
-        def succeeded(trajectory: Trajectory) -> bool | None:
-            return None if least is None or trajectory.value is None else trajectory.value >= least
-
         if not self.bank and not self.online:
             raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
-        bank = _bank(self.bank) if self.bank else ()
-        if bank and not any(trajectory.domain == world.name for trajectory in bank):
-            raise UserError(f"synapse: {self.bank} holds no trajectory of {world.name}; it has those of {bank[0].domain}")
-        return Trajectories(parts.shelf, bank=bank, key=goal, success=succeeded, first_only=True)
-
-
-_bank = lru_cache(maxsize=4)(read_bank)  # many runs of a process start from one
+        bank = parts.banked(self.bank, "synapse")
+        return Trajectories(parts.shelf, bank=bank, key=goal, success=ended(least), first_only=True)
 
 
 def build(

@@ -23,6 +23,7 @@ from learngraph.memory.records import Task, Trajectory, UserError
 from learngraph.memory.rows import Rows
 from learngraph.memory.shelf import write_jsonl
 from learngraph.nodes.episode import replayed
+from learngraph.nodes.judge import ZeroJudge
 from learngraph.tools.environments.keyword_keep import ANSWERS, KeywordKeep
 
 TOY = KeywordKeep()
@@ -283,11 +284,19 @@ def test_a_kind_needs_to_know_what_a_success_is() -> None:
     class Open(KeywordKeep):
         solved = None  # type: ignore[assignment]
 
-    with pytest.raises(UserError, match="what a success is"):
+    with pytest.raises(UserError, match="which return is a success"):
         adamem.build(Parts.written(Open(), Journal(), Chat()), AdaMEM(kind="success"))
+    with pytest.raises(UserError, match="which return is a success"):  # the toy's threshold is not a judge's
+        adamem.build(Parts.written(TOY, Journal(), Chat(), judge=ZeroJudge()), AdaMEM(kind="success"))
+    adamem.build(Parts.written(TOY, Journal(), Chat(), judge=ZeroJudge()), AdaMEM(kind="success", success=1.0))
 
 
-def test_a_bank_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_bank_that_is_none_is_refused(tmp_path: Path, bank: str) -> None:
+    class Elsewhere(KeywordKeep):
+        name = "elsewhere"
+
+    with pytest.raises(UserError, match="holds no trajectory of elsewhere; it has those of toy"):
+        adamem.build(Parts.written(Elsewhere(), Journal(), Chat()), AdaMEM(bank=bank))
     path = tmp_path / "bank.jsonl"
     path.write_text('{"id": 1}\n')
     with pytest.raises(UserError, match="line 1"):

@@ -273,7 +273,7 @@ def test_only_successes_of_this_environment_are_read_if_so_set(tmp_path: Path) -
     every = Chat()
     play(every, 1, ReasoningBank(online=False, bank=path))
     assert len(every.lessons) == 2
-    with pytest.raises(UserError, match=r"foreign\.jsonl holds no success of toy"):
+    with pytest.raises(UserError, match=r"foreign\.jsonl holds no trajectory of toy"):
         play(Chat(), 1, ReasoningBank(kind="success", bank=bank(tmp_path / "foreign.jsonl", foreign)))
 
 

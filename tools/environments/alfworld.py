@@ -116,7 +116,7 @@ class AlfWorld:
         if test not in _FOLDERS:
             raise UserError(f"alfworld: no folder of games {test!r}; there are {', '.join(_FOLDERS)}")
         self.kind = kind
-        self.name = "alfworld" + (f":{kind}" if kind else "") + (f"?split={test}" if test != SPLITS["test"] else "")
+        self.name = "alfworld"  # one domain: what was learned of one type, or in seen rooms, may serve in others
         self.horizon = horizon
         self._given = chosen.get("data")
         self._folders = {**SPLITS, "test": test}
