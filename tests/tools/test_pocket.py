@@ -6,6 +6,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,30 @@ def test_advice_in_games_is_mostly_right_and_the_label_is_what_is_right() -> Non
         avoided += [item.removeprefix("not ") == label for item in items if item.startswith("not ")]
     assert 0.8 < sum(followed) / len(followed) < 0.95
     assert 0 < sum(avoided) / len(avoided) < 0.1
+
+
+def test_the_exercise_of_obeying_labels_the_first_item_that_can_be_done_and_was_not() -> None:
+    draw, known = random.Random(9), 0
+    for _ in range(60):
+        items, done = list[str](), list[str]()
+        pieces = list(strategies.obeyed(draw, 200))
+        for before, piece in pairwise(pieces):
+            if isinstance(before, str) and before.startswith("Strategy: "):
+                items, done = before.removeprefix("Strategy: ").rstrip("\n").removesuffix(".").split(". "), []
+            if not isinstance(piece, Decision):
+                continue
+            label = piece.probabilities
+            assert sum(label.values()) == pytest.approx(1)
+            doable = [item for item in items if item in label and item not in done]
+            assert piece.known == bool(doable)
+            if doable:
+                known += 1
+                assert label[doable[0]] > 0.9
+            assert all(
+                label.get(item.removeprefix("not "), 0.0) < 0.1 for item in items if item.startswith("not ") and not doable
+            )
+            done.append(piece.taken)
+    assert known > 100
 
 
 def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
@@ -537,6 +562,41 @@ def test_does_again_what_was_rewarded_in_a_game(probabilities: Probabilities) ->
     for place in places:
         action = f"put dax in {place}"
         assert chances(place, 0.5)[action] > chances(place, 0.0)[action]
+
+
+def test_acts_on_a_strategy_in_a_room(probabilities: Probabilities) -> None:
+    head = "Task: Your task is to pick up objects, then place them in their usual locations in the environment.\n"
+    room = (
+        "You are in the bedroom. In one part of the room you see a desk, that has nothing on it. There is also a night stand, "
+        "that has nothing on it. You also see a bed, that has nothing on it.{}\n\nInventory:\n{}"
+    )
+    holding = room.format("", "  a dax")
+    empty = room.format(" There is also a wug. You also see a blicket.", "  Your inventory is currently empty.")
+    for seen, actions, sure in (
+        (holding, ["put dax in bed", "put dax in night stand", "put dax in desk"], 0.45),  # it reads this far in part only
+        (empty, ["take wug", "take blicket"], 0.9),
+    ):
+        without = probabilities(head + seen, actions)
+        told = {action: probabilities(f"{head}Strategy: {action}\n{seen}", actions)[action] for action in actions}
+        assert all(told[action] > without[action] for action in actions)
+        assert sum(told.values()) / len(actions) > sure
+
+
+def test_writes_a_strategy_from_experiences() -> None:
+    model = LocalChatModel(model=str(WEIGHTS), temperature=0)
+    draw, firsts, right, said, due = random.Random(10), list[bool](), 0, 0, 0
+    while len(firsts) < 25:
+        *pieces, reply = strategies.experienced(draw, KeywordKeep(), "test")
+        prompt = transcripts.text(pieces).removesuffix("\n>")
+        if not prompt.endswith("Strategy:") or not isinstance(reply, Decision) or reply.taken == "nothing":
+            continue
+        items = reply.taken.split(". ")
+        written = [item.strip() for item in str(model.invoke([HumanMessage(prompt)]).content).split(".") if item.strip()]
+        firsts.append(written[:1] == items[:1])
+        right, said, due = right + len({*items} & {*written}), said + len({*written}), due + len(items)
+    assert sum(firsts) / len(firsts) > 0.7
+    assert right / said > 0.7
+    assert right / due > 0.5
 
 
 def test_takes_the_coin_it_sees(probabilities: Probabilities) -> None:

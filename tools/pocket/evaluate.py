@@ -425,7 +425,7 @@ def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[f
     """
     from ..environments.text_world_express import TextWorldExpress
 
-    idle = ("look around", "inventory")
+    idle = ("look around", "inventory", "task")
     out: dict[str, dict[str, tuple[float, float]]] = {}
     for game in ADVISED if tasks else ():
         world = TextWorldExpress(game, horizon=ADVISED_HORIZON)
@@ -452,6 +452,8 @@ def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[f
                     total += shown.reward or 0.0
                     if actions[-1] == gold:
                         plan = plan[plan.index(gold) + 1 :]
+                    elif actions[-1] in plan and not actions[-1].startswith("move "):
+                        plan.remove(actions[-1])  # done before its turn
                     elif transcripts.undo(actions[-1]) in shown.actions and world.abstract(shown) != before:
                         plan = [transcripts.undo(actions[-1]), *plan]
                 numbers.setdefault(f"{told}: score", []).append(total)

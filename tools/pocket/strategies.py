@@ -143,16 +143,19 @@ def _deed(draw: random.Random, things: Sequence[str]) -> str:
     return draw.choice(_FORMS).format(*draw.sample(list(things), 2))
 
 
-def advised(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 480) -> Iterator[Piece]:
+def advised(
+    draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 480, words: Sequence[str] = ()
+) -> Iterator[Piece]:
     """One attempt at a game under a strategy of one to five items, which is right in about seven of eight cases.
 
     The items: what gold does now and next; done already (then the history shows it); later ones that cannot be done yet; what
     gold does not do, before it or in its place; `not` and something that gold does not do. The label is gold's action, the
-    one that the strategy names where several are as good. Half of the time a run of steps under the same strategy.
+    one that the strategy names where several are as good. Half of the time a run of steps under the same strategy. `words` are
+    what things may be called where they are renamed.
     """
     played = draw.choice(attempts)
     if draw.random() < renamed:
-        (played,) = rename([played], draw)
+        (played,) = rename([played], draw, words)
     steps = played.steps
     known = [n for n, (_, _, decision, _) in enumerate(steps) if _gold(decision)]
     if not known:

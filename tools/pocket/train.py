@@ -60,7 +60,7 @@ RETRIED: Mapping[str, Sequence[Mapping[str, int]]] = {
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
-FIRST = 4.0
+FIRST = 2.0
 """Weight of the first token of an action that a strategy names, over that of the others."""
 
 
@@ -409,6 +409,9 @@ class _Run:
         invented = (invent(draw) for _ in range(2000))
         self.names = [*range(2, len(tokenizer)), *(token for name in invented for token in self.encoder.ids(f" {name}"))]
         """Tokens of the echo exercise: all, and those of invented names as often as names have them."""
+        single = (token.removeprefix("Ġ") for token in tokenizer.get_vocab() if token.startswith("Ġ"))
+        self.words = sorted(word for word in single if len(word) > 2 and word.isascii() and word.isalpha() and word.islower())
+        """Words of one token, by which things may be called."""
         self.waiting: dict[str, list[list[Encoded]]] = {}
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
         self.pairs = min(5, settings.pairs) if settings.start is None else settings.pairs
@@ -511,7 +514,7 @@ class _Run:
                 sources = (strategies.obeyed(self.draw, longest) for _ in range(count * batches))
             case "advised":
                 longest, count, reading = 480, 6, self.settings.reading / 5
-                sources = (strategies.advised(self.draw, *self._told()) for _ in range(count * batches))
+                sources = (strategies.advised(self.draw, *self._told(), words=self.words) for _ in range(count * batches))
             case "experienced":
                 longest, count = self.draw.choice(((320, 12), (600, 6)))
                 sources = (strategies.experienced(self.draw, self.world, longest=longest) for _ in range(count * batches))
@@ -536,16 +539,16 @@ class _Run:
     def _told(self) -> tuple[Sequence[Played], float]:
         """Attempts of which one is to be shown under a strategy, and how often with other names."""
         draw, played = self.draw, self.played.result()
-        form = draw.choices(("paths", "tries", "chores", "errands"), (4, 4, 2, 2) if played.paths else (0, 0, 2, 3))[0]
+        form = draw.choices(("paths", "tries", "chores", "errands"), (3, 3, 4, 1) if played.paths else (0, 0, 2, 3))[0]
         match form:
             case "paths":
-                return draw.choice(played.paths), 0.5
+                return draw.choice(played.paths), 0.65
             case "tries":
-                return draw.choice(draw.choice(played.tries)), 0.5
+                return draw.choice(draw.choice(played.tries)), 0.65
             case "chores":
-                return self._chore(1), 0.0
+                return self._chore(1), 0.6
             case _:
-                return [self._errand()], 0.0
+                return [self._errand()], 0.6
 
     def _tried(self) -> tuple[Sequence[Played], float]:
         """Attempts at one task, and how often they are to be shown with other names."""

@@ -643,12 +643,19 @@ _PLAIN = frozenset(
 """Words of actions that keep their meaning in all games."""
 
 
-def rename(attempts: Sequence[Played], draw: random.Random) -> list[Played]:
-    """The same attempts with invented words for most of the things that their actions name, one word for each thing."""
+def rename(attempts: Sequence[Played], draw: random.Random, words: Sequence[str] = ()) -> list[Played]:
+    """The same attempts with other words for most of the things that their actions name, one word for each thing.
+
+    They are invented, or mostly drawn from `words` if there are any: a word that is a single token is learned to be copied only
+    where it stands for things of all kinds.
+    """
     actions = {action for played in attempts for _, _, decision, _ in played.steps for action in decision.probabilities}
     verbs = {action.partition(" ")[0] for action in actions}
     things = sorted({word for action in actions for word in re.findall(r"[A-Za-z]{3,}", action)} - verbs - _PLAIN)
-    names = {thing: invent(draw) for thing in things if draw.random() < 0.7}
+    others = draw.sample(list(words), min(len(words), len(things)))
+    names = {
+        thing: others.pop() if others and draw.random() < 0.75 else invent(draw) for thing in things if draw.random() < 0.7
+    }
     if not names:
         return list(attempts)
     # States are in lower case, and so are invented words.
