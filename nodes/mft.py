@@ -200,7 +200,8 @@ def canonical(action: str) -> str:
     if call := CALL.fullmatch(text):
         name, argument = call.groups()
         return "search[]" if name == "search" else f"{name}[{canonical(argument)}]"
-    return ARTICLES.sub("", text)
+    bare = ARTICLES.sub("", text)
+    return bare if bare == text else canonical(bare)  # without its article, a word may have quotes of its own, or be a call
 
 
 def changed(action: str, tentative: str) -> bool:

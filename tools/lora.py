@@ -297,7 +297,10 @@ def step(
 
 def adapt(network: Any, settings: LoRA) -> Any:
     """Put changes that are still nothing into the network, in place: from now on they alone are trained. Returns PEFT's wrapper."""
-    import peft
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("LoRA needs a package that is not here: pip install 'learngraph[lora]'") from error
 
     names = [name.strip() for name in settings.targets.split(",") if name.strip()]
     config = peft.LoraConfig(

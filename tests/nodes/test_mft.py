@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learngraph.memory.records import Observation, Task, UserError
@@ -42,6 +42,8 @@ PAIR = Pair(
         ("open a drawer 1", "Open drawer 1"),
         ("take an apple", '"take apple"'),
         ("put mug in the sink", "put the mug in sink!"),
+        ("open the 'red box'", "open 'red box'"),
+        ("the 'lamp'", "lamp"),
         ("click[Buy Now]", "click[ buy now. ]"),
         ("click[the red one]", "Click [red one]"),
         ("search[red shoes]", "search[blue shoes size 9]"),
@@ -75,6 +77,7 @@ def test_different_actions(action: str, other: str) -> None:
     assert mft.changed(other, action)
 
 
+@settings(max_examples=1000)
 @given(st.text(alphabet="aAthe n.[]'! \n1"))
 def test_canonical_is_settled_at_once(action: str) -> None:
     once = mft.canonical(action)

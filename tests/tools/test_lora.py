@@ -359,5 +359,11 @@ def test_some_layers_only(model: LocalChatModel, tiny: str) -> None:
         lora.adapt(LocalChatModel(model=tiny).network, LoRA(targets="nothing_here"))
 
 
+def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[lora\]'"):
+        lora.adapt(model.network, QUICK)
+
+
 def test_an_example_knows_its_length() -> None:
     assert len(Example((1, 2), (3,))) == 3
