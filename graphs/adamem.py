@@ -113,7 +113,7 @@ class AdaMEM:
     """Which of them: from trajectories that ended in `success`, in `failure`, `all`, or k of each, `mixed`. Paper: success."""
     success: float | None = None
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
-    floor: float = 0.2
+    floor: float = 0.3
     """Least similarity of a precedent. Paper: none."""
     per_trajectory: int = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
