@@ -1,8 +1,9 @@
 """What a pocket model can do, on held-out domains of the toy world and on TextWorldExpress's test fold.
 
 The gate says whether the model may stand in for a language model: reads a strategy and lessons, learns from its own
-attempts in the prompt, needs their rewards for it, and writes down what they show; in games, what a strategy is worth to it. No number here comes from a rule written by hand: every action is
-drawn from the model's own probabilities at temperature 1.
+attempts in the prompt, needs their rewards for it, and writes down what they show. In games it says what a strategy is worth
+to it. No number here comes from a rule written by hand: every action is drawn from the model's own probabilities at
+temperature 1.
 """
 
 from __future__ import annotations
