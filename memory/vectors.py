@@ -13,7 +13,7 @@ import sqlite3
 import threading
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -164,9 +164,11 @@ class Vectors:
             raise BadVectors(
                 f"{self.path} is another program's database, with the tables {', '.join(sorted(tables))}: name another file"
             )
-        self._file.execute("PRAGMA journal_mode = WAL")
+        with suppress(sqlite3.OperationalError):  # only speed; it does not wait for a process that is just making the file
+            self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute("PRAGMA synchronous = NORMAL")
         with self._file:
+            self._file.execute("BEGIN IMMEDIATE")  # sqlite3 begins nothing for CREATE: another process would see one table
             self._file.execute("CREATE TABLE IF NOT EXISTS about (what TEXT PRIMARY KEY, value)")
             self._file.execute("CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB)")
             self._file.execute("INSERT OR IGNORE INTO about VALUES ('encoder', ?)", (self.name,))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sqlite3
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -274,6 +275,29 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path):
     with pytest.raises(BadVectors, match="is another program's database, with the tables items: name another file"):
         Vectors(Counts(), file)
     assert file.read_bytes() == content
+
+
+def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
+    file, seconds = tmp_path / "vectors.sqlite", list[threading.Thread]()
+    opened: list[Vectors] = []
+
+    class Slow(sqlite3.Connection):
+        """Another one opens the file when half of it is there."""
+
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if "EXISTS vectors" in sql and not seconds:
+                seconds.append(threading.Thread(target=lambda: opened.append(Vectors(Counts(), file))))
+                seconds[0].start()
+                seconds[0].join(0.5)
+            return super().execute(sql, *args)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(vectors.sqlite3, "connect", lambda *args, **more: connect(*args, factory=Slow, **more))
+    first = Vectors(Counts(), file)
+    seconds[0].join()
+    (second,) = opened
+    assert second.read(["door"])[0][1].tolist() == first.read(["door"])[0][1].tolist()
+    assert connect(file).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_closed_file_says_so():
