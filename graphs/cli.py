@@ -25,6 +25,8 @@ from .flags import parse as _parse
 if TYPE_CHECKING:
     from .sweep import Job
 
+SHARED = ("bank", "k", "success", "online", "cross_task", "temperature", "recent")
+"""Settings that a comparison must not give to one method alone; see `_shared`."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
@@ -49,7 +51,9 @@ class Run:
     """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Seed s plays the s-th task."""
     compare: tuple[str, ...] = ()
     """Further methods, with their default hyper-parameters; `jitrl:paper` is a method with a preset, `icrl:zero-reward` an
-    ablation: with `run icrl`, of the settings given here."""
+    ablation: with `run icrl`, of the settings given here. What you give or change of `--bank`, `--k`, `--success`, `--online`,
+    `--cross-task`, `--temperature` and `--recent` holds for every method that has such an option, but where its preset says
+    something else; settings.json records what each method was given."""
     split: Literal["train", "dev", "test"] = "test"
     """The fold of the environment's tasks."""
     horizon: int | None = None
@@ -123,7 +127,10 @@ def run(args: Sequence[str]) -> int:
     )
     parsed = _parse(form, rest, f"learngraph run {name}", about)
     options: Run = parsed.options
-    others = {other: _settings(other, main=(name, parsed.settings)) for other in options.compare if other != name}
+    shared = _shared(parsed.settings, rest)
+    others = {
+        other: _settings(other, main=(name, parsed.settings), shared=shared) for other in options.compare if other != name
+    }
     chosen = {name: parsed.settings} | others
     return _sweep(Setup(options, chosen), sweep)
 
@@ -143,8 +150,32 @@ def _preset(args: Sequence[str]) -> tuple[str, list[str]]:
     return preset, rest
 
 
-def _settings(name: str, preset: str = "default", main: tuple[str, Any] | None = None) -> Any:
-    """The hyper-parameters of `METHOD`, `METHOD:PRESET`, or `METHOD:ABLATION`, which is one of the `main` method's if that is it."""
+def _shared(settings: Any, args: Sequence[str]) -> dict[str, Any]:
+    """What of a method's settings was given by a flag, or is not its default, and holds for the methods it is compared with."""
+    flags = {arg.partition("=")[0][2:].removeprefix("no-").replace("-", "_") for arg in args if arg.startswith("--")}
+    usual = type(settings)()
+    here = {name: getattr(settings, name) for name in SHARED if hasattr(settings, name)}
+    return {name: value for name, value in here.items() if name in flags or value != getattr(usual, name)}
+
+
+def _handed(settings: Any, shared: Mapping[str, Any]) -> Any:
+    """Settings with what all methods share, but for fields that these do not have, or whose value a preset has changed."""
+    usual = type(settings)()
+    fits = {
+        name: value
+        for name, value in shared.items()
+        if hasattr(settings, name) and getattr(settings, name) == getattr(usual, name)
+    }
+    return replace(settings, **fits)
+
+
+def _settings(
+    name: str, preset: str = "default", main: tuple[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+) -> Any:
+    """The hyper-parameters of `METHOD`, `METHOD:PRESET`, or `METHOD:ABLATION`, which is one of the `main` method's if that is it.
+
+    `shared`: what the main method and this one have in common; see `_shared`.
+    """
     from .methods import method
 
     name, _, named = name.partition(":")
@@ -152,9 +183,10 @@ def _settings(name: str, preset: str = "default", main: tuple[str, Any] | None =
     if preset not in (known := [*_presets(made), *_ablations(made)]):
         raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
     if preset in _ablations(made):
-        base = main[1] if main is not None and main[0].partition(":")[0] == name else made()
+        base = main[1] if main is not None and main[0].partition(":")[0] == name else _handed(made(), shared or {})
         return getattr(base, preset.replace("-", "_"))()
-    return made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
+    chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
+    return _handed(chosen, shared or {})
 
 
 def _presets(settings: type) -> list[str]:
@@ -494,7 +526,7 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
     if not all(picture.exists() for picture in pictures):
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.curves(results, f"{options.env}, {prior}", pictures)
-    drawn = [_draw_into(folder, name) for name in setup.methods]
+    drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
     unrewarded = _unrewarded(folder)
     if options.json:
         for row in rows:
@@ -528,13 +560,13 @@ def _unrewarded(folder: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _draw_into(folder: Path, method: str) -> Path:
+def _draw_into(folder: Path, method: str, settings: Any) -> Path:
     from . import picture
 
     path = folder / f"{method.replace(':', '-')}.svg"
     if path.exists():
         return path
-    graph = _blueprint(method)
+    graph = _blueprint(method, settings)
     if not picture.can_draw():
         path = path.with_suffix(".mmd")
     picture.save(graph, path)
@@ -692,15 +724,17 @@ def _missing(name: str) -> str:
     return ""
 
 
-def _blueprint(method: str) -> Any:
-    """The graph of a method's episode, put together without a model or an environment: to look at."""
+def _blueprint(method: str, settings: Any = None) -> Any:
+    """The graph of a method's episode, put together without a model, an environment or a bank: to look at."""
     from ..memory.journal import Journal
     from ..nodes.policies import LocalPolicy, act_policy
     from ..nodes.prompt import Prompt
     from .methods import method as find
     from .parts import Parts
 
-    settings = _settings(method)
+    settings = _settings(method) if settings is None else settings
+    # What lies in files changes nothing in the picture, and may not be here.
+    settings = replace(settings, **{name: "" for name in ("bank", "embedder") if hasattr(settings, name)})
     absent: Any = None
     prompt = Prompt.load("act/score")
     parts = Parts(

@@ -199,14 +199,15 @@ def build(
 
 def _check(parts: Parts, settings: ReasoningBank) -> None:
     """Raise UserError for settings that cannot work with these parts."""
-    if not settings.online and not settings.bank:
+    drawn = parts.environment is None  # a drawing has no environment, and no bank
+    if not settings.online and not settings.bank and not drawn:
         raise UserError("reasoning-bank: online=False learns nothing but from a bank; give one (--bank FILE)")
     if settings.verdict == "model" and parts.write is None:
         raise UserError(
             "reasoning-bank: verdict=model has a model write its verdict; this one only scores actions (--verdict return)"
         )
     unsaid = settings.online and settings.verdict == "return" and parts.least(settings.success) is None
-    if unsaid and parts.environment is not None:  # a drawing has no environment
+    if unsaid and not drawn:
         silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
         raise UserError(
             f"reasoning-bank: which return is a success? {silent}; give the least one (--success), "

@@ -89,8 +89,7 @@ class Synapse:
             raise UserError(
                 f"synapse: which return is a success? {silent}; give the least one (--success), or show all attempts (--kind all)"
             )
-
-        if not self.bank and not self.online:
+        if not self.bank and not self.online and world is not None:
             raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
         bank = parts.banked(self.bank, "synapse")
         return Trajectories(parts.shelf, bank=bank, key=goal, success=ended(least), first_only=True)

@@ -14,9 +14,16 @@ from typing import Any
 import pytest
 
 from learngraph.graphs import cli, sweep
+from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.baselines.react import ReAct
+from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
+from learngraph.graphs.baselines.synapse import Synapse
+from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.memory.records import UserError
+from learngraph.memory.shelf import write_jsonl
+from learngraph.nodes.episode import replayed
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = ["--env", "toy", "--prior", "uniform"]
@@ -159,6 +166,93 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
     assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
     assert settings["icrl:short-context"] == settings["icrl"] | {"keep": "last"}
     assert settings["icrl:paper"]["clip"] != 9  # a preset is what it says, whatever else is given
+
+
+@pytest.fixture
+def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.Setup]:
+    """What would be played; nothing is."""
+    asked: list[cli.Setup] = []
+
+    def note(setup: cli.Setup, _: Any) -> int:
+        asked.append(setup)
+        return 0
+
+    monkeypatch.setattr(cli, "_sweep", note)
+    return asked
+
+
+def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.Setup]) -> None:
+    """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
+    given = [
+        "--bank",
+        "b.jsonl",
+        "--k",
+        "16",
+        "--success",
+        "3",
+        "--no-online",
+        "--temperature",
+        "0",
+        "--recent",
+        "7",
+        "--kind",
+        "success",
+        "--floor",
+        "0.5",
+    ]
+    compared = ["synapse", "synapse:paper", "reasoning-bank:pool", "adamem:paper-low", "adamem:max", "react", "jitrl", "icrl"]
+    assert cli.main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
+    found = setups[0].methods
+    shared: dict[str, Any] = {"bank": "b.jsonl", "success": 3.0, "online": False, "temperature": 0.0}
+    assert found["synapse"] == Synapse(k=16, **shared)
+    assert found["synapse:paper"] == Synapse(k=3, **shared)
+    assert found["reasoning-bank:pool"] == replace(ReasoningBank.pool(), k=16, **shared)
+    assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), recent=7, **shared)
+    assert found["adamem:max"] == replace(found["adamem"], mode="max")
+    assert found["react"] == ReAct(recent=7, temperature=0.0)
+    assert found["jitrl"] == JitRL(k=16, temperature=0.0)
+    assert found["icrl"] == ICRL(temperature=0.0)
+
+
+def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.Setup]) -> None:
+    compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
+    assert cli.main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
+    assert cli.main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
+    assert cli.main(["run", "adamem", *TOY, "--preset", "paper-low", *compared]) == 0
+    usual, given, paper = (setup.methods for setup in setups)
+    assert [usual[name] for name in compared[1:]] == [Synapse(), Synapse.paper(), ReasoningBank(), JitRL()]
+    assert [given[name] for name in compared[1:]] == [Synapse(k=4), Synapse.paper(), ReasoningBank(k=4), JitRL(k=4)]
+    assert paper["synapse"] == Synapse(k=1, online=False)
+    assert paper["synapse:paper"] == Synapse.paper()
+
+
+def walkthroughs(path: Path, seeds: Sequence[int], split: str = "test", domain: str = "toy") -> None:
+    world = KeywordKeep()
+    tasks = [world.task(seed, split) for seed in seeds]
+    write_jsonl([replace(replayed(world, t, world.gold(t), run=f"gold/{t.id}"), domain=domain) for t in tasks], path)
+
+
+def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = [
+        "run",
+        "adamem",
+        *TOY,
+        "--author",
+        "rule",
+        "--episodes",
+        "1",
+        "--seeds",
+        "1",
+        "--bank",
+        "bank.jsonl",
+        "--out",
+        "run",
+    ]
+    assert cli.main([*command, "--k", "2", "--compare", "synapse", "synapse:paper"]) == 0
+    settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert [settings[name]["bank"] for name in settings] == ["bank.jsonl"] * 3
+    assert [settings[name]["k"] for name in settings] == [2, 2, 3]
 
 
 def test_a_budget_of_tokens_is_the_same_for_all(
@@ -430,6 +524,28 @@ def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {name} " in shown
     assert cli.main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
     assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")
+
+
+def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learngraph.graphs.picture.can_draw", lambda: False)  # as text, to be read here
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = ["run", "adamem", *TOY, "--author", "rule", "--episodes", "1", "--seeds", "1", "--bank", "bank.jsonl"]
+    assert cli.main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0
+    drawn = {name: (here / "run" / f"{name}.mmd").read_text() for name in ("adamem", "adamem-high")}
+    for name, text in (("max", drawn["adamem"]), ("high", drawn["adamem-high"])):
+        assert cli.main(["draw", f"adamem:{name}", "-o", f"{name}.mmd"]) == 0
+        assert [line.strip() for line in text.splitlines() if "->" in line] == [
+            line.strip() for line in (here / f"{name}.mmd").read_text().splitlines() if "->" in line
+        ]
+    assert "consider" not in drawn["adamem"]
+    assert "consider" in drawn["adamem-high"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_can_be_drawn(method: str) -> None:
+    made = METHODS[method].settings
+    for named in (*cli._presets(made), *cli._ablations(made)):
+        assert cli._blueprint(f"{method}:{named}").get_graph().nodes
 
 
 def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
