@@ -155,6 +155,10 @@ class AdaMEM:
         for name, least in (("k", 1), ("stall", 1), ("per_trajectory", 0), ("wait", 0), ("rest", 0), ("temperature", 0)):
             if getattr(self, name) < least:
                 raise UserError(f"adamem: {name} is at least {least}, got {getattr(self, name)}")
+        if self.mode == "high" and "drift" in self.triggers:
+            raise UserError(
+                "adamem: in mode high no strategy is kept that the state could drift from; leave out the trigger drift"
+            )
         if self.mode == "ungrounded" and self.author == "rule":
             raise UserError("adamem: the rule writes from precedents, and mode ungrounded has none; author=model would do")
         for name in ("confidence", "drift", "diversity"):
@@ -266,12 +270,12 @@ class Kit:
 
     def excerpts(self) -> Excerpts:
         """How precedents stand in prompts."""
-        return Excerpts(self.memory, self.parts.count, self.settings.rest)
+        return Excerpts(self.memory, self.parts.count, self.parts.room // 2, self.settings.rest)
 
     def frame(self, *forgets: str) -> dict[str, Node]:
         """What every mode has. `forgets`: channels that are set to None when the action is taken."""
         parts, settings = self.parts, self.settings
-        fresh = {"used": [], "precedents": [], "tentative": "", "vote": False, "reasons": []}
+        fresh: dict[str, Any] = {"used": [], "precedents": [], "tentative": None, "vote": False, "reasons": []}
         return {
             "begin": Begin(parts.environment, {**fresh, "strategy": None, "written": -1, "synthesis": None}),
             "choose": Choose(settings.temperature),
@@ -280,7 +284,7 @@ class Kit:
                 parts.journal,
                 detail=("candidates", "tentative", "reasons", "precedents", "strategy", "synthesis"),
                 spent=("candidates", "precedents", "reasons"),
-                dropped=("synthesis", *forgets),
+                dropped=("synthesis", "tentative", *forgets),
             ),
             "judge": parts.judged(),
             "remember": Push(self.memory if settings.online else Frozen(), parts.environment, parts.journal),
@@ -299,6 +303,7 @@ class Kit:
             settings.per_trajectory,
             settings.diversity,
             settings.wait,
+            self.excerpts(),
         )
 
     def decide(self) -> Decide:
@@ -314,9 +319,9 @@ class Kit:
             settings.drift,
         )
 
-    def synthesize(self, prompt: str = "adamem/strategy") -> Node:
-        """Who writes strategies."""
-        parts, running = self.parts, self.parts.running()
+    def synthesize(self, purpose: Literal["strategy", "ungrounded"] = "strategy") -> Node:
+        """Who writes strategies. A model in this process goes on with a prompt that ends with `Strategy:`; others say so."""
+        parts, settings, running = self.parts, self.settings, self.parts.running()
         writer = Writer(
             self.memory,
             parts.environment,
@@ -325,9 +330,11 @@ class Kit:
             running["layout"],
             parts.count,
             parts.room,
-            Prompt.load(prompt, parts.prompts),
+            Prompt.load(f"adamem/{purpose}" if parts.write else "adamem/line", parts.prompts),
+            marked=parts.write is not None,
+            recent=settings.recent,
         )
-        if self.settings.author == "rule":
+        if settings.author == "rule":
             return RecallStrategy(writer)
         return synthesize(parts.asked("adamem"), writer, parts.prompts)
 
@@ -378,7 +385,7 @@ def raw(kit: Kit) -> Wiring:
 def ungrounded(kit: Kit) -> Wiring:
     """No trajectories: a strategy from the state alone."""
     nodes = kit.frame("strategy") | {
-        "synthesize": kit.synthesize("adamem/ungrounded"),
+        "synthesize": kit.synthesize("ungrounded"),
         "propose": kit.parts.acting(Advised(**kit.seen()), "adamem/act"),
     }
     return UNGROUNDED, nodes, {"act": progress}

@@ -139,7 +139,8 @@ class Parts:
         free = bool(getattr(environment, "free_text", hasattr(environment, "read")))
 
         def write(seen: Seen, name: str) -> Node:
-            by_step = name == "react" and getattr(environment, "horizon", 1) > 1  # thinks before every action
+            thinks = name == "react" or name.startswith("adamem/")  # before every action
+            by_step = thinks and getattr(environment, "horizon", 1) > 1
             if read is None or by_step:
                 return act_policy(model, seen, _ACTIONS.get(name, name), prompts, free=free, vote=_VOTES.get(name, ""))
             return answer_policy(model, seen, read, _ANSWERS.get(name, "act/answer"), prompts)
@@ -154,12 +155,13 @@ class Parts:
     def running(self, layout: Layout = _LAYOUT, brief: str = "") -> Shown:
         """What `Running` and its kind need to know, by name.
 
-        The running attempt is written as `layout` says, but without rewards where a judge will give them at the end.
+        The running attempt is written as `layout` says, but without rewards where a judge will give them at the end, and with
+        whole states for a model that writes: what it has read (a page, a passage) it needs at later steps, too.
         """
-        hidden: Literal["none"] = "none"
+        rewards: Any = "none" if self.judge else layout.rewards
         return {
             "journal": self.journal,
-            "layout": replace(layout, rewards=hidden) if self.judge else layout,
+            "layout": replace(layout, rewards=rewards, clip=None if self.write else layout.clip),
             "count": self.count,
             "window": self.room,
             "listed": self.listed,

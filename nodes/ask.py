@@ -86,7 +86,8 @@ class Ask(Runnable[Any, Any]):
         bad = BadReply(self.asks, error, text(reply))
         if self.lost is None:
             raise bad
-        return {**self.lost(bad, state), "usage": usage}
+        found = self.lost(bad, state)
+        return {**found, "usage": usage + found.get("usage", Usage())}
 
     def _options(self, state: State, messages: Messages) -> dict[str, Any]:
         """A seed for models that take one with every call: asked again from the same state, they say the same."""

@@ -90,8 +90,8 @@ class Layout:
     rewards: Literal["dense", "sparse", "zero", "none"] = "dense"
     """`dense`: r_t next to the step that earned it, and their sum; `sparse`: the sum alone; `zero`: as dense, but every
     reward is 0 (an ablation); `none`: no rewards. A missing reward leaves its line out."""
-    clip: int = 200
-    """Characters of a past state that are kept, of its first line."""
+    clip: int | None = 200
+    """Characters of a past state that are kept, of its first line; None: all of it."""
     notes: bool = False
     """Whether what the agent wrote about an attempt stands below it."""
     _written: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
@@ -136,6 +136,8 @@ class Layout:
         return 0.0 if self.rewards == "zero" else reward
 
     def _clipped(self, state: str) -> str:
+        if self.clip is None:
+            return state
         line = state.strip().partition("\n")[0]
         return line if len(line) <= self.clip else line[: self.clip].rstrip() + "…"
 

@@ -56,6 +56,49 @@ def key_of(memory: Remembered, environment: Environment, journal: Journal, state
     return memory.key(state["task"], journal.history(state["head"]), environment.abstract(state["observation"]))
 
 
+@dataclass(frozen=True)
+class Excerpts:
+    """Writes precedents into prompts, within a number of tokens.
+
+    The past state, the past action and how it ended always stay: what does not fit is taken from the rest of the
+    trajectories first, then from long states, then the least similar precedents go.
+    """
+
+    memory: Remembered
+    count: Callable[[str], int] = field(default=len, repr=False)
+    """Tokens of a text."""
+    room: int = 2**31
+    """Tokens of all of them together."""
+    rest: int = 8
+    """Steps shown of what followed, at most."""
+    clip: int = 400
+    """Characters of a past state, at most."""
+
+    def __call__(self, precedents: Sequence[Precedent]) -> str:
+        """The experiences; empty if there are none, or no room for one."""
+        return self._fitting(precedents)[1]
+
+    def shown(self, precedents: Sequence[Precedent]) -> list[Precedent]:
+        """Those of them that there is room for."""
+        return list(precedents[: self._fitting(precedents)[0]])
+
+    def _fitting(self, precedents: Sequence[Precedent]) -> tuple[int, str]:
+        for some in range(len(precedents), 0, -1):
+            for rest, clip in ((self.rest, self.clip), (self.rest // 2, self.clip), (1, self.clip), (0, self.clip // 4)):
+                told = "".join(self._one(n, p, rest, clip) for n, p in enumerate(precedents[:some], 1))
+                if self.count(told) <= self.room:
+                    return some, told
+        return 0, ""
+
+    def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
+        trajectory = self.memory.trajectory(precedent.trajectory)
+        step, *after = trajectory.transitions[precedent.step : precedent.step + 1 + rest]
+        state = step.state if len(step.state) <= clip else step.state[:clip].rstrip() + "…"
+        told = steps_text([replace(step, state=state)]) + _LAYOUT.steps(after)  # of later states, their first lines
+        ended = {True: " success", False: " failure", None: ""}[precedent.success]
+        return f"Experience {number}:{ended}\n{told}{_LAYOUT.total(trajectory)}"
+
+
 class Searching(Episode, Recollected):
     """A situation, and what was consulted in the episode so far."""
 
@@ -64,7 +107,7 @@ class Searching(Episode, Recollected):
 class Recollect:
     """E_ret: the k steps of remembered trajectories whose states are most similar to the present one.
 
-    What the run itself did in this episode or later stays hidden, so that a resumed or forked episode finds what the first one
+    Those that there is no room to show are left out: nobody is to act on what was not read. What the run itself did in this episode or later stays hidden, so that a resumed or forked episode finds what the first one
     found. None are found where nothing is alike enough, or while it is too early to tell situations apart.
     """
 
@@ -84,6 +127,8 @@ class Recollect:
     """Maximal marginal relevance: 0 takes the most similar ones, higher ones that differ from each other."""
     wait: int = 0
     """Steps of an episode before the first search: a start says little about what will be needed."""
+    excerpts: Excerpts | None = None
+    """How they will be shown, if they will be."""
 
     def __call__(self, state: Searching) -> dict[str, Any]:
         if state["step"] < self.wait:
@@ -98,42 +143,10 @@ class Recollect:
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
         )
+        if self.excerpts is not None:
+            found = self.excerpts.shown(found)
         used = [*state["used"], *(precedent.trajectory for precedent in found)]
         return {"precedents": found, "used": list(dict.fromkeys(used))}
-
-
-@dataclass(frozen=True)
-class Excerpts:
-    """Writes precedents into prompts, within a number of tokens.
-
-    The past state, the past action and how it ended always stay: what does not fit is taken from the rest of the
-    trajectories first, then from long states, then the least similar precedents go.
-    """
-
-    memory: Remembered
-    count: Callable[[str], int] = field(default=len, repr=False)
-    """Tokens of a text."""
-    rest: int = 8
-    """Steps shown of what followed, at most."""
-    clip: int = 400
-    """Characters of a past state, at most."""
-
-    def __call__(self, precedents: Sequence[Precedent], room: int) -> str:
-        """The experiences in at most `room` tokens; empty if there are none, or no room for one."""
-        for some in range(len(precedents), 0, -1):
-            for rest, clip in ((self.rest, self.clip), (self.rest // 2, self.clip), (1, self.clip), (0, self.clip // 4)):
-                told = "".join(self._one(n, p, rest, clip) for n, p in enumerate(precedents[:some], 1))
-                if self.count(told) <= room:
-                    return told
-        return ""
-
-    def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
-        trajectory = self.memory.trajectory(precedent.trajectory)
-        step, *after = trajectory.transitions[precedent.step : precedent.step + 1 + rest]
-        state = step.state if len(step.state) <= clip else step.state[:clip].rstrip() + "…"
-        told = steps_text([replace(step, state=state)]) + _LAYOUT.steps(after)  # of later states, their first lines
-        ended = {True: " success", False: " failure", None: ""}[precedent.success]
-        return f"Experience {number}:{ended}\n{told}{_LAYOUT.total(trajectory)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,5 +156,5 @@ class Experienced(Running):
     excerpts: Excerpts
 
     def before(self, state: Recollected) -> str:  # type: ignore[override]
-        """The precedents, in at most half of the window."""
-        return self.excerpts(state["precedents"], self.window // 2)
+        """The precedents."""
+        return self.excerpts(state["precedents"])

@@ -139,10 +139,10 @@ class Guided(TypedDict):
 class Considered(TypedDict):
     """A tentative decision, and whether memory is to be asked before it is carried out."""
 
-    tentative: str
-    """a'_t, the action drafted without asking; empty where none was."""
+    tentative: str | None
+    """a'_t, the action drafted without asking; None where none was."""
     vote: bool
-    """Whether the model itself asked for memory, in writing."""
+    """Whether the model itself asked for memory, in writing, when it drafted last."""
     reasons: list[str]
     """Why memory is asked at this step (nodes/triggers.py); empty: it is not."""
 

@@ -17,8 +17,8 @@ from langchain_core.runnables import Runnable
 
 from ..memory.journal import Journal
 from ..memory.records import Precedent, Strategy, Trajectory, Transition, Usage
-from .ask import Ask, State, Unreadable, text
-from .attempts import Layout, Running, fitting
+from .ask import Ask, BadReply, State, Unreadable, text
+from .attempts import ContextError, Layout, Running, fitting
 from .episode import Environment
 from .prompt import Prompt
 from .recollect import Excerpts, Remembered, key_of
@@ -57,22 +57,38 @@ class Writer:
     count: Callable[[str], int]
     """Tokens of a text."""
     window: int
-    """Tokens of the longest prompt, without what stands around what is shown."""
+    """Tokens of the longest prompt and its reply, without what a chat template adds."""
     prompt: Prompt
-    """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/ungrounded`)."""
+    """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/line`, `adamem/ungrounded`)."""
+    marked: bool = True
+    """Whether the advice has to stand after `Strategy:`; a model that goes on with a prompt ending so writes nothing else."""
+    recent: int | None = None
+    """How many steps of the episode are shown at most; None: as many as fit."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a strategy, which has to leave room for everything else in the prompts after it."""
+        return max(self.window // 8, 16)
 
     def messages(self, state: State) -> list[BaseMessage]:
-        """What a model is asked: the precedents in at most half of the window, the episode so far, the present state."""
+        """What a model is asked: the precedents, the episode so far, the present state.
+
+        Raises:
+            ContextError: task, precedents and observation alone do not fit the window.
+        """
         instruction, observation = state["task"].instruction, state["observation"].text
-        told = self.excerpts(state["precedents"], self.window // 2)
-        steps = fitting(
-            self.journal.history(state["head"]),
-            self.layout,
-            f"Task: {instruction}\n{told}{observation}\nStrategy:",
-            self.count,
-            self.window,
-        )
-        return self.prompt.messages(instruction=instruction, experiences=told, steps=steps or "", observation=observation)
+        told = self.excerpts(state["precedents"])
+        around = "".join(template.template for _, template in self.prompt.parts)
+        frame = f"{around}{instruction}\n{told}{observation}\n"
+        room = self.window - self.longest
+        past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
+        steps = fitting(past, self.layout, frame, self.count, room)
+        if steps is None:
+            raise ContextError(
+                f"task {state['task'].id}, what is like it and the present state take {self.count(frame)} tokens, and there is room "
+                f"for {room}; use a model with a larger window"
+            )
+        return self.prompt.messages(instruction=instruction, experiences=told, steps=steps, observation=observation)
 
     def written(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
         """The channels that a new strategy changes."""
@@ -83,21 +99,33 @@ class Writer:
             "strategy": Strategy(advice, sources, state["step"], key, author) if advice else None,
             "written": state["step"],
             "synthesis": {"prompt": asked, "reply": reply},
-            "usage": Usage(refreshes=1),
+            "usage": Usage(refreshes=int(bool(advice))),
         }
 
 
 def synthesize(model: Runnable[Any, Any], writer: Writer, prompts: Path | None = None) -> Ask:
-    """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`. A reply of `nothing` leaves none."""
+    """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
+
+    A reply of `nothing` leaves none, and the plain action is taken; so does one that cannot be read after all tries, which is
+    counted.
+    """
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        said = re.split(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", text(reply), flags=re.MULTILINE | re.IGNORECASE)[-1]
-        advice = _one_line(said)
-        if not advice:
+        thought, *marked = re.split(_MARK, text(reply))
+        if writer.marked and not marked:
             raise Unreadable(f"asked for a line 'Strategy: ...', got {text(reply)[-80:]!r}")
-        return writer.written(state, "" if advice.strip(".").lower() == "nothing" else advice, text(reply), "model")
+        advice = _one_line(marked[-1] if marked else thought)
+        if not advice or writer.count(advice) > writer.longest:
+            raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
+        return writer.written(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
 
-    return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts))
+    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return {**writer.written(state, "", bad.reply, "model"), "usage": Usage(malformed=1)}
+
+    return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), lost=lost)
+
+
+_MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", re.MULTILINE | re.IGNORECASE)
 
 
 def _one_line(advice: str) -> str:
@@ -118,14 +146,15 @@ class RecallStrategy:
     """Items at most."""
 
     def __call__(self, state: Grounds) -> dict[str, Any]:
-        chosen = items(
-            [(p, self.writer.memory.trajectory(p.trajectory)) for p in state["precedents"]], state["observation"].actions
-        )
+        writer, here = self.writer, self.writer.environment.abstract(state["observation"])
+        done = [step for step in writer.journal.history(state["head"]) if step.state == here and not step.reward]
+        precedents = [(found, writer.memory.trajectory(found.trajectory)) for found in state["precedents"]]
+        chosen = items(precedents, state["observation"].actions, [_item(here, step.action) for step in done])
         advice = ". ".join(chosen[: self.most])
         return self.writer.written(state, advice, advice or "nothing", "rule")
 
 
-def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str]) -> list[str]:
+def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str], done: Sequence[str] = ()) -> list[str]:
     """What precedents, the most similar first, say of the present state and of those after it: `action`, or `not action`.
 
     A step speaks for its action if it was paid, or if it led on to another state in a trajectory that succeeded. It speaks
@@ -134,6 +163,9 @@ def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequen
     evidence is said, or, if nothing speaks for any, those that something speaks against. Longer states are taken as one, the
     present one: its up to three best actions are said, of those that are admissible now, or the admissible ones that
     differ from them in nothing but numbers.
+
+    `done`: items that this episode has already carried out in the present state, without being paid. They led back here, and
+    are not advised again.
     """
     here: dict[str, dict[str, float]] = {}  # cue -> action -> evidence for (positive) and against (negative)
     later: list[str] = []
@@ -149,11 +181,12 @@ def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequen
             later += [_item(after.state, after.action) for after, good in zip(steps[1:], evidence[1:], strict=True) if good > 0]
     now: list[str] = []
     for cue, told in here.items():
-        best = sorted((action for action in told if told[action] > 0), key=lambda action: -told[action])
+        hopeful = [action for action, speaks in told.items() if speaks > 0 and f"{cue}{action}" not in done]
+        best = sorted(hopeful, key=lambda action: -told[action])
         now += [f"{cue}{action}" for action in best[: 1 if cue else 3]]
         if not best:
             now += [f"{cue}not {action}" for action, speaks in told.items() if speaks < 0]
-    return list(dict.fromkeys([*now, *later]))
+    return [item for item in dict.fromkeys([*now, *later]) if item not in done]
 
 
 def _evidence(precedent: Precedent, steps: Sequence[Transition]) -> Iterator[float]:

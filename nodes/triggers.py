@@ -8,9 +8,9 @@ since the last strategy was written (or since its start): each is a pure functio
 | `vote` | the model says so; one that only scores actions: its best one is less probable than `confidence` |
 | `stalled` | the last `stall` steps earned nothing and showed no new state |
 | `repeated` | the present state was seen before |
-| `refused` | the last action was not understood, or the drafted one is not admissible |
+| `refused` | the world says that it did not understand the last action, or the drafted one is not admissible |
 | `drift` | the key of the present state is less similar than `drift` to that for which the strategy was written |
-| `subgoal` | the last step earned something: what comes next needs other advice |
+| `subgoal` | the last step earned something: what comes next needs other advice (only in worlds that pay on the way) |
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Decide:
             "repeated": lambda state: repeated(self._since(state), self.environment.abstract(state["observation"])),
             "refused": self._refused,
             "drift": self._drifted,
-            "subgoal": lambda state: any(step.reward for step in self._since(state)[-1:]),
+            "subgoal": lambda state: any((step.reward or 0.0) > 0 for step in self._since(state)[-1:]),
         }
         return tests[name](state)
 
@@ -96,9 +96,10 @@ class Decide:
         return hesitant(state["candidates"], self.confidence) if scored else state["vote"]
 
     def _refused(self, state: Undecided) -> bool:
-        shown = state["observation"]
-        understood = getattr(self.environment, "refused", None)
-        return (understood is not None and understood(shown)) or bool(shown.actions and state["action"] not in shown.actions)
+        shown, refused = state["observation"], getattr(self.environment, "refused", None)
+        free = getattr(self.environment, "free_text", False)  # it understands more than it lists
+        listed = not shown.actions or state["action"] in shown.actions
+        return (refused is not None and refused(shown)) or not (listed or free)
 
     def _drifted(self, state: Undecided) -> bool:
         strategy = state["strategy"]

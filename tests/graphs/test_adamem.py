@@ -19,7 +19,7 @@ from learngraph.graphs import adamem, cli, flow, run
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.parts import Parts
 from learngraph.memory.journal import Journal
-from learngraph.memory.records import Task, Trajectory, UserError
+from learngraph.memory.records import Observation, Task, Trajectory, UserError
 from learngraph.memory.rows import Rows
 from learngraph.memory.shelf import write_jsonl
 from learngraph.nodes.episode import replayed
@@ -37,6 +37,7 @@ class Chat(BaseChatModel):
 
     vote: Callable[[int], str] = lambda n: "no"
     """The answer to the n-th request for a decision; empty leaves the line out."""
+    advice: str = ADVICE
     asked: list[tuple[str, str]] = Field(default_factory=list)
     """(what was asked: consider, reconsider, act or strategy; the user part of the prompt)."""
 
@@ -48,7 +49,7 @@ class Chat(BaseChatModel):
         system, user = str(messages[0].content), str(messages[1].content)
         mark = re.search(r"^(Memory|Refresh): yes or no$", system, re.MULTILINE)
         if "Strategy: ..." in system:
-            kind, reply = "strategy", f"Both are doors.\nStrategy: {ADVICE}"
+            kind, reply = "strategy", f"Both are doors.\nStrategy: {self.advice}"
         else:
             shown = re.findall(r"^(?:door|gate|fork|chest|exit) \w+$", user, re.MULTILINE)[-1]
             action = ANSWERS[shown.split()[0]][0]
@@ -255,6 +256,37 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_same_strategy_and_action(m
         assert chat.asked == whole.asked, node
 
 
+def test_a_draft_is_known_only_where_one_was_made(bank: str) -> None:
+    """Low mode drafts nothing at a step that begins with a search: the draft of the step before is not its own."""
+    chat = Chat(vote=alternating, advice="nothing")
+    _, rows = play(AdaMEM(bank=bank), chat)
+    assert [row["strategy"] for row in rows] == [None] * len(rows)
+    assert [row["tentative"] for row in rows] == [None] * len(rows)  # never a strategy, so never a reconsideration
+
+
+def test_tasks_with_a_written_answer_are_played_step_by_step() -> None:
+    class Read(KeywordKeep):
+        def read(self, reply: str) -> tuple[str, ...]:
+            return (reply,)
+
+    chat = Chat(vote=alternating)
+    world = Read()
+    graph = adamem.build(Parts.written(world, Journal(), chat), AdaMEM(mode="high"))
+    out = graph.invoke({"task": TASK, "run": "r", "episode": 0})
+    assert chat.kinds() == ["consider"] * out["step"]
+    assert out["usage"].malformed == 0
+
+
+def test_models_that_write_see_past_states_whole() -> None:
+    class Wordy(KeywordKeep):
+        def abstract(self, observation: Observation) -> str:
+            return f"{observation.text}\nsecond line of {observation.text}"
+
+    chat = Chat()
+    adamem.build(Parts.written(Wordy(), Journal(), chat), AdaMEM(mode="high")).invoke({"task": TASK, "run": "r", "episode": 0})
+    assert "second line of" in chat.asked[-1][1]
+
+
 def test_modes_are_separate_graphs_and_presets_name_them() -> None:
     drawn = {mode: flow.draw(cli._blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
     assert len(set(drawn.values())) == len(adamem.MODES)
@@ -273,6 +305,7 @@ def test_modes_are_separate_graphs_and_presets_name_them() -> None:
         ({"k": 0}, "k is at least 1"),
         ({"drift": 2.0}, "drift is from 0 to 1"),
         ({"mode": "ungrounded", "author": "rule"}, "the rule writes from precedents"),
+        ({"mode": "high", "triggers": ("drift",)}, "no strategy is kept"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:

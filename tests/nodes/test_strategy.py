@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 
 from learngraph.memory.journal import Journal
 from learngraph.memory.records import Candidate, Observation, Precedent, Strategy, Task, Trajectory, Transition
+from learngraph.nodes.attempts import ContextError, Layout
+from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.recollect import Excerpts
-from learngraph.nodes.strategy import Advised, found, found_low, guidance, items
+from learngraph.nodes.strategy import Advised, Writer, found, found_low, guidance, items, synthesize
 from learngraph.nodes.triggers import Decide, hesitant, repeated, stalled
 
 TASK = Task("t", "reach the exit")
@@ -58,6 +62,14 @@ def test_the_rule_advises_what_is_admissible_here() -> None:
     assert items([near(failed, success=False)], ("look",)) == ["not look"]
 
 
+def test_the_rule_does_not_repeat_what_led_back_here() -> None:
+    elsewhere = attempt("a/0", ("a long state that needs no naming", "open fridge", 0.0), ("x" * 30, "close fridge", 0.0))
+    assert items([near(elsewhere)], ("open fridge",)) == ["open fridge", "close fridge"]
+    assert items([near(elsewhere)], ("open fridge",), ["open fridge"]) == ["close fridge"]
+    named = attempt("a/0", ("door black", "look", 0.0), ("door red", "look", 0.0), ("gate troll", "lamp", 0.0))
+    assert items([near(named)], (), ["door black look"]) == ["door red look", "gate troll lamp"]
+
+
 def test_the_rule_makes_nothing_of_nothing() -> None:
     assert items([], ("look",)) == []
     missing = attempt("a/0", ("door black", "mist", None), ("gate troll", "lamp", None))
@@ -77,24 +89,84 @@ class Bank:
         return f"{task.instruction}\n{state}"
 
 
+def writing(window: int, *precedents: Trajectory, marked: bool = True) -> Writer:
+    """With a letter as a token."""
+    bank = Bank(*precedents)
+    excerpts = Excerpts(bank, len, window // 2)
+    prompt = Prompt.read("test", "## user\nTask: $instruction\n$experiences$steps$observation\n")
+    return Writer(bank, World(), Journal(), excerpts, Layout(clip=None), len, window, prompt, marked)
+
+
+@given(
+    window=st.integers(50, 900),
+    seen=st.text("ab", max_size=60),
+    past=st.lists(st.text("cd ", max_size=80), max_size=30),
+    count=st.integers(0, 3),
+)
+def test_what_asks_for_a_strategy_leaves_room_for_it(window: int, seen: str, past: list[str], count: int) -> None:
+    writer = writing(window, LONG)
+    head = Journal.start("r", 0, "t")
+    for text in past:
+        head = writer.journal.append(head, step(text))
+    precedents = writer.excerpts.shown([Precedent("a/0", n, 0.9, True) for n in range(count)])
+    state = {"task": TASK, "head": head, "observation": Observation(seen), "precedents": precedents}
+    asked: Any = None
+    with suppress(ContextError):
+        (asked,) = writer.messages(state)
+    if asked is None:
+        assert len(f"{TASK.instruction}{writer.excerpts(precedents)}{seen}") > window - writer.longest - 120
+        return
+    assert len(asked.text) + writer.longest <= window
+    assert asked.text.count("Experience") == len(precedents)
+
+
+def replies(writer: Writer, *said: str) -> dict[str, Any]:
+    """What comes of a strategy that a model writes so; it is asked again as long as there are replies."""
+    state = situation(writer.journal, precedents=[Precedent("a/0", 0, 0.9, True)])
+    written: dict[str, Any] = synthesize(FakeListChatModel(responses=list(said)), writer).invoke(state)
+    return written
+
+
+def test_a_strategy_is_read_from_its_line_and_kept_short() -> None:
+    good = replies(writing(2_000, LONG), "Both are doors.\n**Strategy:** - Look for the key.\n- Then go on.")
+    assert good["strategy"].text == "Look for the key. Then go on"
+    assert good["usage"].refreshes == 1
+    assert good["synthesis"]["reply"].startswith("Both are doors.")
+    again = replies(writing(2_000, LONG), "no mark at all", "Strategy: " + "go on. " * 100, "Strategy: mist")
+    assert again["strategy"].text == "mist"
+    assert (again["usage"].calls, again["usage"].malformed) == (3, 0)
+    assert replies(writing(2_000, LONG, marked=False), "door black mist")["strategy"].text == "door black mist"
+
+
+def test_without_a_readable_strategy_there_is_none_and_the_plain_action_follows() -> None:
+    bad = replies(writing(2_000, LONG), "no mark at all")
+    assert bad["strategy"] is None
+    assert (bad["usage"].calls, bad["usage"].malformed, bad["usage"].refreshes) == (3, 1, 0)
+    nothing = replies(writing(2_000, LONG), "Strategy: nothing.")
+    assert nothing["strategy"] is None
+    assert (nothing["usage"].malformed, nothing["usage"].refreshes) == (0, 0)
+
+
 LONG = attempt("a/0", *((f"room {n} with many things in it", f"move {n}", 0.25) for n in range(8)))
 
 
 def test_experiences_stand_in_prompts_with_state_action_rest_and_outcome() -> None:
-    told = Excerpts(Bank(LONG), rest=1)([Precedent("a/0", 6, 0.9, True)], 10_000)
+    told = Excerpts(Bank(LONG), rest=1)([Precedent("a/0", 6, 0.9, True)])
     assert told == (
         "Experience 1: success\nroom 6 with many things in it\n> move 6\n= 0.25\n"
         "room 7 with many things in it\n> move 7\n= 0.25\ntotal 2\n"
     )
-    assert Excerpts(Bank(LONG), rest=0)([Precedent("a/0", 7, 0.9, None)], 10_000).startswith("Experience 1:\nroom 7")
+    assert Excerpts(Bank(LONG), rest=0)([Precedent("a/0", 7, 0.9, None)]).startswith("Experience 1:\nroom 7")
 
 
 @given(room=st.integers(0, 900), count=st.integers(0, 4))
 def test_experiences_fit_and_keep_the_action_and_the_outcome(room: int, count: int) -> None:
     precedents = [Precedent("a/0", n, 0.9 - n / 10, True) for n in range(count)]
-    told = Excerpts(Bank(LONG))(precedents, room)
+    excerpts = Excerpts(Bank(LONG), room=room)
+    told = excerpts(precedents)
     assert len(told) <= room
     blocks = told.split("Experience ")[1:]
+    assert excerpts.shown(precedents) == precedents[: len(blocks)]
     assert [block[:10] for block in blocks] == [f"{n}: success"[:10] for n in range(1, len(blocks) + 1)]  # the nearest stay
     for n, block in enumerate(blocks):
         assert f"> move {n}\n" in block
@@ -184,6 +256,7 @@ def situation(journal: Journal, *steps: Transition, **more: Any) -> Any:
         ("repeated", {"observation": Observation("a"), "written": 2}, False),  # since the strategy was written: not seen
         ("stalled", {}, False),
         ("stalled", {"observation": Observation("a")}, False),
+        ("refused", {"observation": Observation("here")}, False),  # nothing is listed: any action may be admissible
         ("subgoal", {}, True),
         ("subgoal", {"written": 2}, False),  # nothing was done since
         ("drift", {}, False),
