@@ -215,7 +215,10 @@ def _sweep(setup: Setup, sweep: Any) -> int:
         if all(map(sweep.finished, jobs)):
             _say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         else:
-            _check(options, needs_model=any(_loads_model(name, options) for name in setup.methods))
+            banked = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
+            played = _check(options, banked, needs_model=any(_loads_model(name, options) for name in setup.methods))
+            for line in _no_test(setup, played):
+                _say(line)
             with _interruptible(folder), _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 _play_all(setup, batches, sweep)
         return _report(setup, folder, batches, sweep)
@@ -241,8 +244,37 @@ def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(seeds),
-        "methods": {name: asdict(settings) for name, settings in setup.methods.items()},
+        "methods": {name: asdict(settings) | _content(settings) for name, settings in setup.methods.items()},
     }
+
+
+def _content(settings: Any) -> dict[str, str]:
+    """What is recorded of a bank beside its path: a digest of the file, so that another one is not taken for it."""
+    if not (bank := getattr(settings, "bank", "")):
+        return {}
+    try:
+        stat = os.stat(bank)
+        return {"bank_digest": _hashed(bank, stat.st_mtime_ns, stat.st_size)}
+    except OSError as error:
+        raise CommandError(f"--bank {bank}: cannot be read ({error.strerror or error})") from error
+
+
+@lru_cache(maxsize=4)
+def _hashed(path: str, written: int, size: int) -> str:
+    import hashlib
+
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+
+
+def _no_test(setup: Setup, played: Sequence[str]) -> list[str]:
+    """A line for each bank with trajectories of tasks (by id) that are played: methods may know these by heart."""
+    from ..memory.trajectories import read_bank
+
+    tasks, lines = set(played), list[str]()
+    for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):
+        if known := tasks & {trajectory.task.id for trajectory in read_bank(bank)}:
+            lines.append(f"{len(known)} of {len(tasks)} played tasks are in the bank {bank}: these scores are no test")
+    return lines
 
 
 def _server(options: Run) -> str | None:
@@ -309,18 +341,20 @@ def _across_tasks(setup: Setup, method: str) -> bool:
     return bool(getattr(setup.methods[method], "cross_task", False))
 
 
-def _check(options: Run, needs_model: bool) -> None:
-    """Find mistakes before workers start."""
+def _check(options: Run, seeds: Sequence[int], needs_model: bool) -> list[str]:
+    """Find mistakes before workers start. Returns the ids of these seeds' tasks."""
     from ..tools.environments.catalogue import open_environment
     from ..tools.models import MODELS, open_model
 
     environment = open_environment(options.env, horizon=options.horizon)
     _judge(options, environment, model=object(), journal=None)
+    played = [environment.task(seed, options.split).id for seed in seeds]
     environment.close()
     kind = options.model.partition(":")[0]
     known = {name.partition(":")[0] for name in MODELS}
     if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
         open_model(options.model, base_url=options.base_url)
+    return played
 
 
 def _needs_model(name: str, options: Run) -> bool:
@@ -527,11 +561,11 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    unrewarded = _unrewarded(folder)
+    remarks = [*_no_test(setup, [sweep.task(job) for job in batches[0]]), *_unrewarded(folder)]
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))
-        for line in unrewarded:
+        for line in remarks:
             _say(line)
     else:
         print(f"{options.env}, {options.episodes} episodes, {len(results[0])} seeds; [95 % interval over seeds]\n")
@@ -539,7 +573,7 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
         print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
         print(f"graphs           {'  '.join(map(str, drawn))}")
         print(f"all of it        {folder}")
-        for line in unrewarded:
+        for line in remarks:
             print(line)
     return 0
 

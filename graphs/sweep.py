@@ -234,6 +234,11 @@ def _result(job: Job) -> dict[str, Any]:
     return found
 
 
+def task(job: Job) -> str:
+    """The id of the task that a finished run played."""
+    return str(_result(job)["task"])
+
+
 def attempts(job: Job) -> Attempts:
     """What a finished run did."""
     rows = sorted(written(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))

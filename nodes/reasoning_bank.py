@@ -384,11 +384,12 @@ class Taught(Running):
     def before(self, state: Mapping[str, Any]) -> str:
         """The same text at every step of an episode. Lessons that say the same are shown once."""
         asked = tuple(state["lessons"])
-        if asked not in self._told:
+        told = self._told.get(asked)
+        if told is None:
             told = self._listed([self.library.lesson(id) for id in asked])
-            self._told.clear()
+            self._told.clear()  # another thread may do so at any time
             self._told[asked] = told
-        return self._told[asked]
+        return told
 
     def _listed(self, lessons: Sequence[Lesson]) -> str:
         told = ""

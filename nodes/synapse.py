@@ -45,11 +45,12 @@ class Exemplars:
         Empty without any, or without room for one step.
         """
         asked = instruction, tuple(precedents)
-        if asked not in self._told:
+        told = self._told.get(asked)
+        if told is None:
             told = self._all(instruction, precedents)
-            self._told.clear()
+            self._told.clear()  # another thread may do so at any time
             self._told[asked] = told
-        return self._told[asked]
+        return told
 
     def _all(self, instruction: str, precedents: Sequence[Precedent]) -> str:
         told, number = "", 1

@@ -255,6 +255,48 @@ def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: p
     assert [settings[name]["k"] for name in settings] == [2, 2, 3]
 
 
+BANKED = ["run", "synapse", *TOY, "--episodes", "1", "--bank", "bank.jsonl"]
+
+
+def test_a_bank_that_was_written_anew_is_another_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = [*BANKED, "--seeds", "1", "--out", "run"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr().out
+    (here / "bank.jsonl").touch()
+    assert cli.main(command) == 0  # the same file
+    assert capsys.readouterr().out == first
+    walkthroughs(here / "bank.jsonl", range(1, 5), "train")
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert "methods.synapse.bank_digest is " in said
+    assert "another --out" in said
+    (here / "bank.jsonl").unlink()
+    assert cli.main([*command[:-1], "other"]) == 2
+    assert "--bank bank.jsonl: cannot be read (No such file or directory)" in capsys.readouterr().err
+    assert not (here / "other").exists()
+
+
+def test_a_bank_that_holds_the_tasks_played_is_no_test(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "2 of 3 played tasks are in the bank bank.jsonl: these scores are no test"
+    walkthroughs(here / "bank.jsonl", [1, 2, 9])
+    command = [*BANKED, "--seeds", "3", "--out", "run", "--compare", "random"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[0] == line  # before anything is played
+    assert shown.out.splitlines()[-1] == line
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == shown.out
+    assert cli.main([*command, "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err.splitlines()[-1] == line
+    assert len(objects(again.out)) == 2
+    walkthroughs(here / "bank.jsonl", [3, 4])
+    assert cli.main([*BANKED, "--seeds", "3", "--out", "clean"]) == 0
+    clean = capsys.readouterr()
+    assert "no test" not in clean.out + clean.err
+
+
 def test_a_budget_of_tokens_is_the_same_for_all(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

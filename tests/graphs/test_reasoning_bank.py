@@ -397,6 +397,22 @@ def test_lessons_fit_their_room_and_the_best_stay(room: int, texts: list[str]) -
         assert len("\n".join(["Lessons:", *expected[: len(lines) + 1]])) + 1 > room
 
 
+class Emptied(dict[Any, str]):
+    """What another thread empties as soon as something was put in."""
+
+    def __setitem__(self, key: Any, value: str) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_threads_may_share_the_lessons_that_are_shown() -> None:
+    library = Lessons()
+    library.add([Lesson("r/0/0", "wait")])
+    taught = Taught(journal=Journal(), library=library)
+    object.__setattr__(taught, "_told", Emptied())
+    assert taught.before({"lessons": ["r/0/0"]}) == "Lessons:\n- wait\n"
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(300, 900), st.integers(1, 4), st.integers(1, 30), st.integers(1, 40))
 def test_attempts_are_shown_within_the_window(window: int, number: int, length: int, wide: int) -> None:

@@ -203,6 +203,22 @@ def test_exemplars_are_cut_after_whole_steps_best_first() -> None:
     assert told(30) == ""
 
 
+class Emptied(dict[Any, str]):
+    """What another thread empties as soon as something was put in."""
+
+    def __setitem__(self, key: Any, value: str) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_threads_may_share_the_exemplars() -> None:
+    told = Exemplars(Trajectories(bank=[WALKED], key=goal, first_only=True), Layout())
+    found = [Precedent(WALKED.id, 0, 1.0, True)]
+    alone = told(TASK.instruction, found)
+    object.__setattr__(told, "_told", Emptied())
+    assert told(TASK.instruction, found) == alone != ""
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(60, 900), st.integers(1, 6), st.integers(1, 12), st.integers(1, 60))
 def test_no_prompt_outgrows_the_window(window: int, k: int, length: int, wide: int) -> None:
