@@ -363,16 +363,26 @@ class Jaccard:
         return _JaccardRows()
 
 
+_GOALS = 16
+"""How many goals are kept with what others are worth beside them; only speed depends on it."""
+
+
 class _JaccardRows:
     def __init__(self) -> None:
         self._states = JaccardIndex()
-        self._numbers: dict[frozenset[Hashable], int] = {}  # goal -> its number: a memory has few goals
+        self._numbers: dict[frozenset[Hashable], int] = {}  # goal -> its number
+        self._texts: list[frozenset[Hashable]] = []  # number -> goal
         self._goals = array("i")  # row -> number of its goal
+        # The goals asked for last, and what others are worth beside them: an episode has one goal, and asks at every step.
+        self._asked: dict[frozenset[Hashable], NDArray[np.float64]] = {}
 
     def add(self, reading: tuple[frozenset[Hashable], frozenset[Hashable]], /) -> None:
         goal, state = reading
         self._states.add(state)
-        self._goals.append(self._numbers.setdefault(goal, len(self._numbers)))
+        number = self._numbers.setdefault(goal, len(self._numbers))
+        if number == len(self._texts):
+            self._texts.append(goal)
+        self._goals.append(number)
 
     def nearest(
         self,
@@ -396,12 +406,21 @@ class _JaccardRows:
             fetch *= 4
 
     def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        goal = next(goal for goal, number in self._numbers.items() if number == self._goals[row])
+        goal = self._texts[self._goals[row]]
         similarities: NDArray[np.float64] = self._states.likeness(row, rows) * self._worth(goal, rows)
         return similarities
 
     def _worth(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """(1 + J(goals)) / 2 of each of these rows."""
-        worth = np.array([(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in self._numbers])
-        of_rows: NDArray[np.float64] = worth[np.frombuffer(self._goals, np.int32)[rows]]
+        worth = self._asked.pop(goal, np.zeros(0))
+        if len(worth) < len(self._texts):
+            worth = np.full(len(self._texts), np.nan)  # worked out where it is needed
+        numbers = np.frombuffer(self._goals, np.int32)[rows]
+        missing = np.unique(numbers[np.isnan(worth[numbers])]).tolist()
+        others = [self._texts[number] for number in missing]
+        worth[missing] = [(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in others]
+        self._asked[goal] = worth  # the last one asked for stands last
+        if len(self._asked) > _GOALS:
+            del self._asked[next(iter(self._asked))]
+        of_rows: NDArray[np.float64] = worth[numbers]
         return of_rows

@@ -3,13 +3,16 @@
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learngraph.memory import similarity
 from learngraph.memory.similarity import (
+    Jaccard,
     JaccardIndex,
     bag,
     jaccard,
@@ -201,3 +204,38 @@ def test_a_multiset_index_answers_with_the_multiset_jaccard(texts, k):
         index.add(bag(text))
     found = index.search(bag(texts[0]), k)
     assert found == [(row, multiset_jaccard(Counter(texts[0]), Counter(texts[row]))) for row, _ in found]
+
+
+def test_a_goal_is_compared_with_each_other_goal_once(monkeypatch):
+    """Whatever is asked in between and added afterwards: an episode asks with one goal at every step."""
+    draw = np.random.default_rng(0)
+    compared: list[Any] = []
+    monkeypatch.setattr(similarity, "jaccard", lambda a, b: compared.append((a, b)) or jaccard(a, b))
+
+    def some(count: int) -> str:
+        return " ".join(draw.choice(list("abcdefghijkl"), count))
+
+    def brute(reading: Any) -> list[tuple[float, int]]:
+        pairs = [(jaccard(reading[1], s) * (1 + (1.0 if g == reading[0] else jaccard(g, reading[0]))) / 2) for g, s in stored]
+        return sorted(((value, row) for row, value in enumerate(pairs) if value > 0), reverse=True)
+
+    measure, others = Jaccard(tokens=str.split), [some(5) for _ in range(40)]
+    rows, stored = measure.rows(), list[Any]()
+    for number in range(300):
+        (reading,) = measure.read([f"goal: {others[number % 40]}\nstate: {some(3)}"])
+        stored.append(reading)
+        rows.add(reading)
+    goals = [f"goal: {some(4)}\nstate: " for _ in range(3)]
+    for goal in goals * 2:
+        for _ in range(3):
+            (reading,) = measure.read([goal + some(3)])
+            found, similarities = rows.nearest(reading, 300, 0.0, None)
+            assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == brute(reading)
+    assert len(compared) == len(set(compared)) == 3 * len({goal for goal, _ in stored})
+    (reading,) = measure.read([f"goal: new\nstate: {some(3)}"])
+    stored.append(reading)
+    rows.add(reading)
+    (reading,) = measure.read([goals[0] + some(3)])
+    assert rows.nearest(reading, 5, 0.0, None)[0].tolist() == [row for _, row in brute(reading)[:5]]
+    of_one = {row: value for value, row in brute(stored[7])}
+    assert rows.likeness(7, np.arange(301)).tolist() == [of_one.get(row, 0.0) for row in range(301)]

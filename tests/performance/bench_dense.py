@@ -266,6 +266,28 @@ def lexical(count: int) -> None:
         report("", f"Trajectories.search at {count:,} steps, lexical (words), {what}, CPU ms", f"{asking:.2f}", "")
 
 
+def goals(count: int, few: int = 5_000) -> None:
+    """One goal, and as many goals as tasks: an episode asks with its own goal at every step, other than any of them."""
+    draw = np.random.default_rng(0)
+    rooms = [text(row) for row in zipf(draw, (count // STEPS, LENGTH)).tolist()]
+    for different in (1, few):
+        wanted = [text(row) for row in zipf(draw, (different, 20)).tolist()]
+
+        def attempt_at(number: int, wanted: Sequence[str] = wanted) -> Trajectory:
+            words = zipf(draw, (6, 15)).tolist()
+            states = [f"{rooms[number % len(rooms)]} {text(row)}" for row in words]
+            steps = tuple(Transition(state, "go on", 1.0) for state in states)
+            return Trajectory(f"bench/{number}", Task(f"task-{number}", wanted[number % len(wanted)]), steps, "bench", number)
+
+        memory = Trajectories(bank=[attempt_at(number) for number in range(count // 6)], similarity=Jaccard(words))
+        asked = [structured(Task("", text(zipf(draw, LENGTH).tolist())), (), rooms[0])]
+        asked = [asked[0] + f" {text(row)}" for row in zipf(draw, (20, 15)).tolist()]
+        memory.search(structured(Task("", "another"), (), rooms[1]), 4)
+        times = [cpu(lambda of=of, memory=memory: memory.search(of, 4)) * 1e3 for of in asked]  # type: ignore[misc]
+        what = f"Trajectories.search at {len(memory):,} steps of {different:,} goals, lexical, first / next steps, CPU ms"
+        report("", what, f"{times[0]:.1f} / {float(np.median(times[1:])):.1f}", "")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000])
@@ -274,6 +296,7 @@ def main() -> None:
     report("row", "", "measured", "target")
     calls(asked.dims)
     sizes(asked.dims)
+    goals(30_000)
     for count in asked.rows:
         started = time.perf_counter()
         dense(count, asked.dims)
