@@ -15,7 +15,7 @@ import pytest
 
 from learngraph.memory.records import Observation, UserError
 from learngraph.tools.environments import passages
-from learngraph.tools.environments.passages import Passages, exact_match, f1, normalised
+from learngraph.tools.environments.passages import HELP, Passages, exact_match, f1, normalised
 from learngraph.tools.environments.ranking import Ranking, words
 
 FOX = ["The fox is red.", "It sleeps by day.", "A Fox eats beetles.", "Its den is dry."]
@@ -43,8 +43,9 @@ def small(tmp_path: Path) -> Passages:
 
 
 def texts(env: Passages, actions: Sequence[str]) -> list[str]:
+    """What is shown after each action, above what can be done."""
     task = env.task(0)
-    return [env.observe(task, actions[:n]).text for n in range(1, len(actions) + 1)]
+    return [env.observe(task, actions[:n]).text.removesuffix(HELP) for n in range(1, len(actions) + 1)]
 
 
 # The measure
@@ -87,7 +88,7 @@ def test_exact_match_and_f1_by_hand() -> None:
 
 def test_search_shows_the_best_passages_and_opens_the_first(small: Passages) -> None:
     shown = small.observe(small.task(0), ["search[fruit]"])
-    assert shown == Observation("Pear: A pear is a fruit.", (), 0.0, False)
+    assert shown == Observation("Pear: A pear is a fruit." + HELP, (), 0.0, False)
     # Both have the word; the title is just what was asked in one of them.
     assert texts(small, ["search[the red FOX]"]) == ["Red fox: The fox is red.\nGrey owl: The owl is grey."]
     assert texts(small, ["search[grey owl]", "lookup[hunts]"])[-1] == "Grey owl (1 of 1): It hunts the fox."
@@ -160,6 +161,19 @@ def test_gold_and_horizon(tmp_path: Path) -> None:
     assert (last.over, last.reward) == (True, 0.0)
     with pytest.raises(UserError, match="horizon must be at least 1"):
         Passages(horizon=0)
+
+
+def test_what_can_be_done_stands_below_what_is_shown_and_nowhere_else(small: Passages) -> None:
+    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
+    task = small.task(0)
+    assert task.instruction == SMALL["question"]
+    path = ["search[fox]", "hm", "finish[beetles]"]
+    shown = [small.observe(task, path[:n]) for n in range(4)]
+    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 0]
+    assert all(one.text.endswith(HELP) for one in shown[:3])
+    states = [small.abstract(one) for one in shown]
+    assert states[0] == f"question: {SMALL['question']}"
+    assert [one.text.removesuffix(HELP) for one in shown] == states
 
 
 # What is listed

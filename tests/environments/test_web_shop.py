@@ -24,6 +24,7 @@ from learngraph.memory.records import Observation, Task, UserError
 from learngraph.tools.environments import web_shop
 from learngraph.tools.environments.shop_server import ShopServer
 from learngraph.tools.environments.web_shop import (
+    HELP,
     SEPARATOR,
     Goal,
     Page,
@@ -64,6 +65,11 @@ def titled(title: str, *category: str, query: str = "") -> Product:
 
 def after(env: WebShop, task: Task, *actions: str) -> Observation:
     return env.observe(task, actions)
+
+
+def page(shown: Observation) -> str:
+    """The text above what can be done."""
+    return shown.text.removesuffix(HELP)
 
 
 # The reward
@@ -183,22 +189,20 @@ def env() -> WebShop:
 
 def test_a_purchase_page_by_page(env: WebShop) -> None:
     task = env.task(0, "train")
-    assert task.instruction.startswith(
-        "buy what is wanted: water bottle: leak proof, bpa free; color navy blue; size 1 litre; at most $30.00\n"
-    )
+    assert task.instruction == "buy water bottle: leak proof, bpa free; color navy blue; size 1 litre; at most $30.00"
     start = env.observe(task, ())
-    assert start.text == "Search"
+    assert page(start) == "Search"
     assert "search[leak proof water bottle]" in start.actions
     path = ["search[steel bottle]"]
     shown = env.observe(task, path)
-    assert shown.text == (
+    assert page(shown) == (
         "Back to Search [SEP] Page 1 (Total results: 1) [SEP] B1 [SEP] Steel Bottle with Straw Lid, Leak Proof (Norvik) [SEP] "
         "$19.95 to $25.95"
     )
     assert shown.actions == ("click[b1]", "click[back to search]")
     path.append("click[B1]")
     shown = env.observe(task, path)
-    assert shown.text == (
+    assert page(shown) == (
         "Back to Search [SEP] < Prev [SEP] color [SEP] black [SEP] navy blue [SEP] size [SEP] 500 ml [SEP] 1 litre [SEP] "
         "Steel Bottle with Straw Lid, Leak Proof (Norvik) [SEP] Price: $19.95 [SEP] Description [SEP] Features [SEP] Reviews "
         "[SEP] Attributes [SEP] Buy Now"
@@ -228,7 +232,7 @@ def test_sub_pages_and_the_way_back(env: WebShop) -> None:
         ("attributes", "leak proof [SEP] dishwasher safe [SEP] vacuum insulated"),
     ):
         shown = after(env, task, *item, f"click[{name}]")
-        assert shown.text == f"Back to Search [SEP] < Prev [SEP] {said}"
+        assert page(shown) == f"Back to Search [SEP] < Prev [SEP] {said}"
         assert shown.actions == ("click[< prev]", "click[back to search]")
         # Back on the item's page the choice still stands.
         assert after(env, task, *item, f"click[{name}]", "click[< prev]") == after(env, task, *item)
@@ -236,7 +240,7 @@ def test_sub_pages_and_the_way_back(env: WebShop) -> None:
     assert after(env, task, *item, "click[< prev]", "click[b1]") == after(env, task, *item[:2])  # chosen anew
     assert after(env, task, *item, "click[back to search]") == after(env, task)
     mug = after(env, task, "search[mug]", "click[b2]", "click[reviews]")
-    assert mug.text.endswith("[SEP] None")
+    assert page(mug).endswith("[SEP] None")
 
 
 def test_pages_of_results() -> None:
@@ -255,7 +259,7 @@ def test_pages_of_results() -> None:
     # From a product back to the page of results it was found on.
     assert after(env, task, "search[yoga mat]", "click[next >]", f"click[{found[1][0]}]", "click[< prev]") == shown[1]
     assert "(Total results: 50)" in after(env, task, "search[the a with]").text  # at most fifty
-    assert after(env, task, "search[zebra]").text == "Back to Search [SEP] Page 1 (Total results: 0)"
+    assert page(after(env, task, "search[zebra]")) == "Back to Search [SEP] Page 1 (Total results: 0)"
 
 
 @pytest.mark.parametrize(
@@ -315,6 +319,17 @@ def test_the_state_leaves_out_what_every_page_has(env: WebShop) -> None:
         "Steel Bottle with Straw Lid, Leak Proof (Norvik) | Price: $19.95"
     )
     assert env.abstract(after(env, task)) == "Search"
+
+
+def test_what_can_be_done_stands_below_the_page_and_nowhere_else(env: WebShop) -> None:
+    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
+    task, path = env.task(0, "train"), ["search[bottle]", "click[nothing]", "click[b1]", "click[buy now]"]
+    assert task.instruction == f"buy {env.goal(task).text}"
+    shown = [env.observe(task, path[:n]) for n in range(5)]
+    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 1, 0]
+    assert all(one.text.endswith(HELP) for one in shown[:4])
+    assert not any("Actions" in env.abstract(one) for one in shown)
+    assert [env.abstract(one) for one in shown] == [env.abstract(replace(one, text=page(one))) for one in shown]
 
 
 def test_a_catalogue_that_cannot_be_clicked_is_refused() -> None:
@@ -528,18 +543,18 @@ def test_a_gold_path_over_http_shows_what_the_environment_shows(serving: ShopSer
         path[2:2] = ["click[attributes]", "click[< prev]", "click[nothing of the kind]"]
         where, html = ask(serving, "/begin", number=str(n), split=split)
         for step in range(len(path) + 1):
-            shown, page = env.observe(task, path[:step]), read(html)
-            assert SEPARATOR.join(page.pieces) == shown.text
-            if not page.search:
-                assert tuple(sorted(f"click[{click}]" for click in page.clicks)) == shown.actions
-            assert page.search == (step == 0)
-            assert env.goal(task).text in page.all
-            assert f"Step {step} of 15" in page.all
+            shown, seen = env.observe(task, path[:step]), read(html)
+            assert SEPARATOR.join(seen.pieces) == page(shown)
+            if not seen.search:
+                assert tuple(sorted(f"click[{click}]" for click in seen.clicks)) == shown.actions
+            assert seen.search == (step == 0)
+            assert env.goal(task).text in seen.all
+            assert f"Step {step} of 15" in seen.all
             if step < len(path):
                 assert ask(serving, where) == (where, html)  # looking again changes nothing
                 where, html = ask(serving, where, **field(path[step]))
-        assert "the episode is over, score 1" in page.all
-        assert "button" not in page.tags
+        assert "the episode is over, score 1" in seen.all
+        assert "button" not in seen.tags
         assert refused(serving, where, click="back to search")[0] == 400
         assert ask(serving, where)[1] == html
 
@@ -581,12 +596,12 @@ def test_texts_are_escaped() -> None:
         ):
             actions.append(action)
             where, html = ask(server, where, **field(action))
-            page = read(html)
-            assert SEPARATOR.join(page.pieces) == env.observe(task, actions).text
-            assert not {"script", "b", "i", "u", "br"} & {*page.tags}
-            assert page.tags.count("form") == 1
+            seen = read(html)
+            assert SEPARATOR.join(seen.pieces) == page(env.observe(task, actions))
+            assert not {"script", "b", "i", "u", "br"} & {*seen.tags}
+            assert seen.tags.count("form") == 1
             assert "<script" not in html
-        assert page.pieces[1] == EVIL
+        assert seen.pieces[1] == EVIL
         assert refused(server, "/<script>")[1].count("<script>") == 1  # as text
 
 
@@ -650,7 +665,7 @@ def test_two_customers_do_not_meet(serving: ShopServer) -> None:
         for n, (where, path) in enumerate(paths.items()):
             if step < len(path):
                 _, html = ask(serving, where, **field(path[step]))
-                assert SEPARATOR.join(read(html).pieces) == env.observe(env.task(n), path[: step + 1]).text
+                assert SEPARATOR.join(read(html).pieces) == page(env.observe(env.task(n), path[: step + 1]))
 
 
 def test_many_customers_at_once(serving: ShopServer) -> None:

@@ -12,6 +12,8 @@ the passages of a file instead of Wikipedia.
 - The answer is right if it equals the file's when both are normalised as published: lower case, no punctuation, no articles,
   single spaces (`exact_match`). How near a wrong one came is `f1`, which nothing is paid for.
 - An action that cannot be read is told so, pays 0 and costs its step, as every action does.
+- As long as there is something to do, a line below what is shown says how (`HELP`): not in the task's text, by which tasks are
+  compared, nor in the state.
 - `search` is BM25 over title and text (`ranking.py`; needs the extra `[search]`: `pip install bm25s`); a passage whose title
   is just what was asked goes first.
 
@@ -52,9 +54,14 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .ranking import Ranking, words
 
-__all__ = ["HORIZON", "Passages", "exact_match", "f1", "normalised"]
+__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalised"]
 
 HORIZON = 15
+HELP = (
+    "\nActions: search[words] shows the passages that fit best, and opens the first of them; lookup[word] shows the next "
+    "sentence with that word in the open passage; finish[answer] ends it with a short answer: a name, a number, yes or no."
+)
+"""The end of every observation but the last."""
 _OWN = Path(__file__).parent / "data" / "questions.jsonl"
 _SPLITS = ("test", "test", "dev", "train", "train")
 """Which split every fifth question, from the n-th on, belongs to."""
@@ -194,12 +201,7 @@ class Passages:
         if not 0 <= seed < len(places):
             have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
             raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        text = (
-            f"answer the question: {self.questions[places[seed]].text}\n"
-            "Actions: search[words] shows the passages that fit best, and opens the first of them; lookup[word] shows the next "
-            "sentence with that word in the open passage; finish[answer] ends it with a short answer: a name, a number, yes or no."
-        )
-        return Task(f"hotpot-{split}-{seed}", text, places[seed])
+        return Task(f"hotpot-{split}-{seed}", self.questions[places[seed]].text, places[seed])
 
     def question(self, task: Task) -> _Question:
         """The question of a task, with what the file says of it.
@@ -212,7 +214,7 @@ class Passages:
         return self.questions[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The question; then what was found, or how it ended.
+        """The question; then what was found, or how it ended. Below it, what can be done.
 
         Raises:
             UserError: an action is no text, or the episode was over before it.
@@ -229,11 +231,11 @@ class Passages:
             turn = self._turn(task.seed, tuple(actions[: step + 1]))
         over = turn.over or len(actions) >= self.horizon
         listed = () if over or not self.listed else self._listed(task, turn)
-        return Observation(turn.text, listed, turn.reward, over)
+        return Observation(turn.text if over else turn.text + HELP, listed, turn.reward, over)
 
     def abstract(self, observation: Observation) -> str:
-        """All that was shown: what was read stands nowhere else."""
-        return observation.text
+        """All that was shown, but for what can be done: what was read stands nowhere else."""
+        return observation.text.removesuffix(HELP)
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """Searches for the passages that support the answer, where the file names them, then the answer."""

@@ -10,7 +10,8 @@ qualities, parts, options and prices (`data/shop.json`). Nothing measured on it 
 | `click[text]` | wherever the text can be clicked | what the button says: a product (by its id), an option, `back to search`, `next >`, `< prev`, `description`, `features`, `reviews`, `attributes`, `buy now` |
 
 - An observation is the page's pieces of text joined by ` [SEP] `, without the instruction, which is the task's. Beside what is
-  published, an item's page says which options are chosen, so that the page is all that there is to know.
+  published, an item's page says which options are chosen, so that the page is all that there is to know. As long as there is
+  something to do, a line below it says how (`HELP`): not in the task's text, by which tasks are compared, nor in the state.
 - The case of a clicked text does not matter. What cannot be read, or is not on the page, is told so, pays 0 and costs its step.
 - Any search can be typed. Where there is a search bar, searches made of the goal's words are listed.
 - Search is BM25 over title, category, description, features and attributes (`ranking.py`; needs the extra `[search]`:
@@ -45,6 +46,7 @@ from ...memory.records import Observation, Task, UserError
 from .ranking import Ranking, words
 
 __all__ = [
+    "HELP",
     "HORIZON",
     "SEPARATOR",
     "Goal",
@@ -64,6 +66,11 @@ __all__ = [
 
 HORIZON = 15
 SEPARATOR = " [SEP] "
+HELP = (
+    "\nActions: search[words] where there is a search bar, click[text] for a button, a product's id or an option. Choose the "
+    "options, then click[buy now]."
+)
+"""The end of every observation but the last."""
 _VOCABULARY = Path(__file__).parent / "data" / "shop.json"
 _PER_PAGE = 10
 _MOST_FOUND = 50
@@ -535,13 +542,7 @@ class WebShop:
         if not 0 <= seed < len(places):
             have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
             raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        goal = self.shop.goals[places[seed]]
-        text = (
-            f"buy what is wanted: {goal.text}\n"
-            "Actions: search[words] where there is a search bar, click[text] for a button, a product's id or an option. Choose the "
-            "options, then click[buy now]."
-        )
-        return Task(f"webshop-{split}-{seed}", text, places[seed])
+        return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[places[seed]].text}", places[seed])
 
     def goal(self, task: Task) -> Goal:
         """What is wanted in a task.
@@ -554,7 +555,7 @@ class WebShop:
         return self.shop.goals[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The page after these actions.
+        """The page after these actions, and below it what can be done.
 
         Raises:
             UserError: an action is no text, or the episode was over before it.
@@ -562,7 +563,9 @@ class WebShop:
         page = self.page(task, actions)
         over = page.kind == "done" or len(actions) >= self.horizon
         text = SEPARATOR.join(piece.text for piece in self.shop.pieces(page))
-        return Observation(text, () if over else self.shop.admissible(page, self.goal(task)), page.score, over)
+        if over:
+            return Observation(text, (), page.score, True)
+        return Observation(text + HELP, self.shop.admissible(page, self.goal(task)), page.score, False)
 
     def page(self, task: Task, actions: Sequence[str]) -> Page:
         """Where the customer is after these actions: what `observe` shows the text of.
@@ -588,8 +591,8 @@ class WebShop:
         return self.shop.follow(before, self.shop.goals[number], actions[-1])
 
     def abstract(self, observation: Observation) -> str:
-        """The page without the buttons that every such page has."""
-        pieces = [piece for piece in observation.text.split(SEPARATOR) if piece.lower() not in _BUTTONS]
+        """The page without what every such page has: its buttons, and what can be done."""
+        pieces = [piece for piece in observation.text.removesuffix(HELP).split(SEPARATOR) if piece.lower() not in _BUTTONS]
         return " | ".join(pieces)
 
     def gold(self, task: Task) -> tuple[str, ...]:
