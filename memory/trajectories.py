@@ -10,6 +10,7 @@ another, and a memory that grows and forgets.
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import threading
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from .experiences import TrajectoryShelf, returns
 from .records import Precedent, Task, Trajectory, Transition, UserError
 from .shelf import read_jsonl
-from .similarity import Jaccard, Similarity
+from .similarity import Found, Jaccard, Similarity
 
 __all__ = [
     "BadMemory",
@@ -132,14 +133,15 @@ class _Standing:
         self.unknown: dict[str, int] = {}  # id -> the number of other episodes that did
         self.evicted: set[int] = set()
         self._gains: dict[str, float] = {}
-        self._earned: dict[str, tuple[int, float]] = {}  # domain -> number and sum of the values seen
+        self._earned: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own values
         self._own: dict[str, int] = {}  # id -> place, of what counts against the limit
         self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
 
     def add(self, place: int, kept: _Kept) -> None:
         trajectory = kept.trajectory
         value = trajectory.value
-        count, total = self._earned.get(trajectory.domain, (0, 0.0))
+        task = trajectory.domain, trajectory.task.id
+        count, total = self._earned.get(task, (0, 0.0))
         usual = total / count if count else value
         for id in dict.fromkeys(trajectory.used):
             if value is None or usual is None:
@@ -149,8 +151,8 @@ class _Standing:
             self._gains[id] = self._gains.get(id, 0.0) + value - usual
             if id in self._own:
                 heapq.heappush(self._queue, (self._gains[id], self._own[id], id))
-        if value is not None:
-            self._earned[trajectory.domain] = count + 1, total + value
+        if value is not None and kept.own:  # a bank's walkthroughs would make every episode of the run look poor
+            self._earned[task] = count + 1, total + value
         if not kept.own or self._limit is None:
             return
         while len(self._own) >= self._limit:  # before it joins: what is new has had no chance to be of use
@@ -176,7 +178,8 @@ class Trajectories:
         stride: only every so many-th step of a trajectory gets a record, from the first one on.
         limit: how many of the run's own trajectories are searched. One more evicts the least useful, among equals the
             oldest. How useful one is: summed over the episodes that consulted it (`Trajectory.used`), by how much each
-            was worth more than the episodes of its domain before it were on average; 0 for what nobody has consulted.
+            was worth more than the memory's own episodes of its task before it were on average; 0 for what nobody has
+            consulted.
 
     Nothing here is counted that could be counted twice: usefulness and eviction follow from the stored trajectories and
     their order, and eviction deletes nothing (`learngraph memory prune` does). That is what makes a resumed or forked run
@@ -253,7 +256,7 @@ class Trajectories:
         and for the id of a bank's trajectory; then nothing is stored.
         """
         self._check(trajectory)
-        readings = self._read(trajectory)
+        readings, deeds = self._read(trajectory)
         with self._writing:
             known = self._places.get(trajectory.id)
             if known is not None and self._kept[known].trajectory == trajectory:
@@ -262,7 +265,7 @@ class Trajectories:
                 self._shelf.put([trajectory])
             if known is None:
                 with self._lock:
-                    self._append(trajectory, readings, own=True)
+                    self._append(trajectory, readings, deeds, own=True)
             else:  # its records stand among others: make everything afresh, in the same order
                 own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
                 self._load({**own, trajectory.id: trajectory})
@@ -276,6 +279,7 @@ class Trajectories:
         floor: float = 0.0,
         per_trajectory: int = 1,
         diversity: float = 0.0,
+        distinct: bool = False,
         domain: str = "",
         task: str | None = None,
         before: tuple[str, int] | None = None,
@@ -294,6 +298,8 @@ class Trajectories:
             per_trajectory: at most so many records of one trajectory, since neighbouring steps say the same; 0: any number.
             diversity: how much a record may not resemble those chosen before it, in [0, 1]: see `marginal`. The order is then
                 that of choosing.
+            distinct: of the records with the same key text and the same action only the newest is looked at: they say the
+                same, and an agent that plays a task again and again makes many of them.
             domain: only trajectories of this domain.
             task: only those of the task with this id.
             before: (run, episode): that run's own episodes from this number on are treated as if they had never been stored.
@@ -318,7 +324,7 @@ class Trajectories:
             found: list[tuple[float, int]] = []
             for side in sides:
                 among = self._among(side, domain, task, before)
-                found += self._nearest(reading, k, floor, per_trajectory, diversity, among)
+                found += self._nearest(reading, k, floor, per_trajectory, diversity, distinct, among)
             if kind == "mixed":
                 found.sort(reverse=True)
             return [self._precedent(row, similarity) for similarity, row in found]
@@ -341,18 +347,19 @@ class Trajectories:
             return self._place(id) in self._standing.evicted
 
     def _nearest(
-        self, reading: Any, k: int, floor: float, cap: int, diversity: float, among: NDArray[np.bool_]
+        self, reading: Any, k: int, floor: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
     ) -> list[tuple[float, int]]:
         """At most k records as (similarity, row): the ranking is fetched as far as it takes to be sure of them."""
         if not among.any():
             return []
         everything, shown = len(among), None if among.all() else among
         if diversity:
-            rows, similarities = self._rows.nearest(reading, everything, floor, shown)
+            rows, similarities = self._distinct(distinct, *self._rows.nearest(reading, everything, floor, shown))
             return self._diverse(rows, similarities, k, cap, diversity)
-        fetch = 4 * k if cap else k
+        fetch = 4 * k if cap or distinct else k
         while True:
-            rows, similarities = self._rows.nearest(reading, fetch, floor, shown)
+            near = self._rows.nearest(reading, fetch, floor, shown)
+            rows, similarities = self._distinct(distinct, *near)
             ranked = zip(similarities.tolist(), rows.tolist(), strict=True)
             taken: dict[int, int] = {}
             found = []
@@ -361,9 +368,16 @@ class Trajectories:
                 taken[owner] = taken.get(owner, 0) + 1
                 if not cap or taken[owner] <= cap:
                     found.append((similarity, row))
-            if len(found) >= k or len(rows) < fetch:
+            if len(found) >= k or len(near[0]) < fetch:
                 return found[:k]
             fetch = min(4 * fetch, everything + 1)
+
+    def _distinct(self, wanted: bool, rows: NDArray[np.intp], similarities: NDArray[np.float64]) -> Found:
+        """The first of these rows (best first, so of equal keys the newest first) with each key and action."""
+        if not wanted:
+            return rows, similarities
+        firsts = np.sort(np.unique(np.frombuffer(self._deeds, np.int32)[rows], return_index=True)[1])
+        return rows[firsts], similarities[firsts]
 
     def _diverse(
         self, rows: NDArray[np.intp], similarities: NDArray[np.float64], k: int, cap: int, diversity: float
@@ -429,17 +443,19 @@ class Trajectories:
         """Make everything afresh from the bank and these."""
         for trajectory in own.values():
             self._check(trajectory)
-        readings = [(t, self._read(t), t.id in own) for t in (*self._bank.values(), *own.values())]
+        read = [(t, *self._read(t), t.id in own) for t in (*self._bank.values(), *own.values())]
         with self._lock:
             self._rows = self.similarity.rows()
             self._owners = array("i")  # row -> place of its trajectory
+            self._deeds = array("i")  # row -> number of its key and action
+            self._numbers: dict[bytes, int] = {}  # hash of a key and an action -> their number
             self._kept: list[_Kept] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
             self._standing = _Standing(self.limit)
             self._masks: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
-            for trajectory, reading, mine in readings:
-                self._append(trajectory, reading, mine)
+            for trajectory, readings, deeds, mine in read:
+                self._append(trajectory, readings, deeds, mine)
 
     def _check(self, trajectory: Trajectory) -> None:
         if trajectory.id in self._bank:
@@ -453,24 +469,34 @@ class Trajectories:
                     "give a finite number, or None where it is not known"
                 )
 
-    def _read(self, trajectory: Trajectory) -> Sequence[Any]:
+    def _read(self, trajectory: Trajectory) -> tuple[Sequence[Any], list[bytes]]:
+        """(what is compared of each record's key, a hash of its key and action)"""
         steps = trajectory.transitions
         chosen = range(0, len(steps), self._stride)
-        keys = [self.key(trajectory.task, steps[:t], steps[t].state) for t in (chosen[:1] if self._first_only else chosen)]
-        return self.similarity.read(keys)
+        if self._first_only:
+            chosen = chosen[:1]
+        keys = [self.key(trajectory.task, steps[:t], steps[t].state) for t in chosen]
+        deeds = [_digest(key, steps[t].action) for key, t in zip(keys, chosen, strict=True)]
+        return self.similarity.read(keys), deeds
 
-    def _append(self, trajectory: Trajectory, readings: Sequence[Any], own: bool) -> None:
+    def _append(self, trajectory: Trajectory, readings: Sequence[Any], deeds: Sequence[bytes], own: bool) -> None:
         place = len(self._kept)
         kept = _Kept(trajectory, self._success(trajectory), own, len(self._owners), len(readings))
         for reading in readings:
             self._rows.add(reading)
         self._owners.extend([place] * len(readings))
+        self._deeds.extend([self._numbers.setdefault(deed, len(self._numbers)) for deed in deeds])
         self._kept.append(kept)
         self._places[trajectory.id] = place
         if own:
             self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
         self._standing.add(place, kept)
         self._masks.clear()
+
+
+def _digest(*texts: str) -> bytes:
+    """The same for the same texts alone; short, where a whole prompt as a key is long."""
+    return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _hidden(kept: _Kept, before: tuple[str, int] | None) -> bool:

@@ -139,6 +139,7 @@ questions = st.fixed_dictionaries(
         "floor": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
         "per_trajectory": st.integers(0, 2),
         "diversity": st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        "distinct": st.booleans(),
         "domain": st.sampled_from(["", "", "toy"]),
         "task": st.sampled_from([None, None, "t1"]),
         "before": st.none() | st.tuples(st.sampled_from(["a", "b", "c", "bank"]), st.integers(0, 6)),
@@ -159,6 +160,7 @@ def brute(
     floor: float,
     per_trajectory: int,
     diversity: float,
+    distinct: bool,
     domain: str,
     task: str | None,
     before: tuple[str, int] | None,
@@ -173,7 +175,11 @@ def brute(
             gains = dict.fromkeys([t.id for t in stayed], 0.0)
             past = [*bank, *own[: number + 1]]
             for i, user in enumerate(past):
-                earlier = [t.value for t in past[:i] if t.domain == user.domain and t.value is not None]
+                earlier = [
+                    t.value
+                    for t in past[len(bank) : i]
+                    if (t.domain, t.task.id) == (user.domain, user.task.id) and t.value is not None
+                ]
                 if user.value is not None and earlier:
                     for id in set(user.used) & gains.keys():
                         gains[id] += user.value - sum(earlier) / len(earlier)
@@ -188,8 +194,14 @@ def brute(
                 records.append((alike, order, step, t))
     records.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
 
+    def deed(r: Any) -> tuple[str, str]:
+        step = r[3].transitions[r[2]]
+        return structured(r[3].task, (), step.state), step.action
+
     def chosen(wanted: set[bool | None]) -> list[Any]:
         left, picked = [r for r in records if paid(r[3]) in wanted], list[Any]()
+        if distinct:
+            left = [r for n, r in enumerate(left) if deed(r) not in map(deed, left[:n])]
 
         def relevance(r: Any) -> float:
             pair = [similarity(tuple_of(r), tuple_of(p)) for p in picked]
@@ -305,6 +317,20 @@ def test_marginal_relevance_worked_out_by_hand():
     assert names(memory, "a b c d", 2, diversity=0.5) == ["a/2/0", "a/0/0"]
 
 
+def test_of_neighbours_that_say_the_same_only_the_newest_counts():
+    stored = [attempt(("door black", "mist", 1.0), number=n) for n in range(6)]
+    stored += [attempt(("door black", "fern", 0.0), number=6), attempt(("Door black!", "mist", 0.0), number=7)]
+    memory = filled(stored)
+    assert names(memory, "door black", 3) == ["a/7/0", "a/6/0", "a/5/0"]
+    assert names(memory, "door black", distinct=True) == ["a/7/0", "a/6/0", "a/5/0"]  # equal words are not equal texts
+    assert names(memory, "door black", 2, kind="success") == ["a/5/0", "a/4/0"]
+    assert names(memory, "door black", 2, kind="success", distinct=True) == ["a/5/0"]
+    assert names(memory, "door black", distinct=True, before=("a", 3)) == ["a/2/0"]
+    assert names(memory, "door black", distinct=True, diversity=0.5) == ["a/7/0", "a/6/0", "a/5/0"]
+    again = filled([attempt(*[("door black", "mist", 1.0)] * 3, number=n) for n in range(2)])
+    assert names(again, "door black", per_trajectory=0, distinct=True) == ["a/1/2"]
+
+
 def test_a_memory_of_first_steps_and_one_of_every_third():
     stored = [attempt(*[(f"room{i}", "go", 1.0) for i in range(8)])]
     assert len(filled(stored)) == 8
@@ -352,10 +378,12 @@ def test_beyond_the_limit_the_least_useful_goes_then_the_oldest_never_the_bank()
     seed = attempt(("door", "gold", 5.0), run="bank")
     memory = Trajectories(bank=[seed], limit=2)
     memory.add(attempt(("door", "go", 2.0)))  # a/0
-    memory.add(attempt(("door", "go", 5.0), number=1, used=["a/0"]))  # better than usual (3.5), thanks to a/0
+    memory.add(attempt(("door", "go", 5.0), number=1, used=["a/0"]))  # better than usual (2), thanks to a/0
     memory.add(attempt(("door", "go", 4.0), number=2))  # a/1 goes: nobody used it; a/0 is older, and useful
     assert names(memory, "door") == ["a/2/0", "a/0/0", "bank/0/0"]
-    memory.add(attempt(("door", "go", 0.0), number=3, used=["a/0", "bank/0"]))  # much worse (usual: 4): a/0 misleads; it goes
+    memory.add(
+        attempt(("door", "go", 0.0), number=3, used=["a/0", "bank/0"])
+    )  # much worse (usual: 3.67): a/0 misleads; it goes
     assert names(memory, "door") == ["a/3/0", "a/2/0", "bank/0/0"]
     memory.add(attempt(("door", "go", 0.0), number=4))  # a/2 and a/3 are as useful as each other: the oldest goes
     assert names(memory, "door") == ["a/4/0", "a/3/0", "bank/0/0"]
@@ -363,6 +391,20 @@ def test_beyond_the_limit_the_least_useful_goes_then_the_oldest_never_the_bank()
     assert [memory.evicted(f"a/{i}") for i in range(5)] == [True, True, True, False, False]
     assert memory.trajectory("a/0").value == 2.0  # evicted, not deleted
     assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/0/0", "bank/0/0"]  # as episode 2 saw it
+
+
+@pytest.mark.parametrize("gold", [0, 5])
+def test_what_helped_stays_whatever_a_bank_was_worth_and_other_tasks_are(gold: int) -> None:
+    """Own values 3, 0, 5, 6: the last two consulted a/0 and did better than ever, if worse than any walkthrough."""
+    memory = Trajectories(bank=[attempt(("door", "gold", 10.0), run="gold", number=n) for n in range(gold)], limit=2)
+    for number, (value, used) in enumerate([(3.0, ""), (0.0, ""), (5.0, "a/0"), (6.0, "a/0")]):
+        memory.add(attempt(("door", "go", value), number=number, used=[used] if used else ()))
+    assert [memory.evicted(f"a/{n}") for n in range(4)] == [False, True, True, False]
+    other = Trajectories(limit=2)  # another task pays more: that says nothing of this one
+    other.add(attempt(("door", "go", 3.0)))
+    other.add(attempt(("door", "go", 90.0), number=1, task="t1"))
+    other.add(attempt(("door", "go", 5.0), number=2, used=["a/0"]))
+    assert [other.evicted(f"a/{n}") for n in range(3)] == [False, True, False]
 
 
 def test_evicted_trajectories_stay_on_the_shelf():
