@@ -52,6 +52,7 @@ from ...nodes.reasoning_bank import (
 from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
 from ..flow import Node, Router, compiled, wire
 from ..parts import Parts, chosen
+from .synapse import theirs
 
 FLOW = """
 flowchart LR
@@ -87,7 +88,8 @@ class ReasoningBank:
     verdict: Literal["return", "model"] = "return"
     """Who says whether an attempt succeeded: its return, or a model that is told no reward, in a call of its own (paper)."""
     success: float | None = None
-    """The return from which an attempt counts as a success; the environment's own threshold if not given."""
+    """The return from which an attempt counts as a success; the environment's own threshold if not given. Under a judge, of this
+    run's attempts alone: a bank's count by the environment's."""
     bank: str = ""
     """A JSONL file of trajectories (`learngraph adamem build`, `learngraph memory export`) that is read before the first attempt,
     with a call each."""
@@ -131,8 +133,7 @@ class ReasoningBank:
         """
         if not self.bank:
             return {}
-        # A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts.
-        least = getattr(parts.environment, "solved", None) if self.success is None else self.success
+        least = theirs(parts, self.success)
         found = {}
         for trajectory in parts.banked(self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least

@@ -11,13 +11,14 @@ observations, a vote on the task's name) is left out, as in AdaMEM's comparison.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.records import UserError
+from ...memory.records import Trajectory, UserError
 from ...memory.trajectories import Trajectories, goal
 from ...nodes.attempts import Frozen, Layout, Push
 from ...nodes.decide import Choose
@@ -50,7 +51,8 @@ class Synapse:
     kind: Literal["success", "all"] = "success"
     """Only attempts that succeeded, as in both papers, or `all`."""
     success: float | None = None
-    """The return from which an attempt counts as a success; the environment's own threshold if not given."""
+    """The return from which an attempt counts as a success; the environment's own threshold if not given. Under a judge, of this
+    run's attempts alone: a bank's count by the environment's."""
     budget: int | None = None
     """Tokens of all exemplars; half of the model's window if not given. Those that do not fit are cut after a step, the least
     similar ones first. Synapse: the window."""
@@ -92,7 +94,28 @@ class Synapse:
         if not self.bank and not self.online and world is not None:
             raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
         bank = parts.banked(self.bank, "synapse")
-        return Trajectories(parts.shelf, bank=bank, key=goal, success=ended(least), first_only=True)
+        if bank and self.kind == "success" and theirs(parts, self.success) is None:
+            raise UserError(
+                f"synapse: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the "
+                "judge's scale; show all attempts (--kind all)"
+            )
+        return Trajectories(parts.shelf, bank=bank, key=goal, success=outcome(parts, self.success, bank), first_only=True)
+
+
+def theirs(parts: Parts, success: float | None) -> float | None:
+    """The return from which an attempt of a bank counts as a success; None if nobody says.
+
+    A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts. Under a judge the
+    `success` that was given is on the judge's scale, and says nothing of them.
+    """
+    return replace(parts, judge=None).least(None if parts.judge else success)
+
+
+def outcome(parts: Parts, success: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
+    """Whether an attempt, one of this bank's or of this run, succeeded; None where nobody knows."""
+    ids = {trajectory.id for trajectory in bank}
+    in_bank, own = ended(theirs(parts, success)), ended(parts.least(success))
+    return lambda attempt: (in_bank if attempt.id in ids else own)(attempt)
 
 
 def build(

@@ -277,6 +277,16 @@ def test_only_successes_of_this_environment_are_read_if_so_set(tmp_path: Path) -
         play(Chat(), 1, ReasoningBank(kind="success", bank=bank(tmp_path / "foreign.jsonl", foreign)))
 
 
+def test_a_bank_counts_by_the_environment_whatever_judges_the_run(tmp_path: Path) -> None:
+    """The toy's success is 10, of its own rewards; a judge's 2 is none of theirs."""
+    failed = replace(WALKED[1], transitions=WALKED[1].transitions[:3])
+    path, parts = bank(tmp_path / "bank.jsonl", WALKED[0], failed), Parts.written(TOY, Journal(), Chat())
+    judged = replace(parts, judge=RuleJudge(lambda task, actions: [1.0] * len(actions), parts.journal))
+    chosen = ReasoningBank(success=2.0, bank=path)
+    assert [one.success for one in chosen.read(judged).values()] == [True, False]
+    assert [one.success for one in chosen.read(parts).values()] == [True, True]  # one scale, one threshold
+
+
 def test_top_k_items(tmp_path: Path) -> None:
     chat, path = Chat(), bank(tmp_path / "bank.jsonl", *WALKED)
     play(chat, 1, replace(ReasoningBank.pool(), bank=path, k=2))

@@ -270,6 +270,35 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
         synapse.build(Parts(Silent(), Journal(), judge=judge), enough)
 
 
+def scaled(id: str, run: str, reward: float) -> Trajectory:
+    """A walk of ten steps that earned so much at each."""
+    return replace(WALKED, id=id, run=run, transitions=tuple(Transition(f"{n}", "go", reward) for n in range(10)))
+
+
+def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Path) -> None:
+    """The toy's success is 10. With a judge 1.25 is a success of this run, and 2 is none in a bank."""
+    path = bank(tmp_path / "b.jsonl", scaled("won", "b", 1.0), scaled("lost", "b", 0.2))
+    judge = RuleJudge(lambda task, actions: [0.1] * len(actions), Journal())
+    memory = Synapse(success=1.25, bank=path).memory(Parts(TOY, Journal(), judge=judge))
+    memory.add(scaled("r/0", "r", 0.125))
+    memory.add(scaled("r/1", "r", 0.09))
+    found = {one.trajectory: one.success for one in memory.search(TASK.instruction, 9, domain="toy")}
+    assert found == {"won": True, "lost": False, "r/0": True, "r/1": False}
+    plain = Synapse(success=2.0, bank=path).memory(Parts(TOY, Journal()))  # one scale, one threshold
+    plain.add(scaled("r/0", "r", 0.125))
+    assert {one.trajectory: one.success for one in plain.search(TASK.instruction, 9, domain="toy")} == {
+        "won": True,
+        "lost": True,
+        "r/0": False,
+    }
+
+    class Silent(KeywordKeep):
+        solved = None  # type: ignore[assignment]
+
+    with pytest.raises(UserError, match=r"success in .*b\.jsonl\? toy does not say it, and --success is on the judge's scale"):
+        Synapse(success=1.0, bank=path).memory(Parts(Silent(), Journal(), judge=judge))
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"clip": 0}, {"kind": "failures"}, {"budget": -1}])
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="synapse: "):
