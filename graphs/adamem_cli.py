@@ -17,7 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
@@ -68,7 +68,7 @@ class Build:
     """`gold`: the environment's walkthroughs. `perturbed`: walkthroughs with wrong turns and ones cut short, in turns: some fail.
     `random`: random play. Or a run folder: what its agents did."""
     split: Literal["train", "dev", "test"] = "train"
-    """The fold of the environment's tasks. Keep it apart from the one that is played."""
+    """The fold of the environment's tasks, if not of a run folder. Keep it apart from the one that is tested on."""
     tasks: int = 20
     """How many tasks, from the first one."""
     attempts: int = 2
@@ -100,7 +100,7 @@ def build(args: Sequence[str]) -> int:
             raise CommandError(f"--source is {', '.join(SOURCES)} or a run folder; there is no folder {options.source}")
         if options.env is not None:
             raise CommandError(f"--env {options.env}: the run folder {options.source} says itself what was played")
-        made, solved = _played(Path(options.source))
+        made, solved, split = _played(Path(options.source))
     else:
         if options.env is None:
             raise CommandError("learngraph adamem build: --env says which environment's tasks; toy would do")
@@ -110,7 +110,7 @@ def build(args: Sequence[str]) -> int:
                 raise CommandError(f"{options.env} has no walkthroughs; --source random or a run folder would do")
             tasks = [environment.task(number, options.split) for number in range(options.tasks)]
             made = [trajectory for task in tasks for trajectory in SOURCES[options.source](environment, task, options)]
-            solved = getattr(environment, "solved", None)
+            solved, split = getattr(environment, "solved", None), options.split
         finally:
             environment.close()
     if not made:
@@ -124,6 +124,8 @@ def build(args: Sequence[str]) -> int:
         won = sum(t.score >= least for t in made)
         told = f"{won} succeeded and {len(made) - won} failed (a score of {least:g} is a success)"
     _tell(f"{len(made)} trajectories of {tasks_} tasks, {steps} steps; {told}\nwritten to {options.out}")
+    if split == "test":
+        _tell(f"note: these are tasks of the split test; a run that starts from {options.out} cannot be tested on them")
     return 0
 
 
@@ -211,6 +213,13 @@ class Played:
     solved: float | None
     """The score from which the task counts as solved; None while the run goes on, or if there is no such thing."""
 
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """The settings of the method."""
+        methods = {name.replace(":", "-"): settings for name, settings in self.settings["methods"].items()}
+        found: Mapping[str, Any] = methods.get(self.method, {})
+        return found
+
 
 def _runs(folder: Path) -> list[Played]:
     """The runs in a folder that `learngraph run` has made.
@@ -240,8 +249,12 @@ def _runs(folder: Path) -> list[Played]:
     return found
 
 
-def _played(folder: Path) -> tuple[list[Trajectory], float | None]:
-    """What the agents of a run folder did, with the rewards that their memory holds, or else the environment's."""
+def _played(folder: Path) -> tuple[list[Trajectory], float | None, str]:
+    """What the agents of a run folder did, with the rewards that their memory holds, or else the environment's; from which
+    score on it is solved; of which split the tasks are.
+
+    Runs and ids begin with the folder's name: the next run of the same method uses the same names for its own.
+    """
     from ..memory.journal import Journal
     from ..tools.environments.catalogue import open_environment
 
@@ -267,7 +280,17 @@ def _played(folder: Path) -> tuple[list[Trajectory], float | None]:
                     remembered.get(row["id"])
                     or Trajectory(row["id"], task, steps, row["run"], row["episode"], row["score"], environment.name)
                 )
-        return made, getattr(environment, "solved", None)
+        own, name = {trajectory.id for trajectory in made}, folder.resolve().name
+        renamed = [
+            replace(
+                trajectory,
+                id=f"{name}:{trajectory.id}",
+                run=f"{name}:{trajectory.run}",
+                used=tuple(f"{name}:{id}" if id in own else id for id in trajectory.used),
+            )
+            for trajectory in made
+        ]
+        return renamed, getattr(environment, "solved", None), settings["split"]
     finally:
         environment.close()
 
@@ -310,12 +333,23 @@ def collect(args: Sequence[str]) -> int:
         parse(Collect, ["--help"], prog, about)
     place, rest = positional(args, prog)
     options: Collect = parse(Collect, rest, prog, about)
-    found = []
+    found, others = [], Counter[str]()
     for run in _runs(Path(place)):
-        chosen = {name.replace(":", "-"): settings for name, settings in run.settings["methods"].items()}
-        success = chosen.get(run.method, {}).get("success")
-        solved = run.solved if success is None else success
-        found.append(collected(run.steps, run.episodes, solved=solved, seed=run.seed, split=run.settings["split"]))
+        method = run.chosen
+        mode = method.get("mode", "")
+        if mode != "high":
+            others[f"mode {mode}" if mode else "other methods"] += 1
+            continue
+        solved = run.solved if method.get("success") is None else method["success"]
+        told = {"seed": run.seed, "split": run.settings["split"], "domain": re.split("[?:]", run.settings["env"])[0]}
+        found.append(collected(run.steps, run.episodes, solved=solved, **told))
+        if told["split"] != "train" and len(found) == 1:
+            _tell(f"note: {place} played tasks of the split {told['split']}; whoever trains on them cannot be tested on them")
+    if others:
+        left = ", ".join(f"{n} of {kind}" for kind, n in sorted(others.items()))
+        _tell(f"runs left out: {left} (only in mode high a draft is what the agent would have done without the strategy)")
+    if not found:
+        raise UserError(f"{place} has no run of adamem in mode high, and so no strategies to collect; run adamem --mode high")
     pairs = [pair for one in found for pair in one.pairs]
     episodes, steps, undrafted = (sum(getattr(one, name) for one in found) for name in ("episodes", "steps", "undrafted"))
     _tell(f"{len(pairs)} strategies in {episodes} finished episodes of {len(found)} runs, {steps} steps{_authors(pairs)}")
@@ -356,6 +390,7 @@ class Filter:
     """Both actions are taken, and played on without memory, so often each, with --env and --model; 0: not at all."""
     margin: float = 0.0
     """What the estimated advantage must exceed, in reward units."""
+    # Pairs do not say how the run was set, so whoever asks for estimates repeats what was set there.
     env: str | None = None
     """The environment that the pairs are from."""
     horizon: int | None = None
@@ -366,6 +401,12 @@ class Filter:
     """The server behind `openai:MODEL`."""
     temperature: float = 1.0
     """Of the draws from scored actions, as in the run."""
+    recent: int | None = None
+    """Earlier steps of the episode in prompts, as in the run."""
+    window: int | None = None
+    """Tokens of the model's window, as in the run."""
+    prompts: Path | None = None
+    """A directory of prompt files, as in the run."""
     seed: int = 0
     """Of the outcome arm and of all draws."""
 
@@ -385,7 +426,11 @@ def filter_pairs(args: Sequence[str]) -> int:
     from ..nodes import mft
 
     prog = "learngraph adamem filter PAIRS --out FILE"
-    about = "A data set for fine-tuning, in the usual chat format, from the pairs that adamem collect has written."
+    about = (
+        "A data set for fine-tuning, in the usual chat format, from the pairs that adamem collect has written. Estimates "
+        "(--samples, --rollouts) ask the agent again: repeat the options marked 'as in the run' where the run had them, since "
+        "pairs do not say; the defaults are those of a run without."
+    )
     if args and args[0] in ("-h", "--help"):
         parse(Filter, ["--help"], prog, about)
     place, rest = positional(args, prog)
@@ -423,8 +468,8 @@ def _estimated(pairs: Sequence[Pair], options: Filter) -> list[Pair]:
             shares, chances, lasting = [], [], []
             for pair in kept:
                 actions, drafts = again.sides(tasks[pair.id], pair, options.samples, str(options.seed))
-                shares.append(mft.share(actions, drafts))
-                chances.append(mft.chance(actions, drafts))
+                shares.append(mft.share(actions, drafts, pair.domain))
+                chances.append(mft.chance(actions, drafts, pair.domain))
                 if shares[-1] >= options.share:
                     lasting.append(pair)
             _tell(
@@ -490,11 +535,14 @@ class Again:
 
         assert options.model is not None
         model: Any = open_model(options.model, base_url=options.base_url)
+        more: dict[str, Any] = {"prompts": options.prompts}
+        if options.window is not None:
+            more["window"] = min(options.window, getattr(model, "window", options.window))
         if hasattr(model, "score"):
-            parts = Parts.scored(environment, Journal(), model)
+            parts = Parts.scored(environment, Journal(), model, **more)
         else:
-            parts = Parts.written(environment, Journal(), model, stepwise=True)
-        seen: dict[str, Any] = {**parts.running()}
+            parts = Parts.written(environment, Journal(), model, stepwise=True, **more)
+        seen: dict[str, Any] = {**parts.running(), "recent": options.recent}
         draft = parts.acting(Running(**seen), "adamem/consider")
         return cls(environment, parts, draft, parts.acting(Advised(**seen), "adamem/act"), Choose(options.temperature))
 

@@ -97,6 +97,8 @@ class Pair:
     seed: int = 0
     """Number of the task within its split."""
     split: str = "train"
+    domain: str = ""
+    """The environment that it was played in, without its settings (`webshop`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(self.prompt))
@@ -116,7 +118,7 @@ class Collected:
     steps: int
     """Their steps."""
     undrafted: int
-    """Strategies without an action drafted before (in other modes than `high`): whether they changed it, nobody knows."""
+    """Strategies without an action drafted before: whether they changed it, nobody knows."""
 
 
 def collected(
@@ -126,8 +128,11 @@ def collected(
     solved: float | None = None,
     seed: int = 0,
     split: str = "train",
+    domain: str = "",
 ) -> Collected:
     """One pair per step of a finished episode at which a strategy was written and used.
+
+    The run was in mode `high`: in mode `low` drafts are made under the strategy at hand, so that they are not a' = pi(s).
 
     Args:
         rows: of the journal, `tentative`, `strategy` and `synthesis` among their fields. Steps of forks and of episodes that
@@ -136,6 +141,7 @@ def collected(
         solved: the score from which the task counts as solved.
         seed: the number of the task that was played.
         split: of that task.
+        domain: the environment that was played.
 
     Raises:
         MftError: an episode's steps are not there, or a row is not one of AdaMEM's.
@@ -182,6 +188,7 @@ def collected(
                     task=row["task"],
                     seed=seed,
                     split=split,
+                    domain=domain,
                 )
             )
     return Collected(tuple(pairs), count, steps, undrafted)
@@ -190,23 +197,24 @@ def collected(
 # Filtering
 
 
-def canonical(action: str) -> str:
+def canonical(action: str, domain: str = "") -> str:
     """What two ways to write one action have in common: case, white space, punctuation at the ends and articles do not count.
 
-    `click[Buy Now]` keeps its form, with the same done within. Any `search[...]` is `search[]`: the published exception for
-    WebShop, where two different searches count as no change.
+    `click[Buy Now]` keeps its form, with the same done within. In the domain `webshop` any `search[...]` is `search[]`: the
+    published exception, where two different searches count as no change. Where a search is most of what there is to do
+    (`hotpot`), it would leave nothing.
     """
     text = " ".join(action.split()).strip(ENDS).casefold()
     if call := CALL.fullmatch(text):
         name, argument = call.groups()
-        return "search[]" if name == "search" else f"{name}[{canonical(argument)}]"
+        return "search[]" if name == "search" and domain == "webshop" else f"{name}[{canonical(argument, domain)}]"
     bare = ARTICLES.sub("", text)
-    return bare if bare == text else canonical(bare)  # without its article, a word may have quotes of its own, or be a call
+    return bare if bare == text else canonical(bare, domain)  # without its article, a word may be quoted, or be a call
 
 
-def changed(action: str, tentative: str) -> bool:
-    """Filter 2: is a another action than a'?"""
-    return canonical(action) != canonical(tentative)
+def changed(action: str, tentative: str, domain: str = "") -> bool:
+    """Filter 2: is a another action than a', in this environment?"""
+    return canonical(action, domain) != canonical(tentative, domain)
 
 
 def succeeded(pair: Pair, least: float | None = None) -> bool:
@@ -232,7 +240,7 @@ def outcome_set(pairs: Iterable[Pair], least: float | None = None) -> list[Pair]
 
 def step_set(pairs: Iterable[Pair], least: float | None = None) -> list[Pair]:
     """Both filters: those of them that changed the action."""
-    return [pair for pair in outcome_set(pairs, least) if changed(pair.action, pair.tentative)]
+    return [pair for pair in outcome_set(pairs, least) if changed(pair.action, pair.tentative, pair.domain)]
 
 
 def sampled(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]:
@@ -251,22 +259,22 @@ def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
 # Estimating
 
 
-def share(actions: Sequence[str], drafts: Sequence[str]) -> float:
+def share(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
     """How often an action differs from a draft, over all m x m combinations of what was drawn, in [0, 1].
 
     Expected: 1 - sum over actions of p(a | s, z) p(a | s).
     """
-    sides = [[canonical(action) for action in side] for side in (actions, drafts)]
+    sides = [[canonical(action, domain) for action in side] for side in (actions, drafts)]
     return sum(a != b for a, b in product(*sides)) / (len(actions) * len(drafts))
 
 
-def chance(actions: Sequence[str], drafts: Sequence[str]) -> float:
+def chance(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
     """How often two draws from one side differ, mean of both sides, in [0, 1]: what `share` would be if the strategy did nothing.
 
     Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. `share` exceeds it by half the squared distance of the two
     distributions, which is 0 only where they are the same. Needs two draws from each side.
     """
-    sides = [[a != b for a, b in permutations(map(canonical, side), 2)] for side in (actions, drafts)]
+    sides = [[changed(a, b, domain) for a, b in permutations(side, 2)] for side in (actions, drafts)]
     return sum(sum(side) / len(side) for side in sides) / 2
 
 

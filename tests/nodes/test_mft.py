@@ -46,14 +46,27 @@ PAIR = Pair(
         ("the 'lamp'", "lamp"),
         ("click[Buy Now]", "click[ buy now. ]"),
         ("click[the red one]", "Click [red one]"),
-        ("search[red shoes]", "search[blue shoes size 9]"),
-        ("Search[red]", "search[]"),
+        ("Search[red shoes]", "search [ red  shoes. ]"),
         ("look", "look\n"),
     ],
 )
 def test_ways_to_write_one_action(action: str, same: str) -> None:
     assert mft.canonical(action) == mft.canonical(same)
     assert not mft.changed(action, same)
+
+
+def test_two_searches_are_the_same_action_in_the_web_shop_alone() -> None:
+    red, blue = "search[red shoes]", "Search[blue shoes size 9]"
+    assert mft.canonical(red, "webshop") == mft.canonical(blue, "webshop") == "search[]"
+    assert mft.changed(red, blue, "hotpot")
+    assert mft.changed("click[red]", "click[blue]", "webshop")
+    asked = replace(PAIR, action=red, tentative=blue)
+    assert mft.step_set([replace(asked, domain="hotpot"), replace(asked, domain="webshop"), asked]) == [
+        replace(asked, domain="hotpot"),
+        asked,
+    ]
+    assert (mft.share([red], [blue], "webshop"), mft.share([red], [blue], "hotpot")) == (0.0, 1.0)
+    assert (mft.chance([red, blue], [red, red], "webshop"), mft.chance([red, blue], [red, red], "hotpot")) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +81,7 @@ def test_ways_to_write_one_action(action: str, same: str) -> None:
         ("take theory", "take ory"),
         ("put a in b", "put b in a"),
         ("search", "search[lamp]"),
+        ("search[red]", "search[blue]"),
         ("", "look"),
         ("-1", "1"),
     ],
@@ -78,10 +92,10 @@ def test_different_actions(action: str, other: str) -> None:
 
 
 @settings(max_examples=1000)
-@given(st.text(alphabet="aAthe n.[]'! \n1"))
-def test_canonical_is_settled_at_once(action: str) -> None:
-    once = mft.canonical(action)
-    assert mft.canonical(once) == once
+@given(st.text(alphabet="aAthe n.[]'! \n1"), st.sampled_from(["", "webshop"]))
+def test_canonical_is_settled_at_once(action: str, domain: str) -> None:
+    once = mft.canonical(action, domain)
+    assert mft.canonical(once, domain) == once
 
 
 # Filters
@@ -106,7 +120,9 @@ def test_the_step_set_is_a_subset_of_the_outcome_set(seed: int, least: float | N
     bound = 10.0 if least is None else least
     assert outcome == [p for p in made if p.score >= bound], "filter 1, in order"
     assert {p for p in outcome if p not in step} == {p for p in outcome if not mft.changed(p.action, p.tentative)}
-    assert not any(p.action.startswith("search") and p.tentative.startswith("search") for p in step)
+    shop = mft.step_set([replace(p, domain="webshop") for p in made], least)
+    assert {p.id for p in shop} <= {p.id for p in step}
+    assert not any(p.action.startswith("search") and p.tentative.startswith("search") for p in shop)
     arm = mft.sampled(outcome, len(step), seed)
     assert len(arm) == len(step)
     assert arm == [p for p in outcome if p in arm], "without repeats, in order"
@@ -173,7 +189,7 @@ EPISODES = [
 
 
 def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
-    found = mft.collected(STEPS, EPISODES, solved=10.0, seed=3, split="train")
+    found = mft.collected(STEPS, EPISODES, solved=10.0, seed=3, split="train", domain="toy")
     assert (found.episodes, found.steps, found.undrafted) == (2, 5, 1)
     first, second = found.pairs
     assert first == Pair(
@@ -190,6 +206,7 @@ def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
         task="keep-train-0",
         seed=3,
         split="train",
+        domain="toy",
     )
     assert (second.id, second.before) == ("r/0/2", ("wait", "mist"))
     assert mft.step_set(found.pairs) == [first]
