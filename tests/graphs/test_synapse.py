@@ -276,8 +276,8 @@ def scaled(id: str, run: str, reward: float) -> Trajectory:
 
 
 def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Path) -> None:
-    """The toy's success is 10. With a judge 1.25 is a success of this run, and 2 is none in a bank."""
-    path = bank(tmp_path / "b.jsonl", scaled("won", "b", 1.0), scaled("lost", "b", 0.2))
+    """The toy's success is 10. With a judge 1.25 is a success of this run, and 2.5 is none in a bank."""
+    path = bank(tmp_path / "b.jsonl", scaled("won", "b", 1.0), scaled("lost", "b", 0.25))
     judge = RuleJudge(lambda task, actions: [0.1] * len(actions), Journal())
     memory = Synapse(success=1.25, bank=path).memory(Parts(TOY, Journal(), judge=judge))
     memory.add(scaled("r/0", "r", 0.125))
