@@ -41,6 +41,8 @@ class Attempts:
     """Strategies written in each episode; empty where nobody counted."""
     malformed: int = 0
     """Decisions that could not be read, and counted as no."""
+    studied: int = 0
+    """Tokens of what was read once, before the first attempt; not in `tokens`."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ class Summary:
     """Strategies written per episode, mean over seeds."""
     malformed: int
     """Decisions that could not be read, of all episodes together."""
+    studied: float
+    """Tokens of what was read once, before the first attempt (a bank); in none of the other costs. Mean over seeds."""
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -154,6 +158,7 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
         seconds_per_step=_known(timed),
         refreshes=mean([sum(a.refreshes) / len(a.scores) for a in attempts]),
         malformed=sum(a.malformed for a in attempts),
+        studied=mean([a.studied for a in attempts]),
     )
 
 
@@ -212,6 +217,15 @@ def table(rows: Sequence[Summary]) -> str:
     lines = [["method", *(head for head, _, _ in told)]]
     lines += [[r.method, *(cells[i] for _, cells, _ in told)] for i, r in enumerate(rows)]
     return _aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
+
+
+def apart(rows: Sequence[Summary]) -> list[str]:
+    """A line for each method with costs that its row of the table does not hold."""
+    return [
+        f"{row.method}: reading its bank before the first attempt took {row.studied:,.0f} tokens a seed, which the table leaves out"
+        for row in rows
+        if row.studied
+    ]
 
 
 def _shown(number: float | None, form: str) -> str:

@@ -73,7 +73,8 @@ class Run:
     history: int | None = None
     """How many earlier steps of the episode jitrl and static show the model; the policy's own if not given."""
     tokens: int = 0
-    """A budget of tokens for each run, the same for all methods: once it is used up, no further episode begins. 0: none."""
+    """A budget of tokens for each run, the same for all methods: once it is used up, no further episode begins. 0: none. What
+    reasoning-bank reads of a bank before the first attempt does not count; it stands below the table."""
     window: int | None = None
     """Tokens of the model's window; a local model knows its own, others are taken to have 32768."""
     base_url: str | None = None
@@ -561,7 +562,8 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    remarks = [*_no_test(setup, [sweep.task(job) for job in batches[0]]), *_unrewarded(folder)]
+    tasks = [sweep.task(job) for job in batches[0]]
+    remarks = [*_no_test(setup, tasks), *benchmark.apart(rows), *_unrewarded(folder)]
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))

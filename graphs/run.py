@@ -96,6 +96,7 @@ class Tally:
                 "output_tokens": usage.output_tokens,
                 "refreshes": usage.refreshes,
                 "malformed": usage.malformed,
+                "studied": usage.studied,
             }
         )
         self.log.sync()

@@ -257,11 +257,13 @@ def attempts(job: Job) -> Attempts:
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
         tokens=result["tokens"],
-        seconds=tuple(seconds.get(row["id"]) for row in rows),
+        # An episode in which a bank was read first took its time for that.
+        seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
         solved=result["solved"],
         refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
         malformed=sum(row.get("malformed", 0) for row in rows),
+        studied=sum(row.get("studied", 0) for row in rows),
     )
 
 

@@ -245,6 +245,8 @@ class Usage:
     """Strategies written (AdaMEM)."""
     malformed: int = 0
     """Decisions that could not be read, and counted as no."""
+    studied: int = 0
+    """Tokens of what was read once, before the first attempt (ReasoningBank's pool); not among the others."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -253,6 +255,7 @@ class Usage:
             self.output_tokens + other.output_tokens,
             self.refreshes + other.refreshes,
             self.malformed + other.malformed,
+            self.studied + other.studied,
         )
 
     @classmethod

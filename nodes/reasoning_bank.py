@@ -15,7 +15,7 @@ An item has a title, a description that says when it applies, and a content. The
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 from ..memory.buffer import Buffer
 from ..memory.journal import Journal
 from ..memory.lessons import Lessons
-from ..memory.records import Lesson, Trajectory
+from ..memory.records import Lesson, Trajectory, Usage
 from .ask import Ask, State, Unreadable, text
 from .attempts import ContextError, Layout, Running, fitting
 from .episode import Environment, finished
@@ -229,6 +229,16 @@ def _item(found: Any) -> Item:
     return title, description, content
 
 
+@dataclass(frozen=True)
+class Study(Ask):
+    """Counts its tokens apart: they are those of no attempt."""
+
+    def _dialogue(self, state: State) -> Generator[list[BaseMessage], AIMessage, dict[str, Any]]:
+        found = yield from super()._dialogue(state)
+        usage: Usage = found["usage"]
+        return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens)}
+
+
 def study(model: Runnable[Any, Any], extractor: Extractor, bank: Mapping[str, Ended], again: Prompt) -> Ask:
     """Draw lessons from the bank's trajectory in `reading`."""
 
@@ -239,7 +249,7 @@ def study(model: Runnable[Any, Any], extractor: Extractor, bank: Mapping[str, En
         id = state["reading"]
         return {"learned": extractor.read(text(reply), [bank[id]], pooled(id))}
 
-    return Ask("reasoning_bank/study", model, messages, read, again)
+    return Study("reasoning_bank/study", model, messages, read, again)
 
 
 # How an attempt ended

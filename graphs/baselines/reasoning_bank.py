@@ -92,7 +92,7 @@ class ReasoningBank:
     run's attempts alone: a bank's count by the environment's."""
     bank: str = ""
     """A JSONL file of trajectories (`learngraph adamem build`, `learngraph memory export`) that is read before the first attempt,
-    with a call each."""
+    with a call each. Every seed reads it for itself; what that takes is counted apart (`studied`), in no attempt's tokens."""
     kind: Literal["success", "all"] = "all"
     """Which of them. AdaMEM's comparison: success."""
     online: bool = True

@@ -47,7 +47,7 @@ def test_summary_by_hand() -> None:
     assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
     assert (row.steps, row.tokens_per_task, row.seconds_per_step) == (10, 7, 0.05)
     assert row.tokens_per_step == pytest.approx(7 / 40)
-    assert (row.success, row.solved, row.refreshes, row.malformed) == (None, None, 0, 0)
+    assert (row.success, row.solved, row.refreshes, row.malformed, row.studied) == (None, None, 0, 0, 0)
 
 
 def test_costs_by_hand() -> None:
@@ -64,6 +64,23 @@ def test_costs_by_hand() -> None:
     cells = {head.strip(" |"): cell.strip(" |") for head, cell in zip(table[0], table[2], strict=True)}
     assert {"tokens/task": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
     assert cells["unreadable decisions"] == "3"
+
+
+def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
+    """Nor does the time of an episode count in which it was read first."""
+    row = {"score": 1.0, "best": 1.0, "steps": 4}
+    rows = [{"id": f"r/{n}", "episode": n, **row, "studied": 5000 * (n == 0)} for n in range(2)]
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "seconds.jsonl").write_text('{"id": "r/0", "seconds": 99.0}\n{"id": "r/1", "seconds": 2.0}\n')
+    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    read = sweep.attempts(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
+    summed = benchmark.summary([read, replace(read, studied=1000)], "toy", "pocket")
+    assert (summed.studied, summed.tokens_per_step, summed.seconds_per_step) == (3000, 10, 0.5)
+    assert benchmark.apart([summed]) == [
+        "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
+    ]
+    assert benchmark.apart([replace(summed, studied=0.0)]) == []
 
 
 def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:

@@ -27,6 +27,7 @@ from learngraph.memory.checkpoints import serializer
 from learngraph.memory.journal import Journal
 from learngraph.memory.lessons import Lessons
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition, UserError
+from learngraph.memory.rows import Rows
 from learngraph.memory.shelf import Shelf, write_jsonl
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.attempts import Layout
@@ -246,6 +247,21 @@ def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
     assert (len(again.lessons), len(again.actions)) == (0, 4)
     assert again.actions == chat.actions[:4]
     assert [lesson.sources for lesson in library(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
+
+
+def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
+    """Three trajectories at 15 tokens a call; the four steps of an attempt take 60, whether or not a bank was read before."""
+    log, chat = Rows(), Chat()
+    made = Parts.written(TOY, Journal(), chat, recent=None)
+    episode = reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False), chain=True)
+    plan = run.Plan(task=TASK, run="r", episode=0, episodes=3, tokens=61)
+    out = run.build(episode, log).invoke(plan)
+    assert out["spent"] == 2 * 60  # the second attempt begins below 61
+    rows = [log.get(f"r/{n}") for n in range(2)]
+    assert [(row["studied"], row["calls"], row["input_tokens"], row["output_tokens"]) for row in rows if row] == [
+        (45, 4, 40, 20),
+        (0, 4, 40, 20),
+    ]
 
 
 def test_a_trajectory_that_taught_nothing_is_not_read_again(tmp_path: Path) -> None:
