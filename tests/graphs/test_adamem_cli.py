@@ -128,9 +128,9 @@ def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[
     assert "12 trajectories of 2 tasks" in said
     bank = {t.id: t for t in read_bank("bank.jsonl")}
     assert {t.domain for t in bank.values()} == {"toy"}
-    assert bank["random-s1/2"].task == KeywordKeep().task(1, "dev")
+    assert bank["played:random-s1/2"].task == KeywordKeep().task(1, "dev")
     rows = [json.loads(line) for line in Path("played/random-s1/episodes.jsonl").read_text().splitlines()]
-    assert [bank[row["id"]].score for row in rows] == [row["score"] for row in rows]
+    assert [bank["played:" + row["id"]].score for row in rows] == [row["score"] for row in rows]
     assert all(t.value == pytest.approx(t.score) for t in bank.values())
     for memory in Path("played").rglob("memory"):  # what memory held equals what the journal says
         shutil.rmtree(memory)
@@ -138,14 +138,93 @@ def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[
     assert {t.id: replace(t, used=bank[t.id].used) for t in read_bank("again.jsonl")} == bank
 
 
+@pytest.mark.slow
+def test_what_a_run_did_is_a_bank_of_the_next_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Though both runs call themselves the same; and what the first one consulted is still named as it is in the bank."""
+    play = "run adamem --author rule --env toy --prior uniform --seeds 1 --split test --workers 1"
+    assert cli.main(f"{play} --episodes 3 --out first".split()) == 0
+    capsys.readouterr()
+    said = run("build --source first --out bank.jsonl", capsys)
+    assert "note: these are tasks of the split test; a run that starts from bank.jsonl cannot be tested on them" in said
+    bank = read_bank("bank.jsonl")
+    assert [(t.id, t.run, t.episode) for t in bank] == [(f"first:adamem-s0/{n}", "first:adamem-s0", n) for n in range(3)]
+    assert set(bank[2].used) <= {bank[0].id, bank[1].id}
+    assert bank[2].used
+    assert cli.main(f"{play} --episodes 2 --bank bank.jsonl --out second".split()) == 0
+    capsys.readouterr()
+    run("build --source second --out more.jsonl", capsys)
+    more = read_bank("more.jsonl")
+    assert [t.id for t in more] == ["second:adamem-s0/0", "second:adamem-s0/1"]
+    assert set(more[0].used) <= {t.id for t in bank}
+    assert more[0].used
+    assert cli.main(f"{play} --episodes 1 --bank more.jsonl --out third".split()) == 0
+
+
+def test_a_bank_of_test_tasks_is_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "note: these are tasks of the split test" in run("build --env toy --tasks 1 --split test --out bank.jsonl", capsys)
+    assert "note" not in run("build --env toy --tasks 1 --split dev --out other.jsonl", capsys)
+
+
 # collect
 
 
 def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand(here)
+    said = run("collect played --out pairs.jsonl", capsys)
+    assert said.splitlines() == [
+        "1 strategies in 1 finished episodes of 1 runs, 9 steps, by model (1)",
+        "written to pairs.jsonl",
+    ]
+    ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
+    gold = KeywordKeep().gold(KeywordKeep().task(3, "train"))
+    assert pair == Pair(
+        id="adamem-s3/0/2",
+        prompt=(Turn("system", "Advise."), Turn("user", "Strategy:")),
+        reply="so: z",
+        strategy="z",
+        author="model",
+        tentative="wait",
+        action=gold[2],
+        score=10.0,
+        solved=9.0,
+        before=gold[:2],
+        task="keep-train-3",
+        seed=3,
+        split="train",
+        domain="toy",
+    )
+
+
+def test_drafts_of_other_modes_are_not_collected(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In mode low a draft is made under the strategy at hand."""
+    high = {"mode": "high", "success": 9.0}
+    by_hand(here, {"adamem": {"mode": "low", "success": 9.0}, "random": {}, "adamem:high": high})
+    for other in ("adamem-s4", "random-s3", "adamem-high-s3"):
+        shutil.copytree(here / "played" / "adamem-s3", here / "played" / other)
+    said = run("collect played --out pairs.jsonl", capsys)
+    assert "runs left out: 2 of mode low, 1 of other methods (only in mode high a draft is what the agent would have" in said
+    assert "1 strategies in 1 finished episodes of 1 runs" in said
+    shutil.rmtree(here / "played" / "adamem-high-s3")
+    with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no strategies to collect"):
+        adamem(["collect", "played", "--out", "none.jsonl"])
+    assert not Path("none.jsonl").exists()
+
+
+def test_strategies_of_another_split_are_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    by_hand(here, split="test")
+    said = run("collect played --out pairs.jsonl", capsys)
+    assert "note: played played tasks of the split test; whoever trains on them cannot be tested on them" in said
+    ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
+    assert pair.split == "test"
+
+
+def by_hand(here: Path, methods: Mapping[str, Any] | None = None, split: str = "train") -> None:
+    """A folder of a run of one episode with one strategy, at its step 2."""
+    methods = methods or {"adamem": {"mode": "high", "success": 9.0}}
     world = KeywordKeep()
     gold = world.gold(world.task(3, "train"))
     (here / "played" / "adamem-s3").mkdir(parents=True)
-    settings = {"env": "toy", "split": "train", "horizon": None, "methods": {"adamem": {"success": 9.0}}}
+    settings = {"env": "toy", "split": split, "horizon": None, "methods": methods}
     (here / "played" / "settings.json").write_text(json.dumps(settings))
     rows: list[Mapping[str, Any]] = []
     for t, action in enumerate(gold):
@@ -175,31 +254,13 @@ def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixtu
         "head": "s8",
     }
     (folder / "episodes.jsonl").write_text(json.dumps(log) + "\n")
-    said = run("collect played --out pairs.jsonl", capsys)
-    assert "1 strategies in 1 finished episodes of 1 runs, 9 steps, by model (1)" in said
-    ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
-    assert pair == Pair(
-        id="adamem-s3/0/2",
-        prompt=(Turn("system", "Advise."), Turn("user", "Strategy:")),
-        reply="so: z",
-        strategy="z",
-        author="model",
-        tentative="wait",
-        action=gold[2],
-        score=10.0,
-        solved=9.0,
-        before=gold[:2],
-        task="keep-train-3",
-        seed=3,
-        split="train",
-    )
 
 
 def test_a_run_without_strategies_has_nothing_to_collect(here: Path) -> None:
     assert (
         cli.main(["run", "random", "--env", "toy", "--seeds", "1", "--episodes", "1", "--workers", "1", "--out", "played"]) == 0
     )
-    with pytest.raises(UserError, match="played has no strategies to collect"):
+    with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no str"):
         adamem(["collect", "played", "--out", "pairs.jsonl"])
     assert not Path("pairs.jsonl").exists()
 
