@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NoReturn, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,6 +180,8 @@ class Trajectories:
             oldest. How useful one is: summed over the episodes that consulted it (`Trajectory.used`), by how much each
             was worth more than the memory's own episodes of its task before it were on average; 0 for what nobody has
             consulted.
+        run: the run that will add to it. A bank that has episodes of that name is refused here, rather than when the first
+            episode is to be stored.
 
     Nothing here is counted that could be counted twice: usefulness and eviction follow from the stored trajectories and
     their order, and eviction deletes nothing (`learngraph memory prune` does). That is what makes a resumed or forked run
@@ -199,6 +201,7 @@ class Trajectories:
         first_only: bool = False,
         stride: int = 1,
         limit: int | None = None,
+        run: str = "",
     ) -> None:
         if stride < 1:
             raise BadMemory(f"a memory of every {stride}th step: stride is at least 1")
@@ -217,6 +220,8 @@ class Trajectories:
         for trajectory in bank:
             if self._bank.setdefault(trajectory.id, trajectory) != trajectory:
                 raise BadMemory(f"the bank has two trajectories '{trajectory.id}': each needs an id of its own")
+        if run and (same := next((id for id in self._bank if id.rpartition("/")[0] == run), None)) is not None:
+            self._refuse(same)
         self._load({})
         if shelf is not None:
             self.reload()
@@ -459,15 +464,19 @@ class Trajectories:
 
     def _check(self, trajectory: Trajectory) -> None:
         if trajectory.id in self._bank:
-            raise BadMemory(
-                f"trajectory '{trajectory.id}' is in the bank as well as among the run's own: give the run another name"
-            )
+            self._refuse(trajectory.id)
         for step, transition in enumerate(trajectory.transitions):
             if transition.reward is not None and not math.isfinite(transition.reward):
                 raise BadMemory(
                     f"trajectory '{trajectory.id}': the reward of step {step} is {transition.reward}; "
                     "give a finite number, or None where it is not known"
                 )
+
+    def _refuse(self, id: str) -> NoReturn:
+        raise BadMemory(
+            f"trajectory '{id}' is in the bank as well as among the run's own: give the run another name, or make the bank "
+            "with `learngraph adamem build --source RUN_FOLDER`, which names what it takes from a run after its folder"
+        )
 
     def _read(self, trajectory: Trajectory) -> tuple[Sequence[Any], list[bytes]]:
         """(what is compared of each record's key, a hash of its key and action)"""

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 
 from learngraph.graphs import adamem_cli, cli, sweep
 from learngraph.graphs.adamem_cli import Again, Filter, adamem
@@ -19,6 +21,7 @@ from learngraph.memory.shelf import as_jsonl, read_jsonl
 from learngraph.memory.trajectories import read_bank
 from learngraph.nodes import mft
 from learngraph.nodes.mft import Pair, Turn
+from learngraph.tools import models
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 PAIR = Pair(
@@ -309,6 +312,30 @@ def test_estimates_are_told_and_count(pairs: Path, capsys: pytest.CaptureFixture
     assert re.search(r"3 of these change it in at least 0 of 3 x 3 draws \(mean share [\d.]+; two draws from one side", said)
     with pytest.raises(UserError, match=r"pair r/0/0 is of task keep-train-0; task 0 of game24, train, is game24-train-0"):
         adamem(f"filter pairs.jsonl --out no.jsonl --rollouts 2 {again}".replace("toy", "game24").split())
+
+
+def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Repeats(GenericFakeChatModel):
+        def _generate(self, messages: Any, *args: Any, **more: Any) -> Any:
+            asked.append("\n".join(message.text for message in messages))
+            return super()._generate(messages, *args, **more)
+
+    model = Repeats(messages=iter([AIMessage("Action: back\nMemory: no")] * 9))
+    monkeypatch.setattr(models, "open_model", lambda *args, **more: model)
+    (here / "adamem").mkdir()
+    (here / "adamem" / "consider.md").write_text(
+        "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
+    )
+    world, options = KeywordKeep(), Filter(Path("x"), env="toy", model="openai:any")
+    task = world.task(0, "train")
+    Again.open(world, options)(task, ["back", "wait", "back"], "any")
+    again = Again.open(world, replace(options, prompts=here, recent=1, window=2000))
+    assert again(task, ["back", "wait", "back"], "any") == "back"
+    assert [said.count("> ") for said in asked] == [3, 1]
+    assert ["Once more!" in said for said in asked] == [False, True]
+    assert again.parts.window == 2000
 
 
 # train, and the whole way
