@@ -119,6 +119,8 @@ class AdaMEM:
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
     diversity: float = 0.0
     """Weight of maximal marginal relevance, in [0, 1]. Paper: 0."""
+    distinct: bool = True
+    """Of steps with the same key and action only the newest is a precedent. Paper: no."""
     key: Literal["structured", "whole"] = "structured"
     """phi(s_t) is of the goal and the present state, or of the whole prompt with its history, as in the paper."""
     embedder: str = ""
@@ -168,12 +170,12 @@ class AdaMEM:
     @classmethod
     def paper_low(cls) -> AdaMEM:
         """The published low mode: one success by the whole prompt, no floor, a bank that stays as it is."""
-        return cls(k=1, kind="success", floor=0.0, per_trajectory=0, key="whole", online=False)
+        return cls(k=1, kind="success", floor=0.0, per_trajectory=0, distinct=False, key="whole", online=False)
 
     @classmethod
     def paper_high(cls) -> AdaMEM:
         """The published high mode, likewise."""
-        return cls(mode="high", k=1, kind="success", floor=0.0, per_trajectory=0, key="whole", online=False)
+        return cls(mode="high", k=1, kind="success", floor=0.0, per_trajectory=0, distinct=False, key="whole", online=False)
 
     ablations: ClassVar[tuple[str, ...]] = ("high", "low", "max", "raw", "ungrounded", "rule")
     """Methods that change one thing in whatever the settings are: `--compare adamem:high` keeps the others of the run."""
@@ -303,6 +305,7 @@ class Kit:
             settings.per_trajectory,
             settings.diversity,
             settings.wait,
+            settings.distinct,
             self.excerpts(),
         )
 

@@ -46,6 +46,7 @@ class Remembered(Protocol):
         floor: float,
         per_trajectory: int,
         diversity: float,
+        distinct: bool,
         domain: str,
         before: tuple[str, int] | None,
     ) -> list[Precedent]: ...
@@ -73,6 +74,8 @@ class Excerpts:
     """Steps shown of what followed, at most."""
     clip: int = 400
     """Characters of a past state, at most."""
+    _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Tokens by text: neighbours come again and again."""
 
     def __call__(self, precedents: Sequence[Precedent]) -> str:
         """The experiences; empty if there are none, or no room for one."""
@@ -83,12 +86,22 @@ class Excerpts:
         return list(precedents[: self._fitting(precedents)[0]])
 
     def _fitting(self, precedents: Sequence[Precedent]) -> tuple[int, str]:
+        """How many there is room for, and their text."""
+        forms = ((self.rest, self.clip), (self.rest // 2, self.clip), (1, self.clip), (0, self.clip // 4))
+        told = [[self._one(n, p, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
         for some in range(len(precedents), 0, -1):
-            for rest, clip in ((self.rest, self.clip), (self.rest // 2, self.clip), (1, self.clip), (0, self.clip // 4)):
-                told = "".join(self._one(n, p, rest, clip) for n, p in enumerate(precedents[:some], 1))
-                if self.count(told) <= self.room:
-                    return some, told
+            for texts in told:
+                if sum(map(self._size, texts[:some])) <= self.room:
+                    return some, "".join(texts[:some])
         return 0, ""
+
+    def _size(self, text: str) -> int:
+        size = self._sizes.get(text)
+        if size is None:
+            if len(self._sizes) > 10_000:
+                self._sizes.clear()
+            size = self._sizes[text] = self.count(text) + 1  # tokens may merge across the seam of two texts, or fail to
+        return size
 
     def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
         trajectory = self.memory.trajectory(precedent.trajectory)
@@ -127,6 +140,8 @@ class Recollect:
     """Maximal marginal relevance: 0 takes the most similar ones, higher ones that differ from each other."""
     wait: int = 0
     """Steps of an episode before the first search: a start says little about what will be needed."""
+    distinct: bool = False
+    """Of steps with the same key and action, only the newest: they say the same."""
     excerpts: Excerpts | None = None
     """How they will be shown, if they will be."""
 
@@ -140,6 +155,7 @@ class Recollect:
             floor=self.floor,
             per_trajectory=self.per_trajectory,
             diversity=self.diversity,
+            distinct=self.distinct,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
         )

@@ -396,7 +396,7 @@ class LocalChatModel(BaseChatModel):
 
     def _encode(self, text: str) -> list[int]:
         # The template writes its special tokens itself.
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     # Scores
