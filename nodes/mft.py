@@ -278,15 +278,17 @@ def chance(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> f
     return sum(sum(side) / len(side) for side in sides) / 2
 
 
-def noise(probabilities: Mapping[str, float]) -> float:
+def noise(probabilities: Mapping[str, float], domain: str = "") -> float:
     """How often filter 2 lets through a strategy that does nothing: 1 - sum p(a)^2 over canonical actions.
 
     Args:
         probabilities: of the actions, with the strategy as without it; they sum to 1. All on one action (a greedy agent): 0.
+        domain: the environment that they are actions of.
     """
     merged: dict[str, float] = {}
     for action, p in probabilities.items():
-        merged[canonical(action)] = merged.get(canonical(action), 0.0) + p
+        same = canonical(action, domain)
+        merged[same] = merged.get(same, 0.0) + p
     return 1 - math.fsum(p * p for p in merged.values())
 
 

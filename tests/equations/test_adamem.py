@@ -217,7 +217,7 @@ def test_noise_passes_the_filter_as_often_as_the_formula_says(temperature: float
     """A strategy that changes nothing: two draws from the softmax of the same logits differ in 1 - sum p^2 of the cases."""
     logits = {"take lamp": -0.7, "the door": -1.6, "Door": -2.0, "search[a]": -2.3, "search[b]": -2.3}
     chances = dict(zip(logits, softmax([*logits.values()], temperature), strict=True))
-    expected = mft.noise(chances)
+    expected = mft.noise(chances, "webshop")
     by_hand = 1 - chances["take lamp"] ** 2 - sum(p for a, p in chances.items() if "oor" in a) ** 2
     assert expected == pytest.approx(by_hand - (chances["search[a]"] + chances["search[b]"]) ** 2)
     choose, count = Choose(temperature), 5_000
@@ -227,9 +227,10 @@ def test_noise_passes_the_filter_as_often_as_the_formula_says(temperature: float
         state: Any = {"candidates": candidates, "run": side, "episode": n, "step": 0}
         return choose(state)["action"]
 
-    changed = sum(mft.changed(drawn("with", n), drawn("without", n)) for n in range(count)) / count
+    changed = sum(mft.changed(drawn("with", n), drawn("without", n), "webshop") for n in range(count)) / count
     assert changed == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / count))
     assert 0.3 < expected < 0.7, "no small matter"
+    assert mft.noise(chances) == pytest.approx(by_hand - sum(p * p for a, p in chances.items() if "search" in a))
 
 
 def test_a_greedy_agent_makes_no_noise() -> None:
