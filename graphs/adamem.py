@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -45,7 +46,7 @@ from ..nodes.state import Attempt, Choice, Considered, Episode, Guided, Judged, 
 from ..nodes.strategy import Advised, RecallStrategy, Writer, found, found_low, guidance, synthesize
 from ..nodes.triggers import Decide, Trigger, decision
 from .flow import Node, Router, compiled, wire
-from .parts import Parts, chosen, ended
+from .parts import Parts, chosen, ended, opened, written
 
 HIGH = """
 flowchart LR
@@ -220,17 +221,35 @@ class AdaMEM:
         least = parts.least(self.success)
         if least is None and self.kind != "all" and world is not None:  # a drawing has no environment
             raise UserError(f"adamem: kind={self.kind} needs to know which return is a success; give the least one: --success")
-        keys: dict[str, Key] = {"structured": structured, "whole": whole}
+        theirs = parts.theirs(self.success)
+        if self.bank and theirs is None and self.kind != "all":
+            raise UserError(
+                f"adamem: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the judge's "
+                "scale; --kind all goes without"
+            )
+        bank = parts.banked(self.bank, "adamem")
+        vectors = self.vectors or (self.bank and f"{self.bank}.vectors")
+        if not self.online and bank:  # nothing is added: the runs of a process share one
+            return _frozen(Path(self.bank), written(self.bank), self.key, theirs, self.embedder, vectors)
         return Trajectories(
             parts.shelf,
-            bank=parts.banked(self.bank, "adamem"),
-            key=keys[self.key],
-            similarity=_vectors(self.embedder, self.vectors or (self.bank and f"{self.bank}.vectors"))
-            if self.embedder
-            else None,
-            success=ended(least),
+            bank=bank,
+            key=_KEYS[self.key],
+            similarity=_vectors(self.embedder, vectors) if self.embedder else None,
+            success=parts.outcome(self.success, bank),
             limit=self.limit,
+            run=parts.run,
         )
+
+
+_KEYS: Mapping[str, Key] = {"structured": structured, "whole": whole}
+
+
+@lru_cache(maxsize=4)
+def _frozen(file: Path, stamp: int, key: str, least: float | None, embedder: str, vectors: str) -> Trajectories:
+    """The memory that is a bank and nothing else."""
+    similarity = _vectors(embedder, vectors) if embedder else None
+    return Trajectories(bank=opened(file, stamp), key=_KEYS[key], similarity=similarity, success=ended(least))
 
 
 @lru_cache(maxsize=4)

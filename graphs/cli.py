@@ -430,7 +430,7 @@ def _play(setup: Setup, job: Job) -> None:
 
         with _opening:
             llm = _model(options.model, options.base_url) if model else None
-        made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf)
+        made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf, run=job.run)
         episode: Any = chosen.build(made, setup.methods[job.method], chain=True)
         if llm is not None and _policy_kind(options, environment, llm, chosen.scores) == "answer":
             # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -50,9 +50,15 @@ def chosen(settings: Any, method: str) -> None:
 
 
 @lru_cache(maxsize=4)
-def _read(bank: Path, written: int) -> tuple[Trajectory, ...]:
-    """Many runs of a process start from one bank."""
+def opened(bank: Path, stamp: int) -> tuple[Trajectory, ...]:
+    """The trajectories of a file as it was `written`: many runs of a process start from one bank."""
     return read_bank(bank)
+
+
+def written(bank: str) -> int:
+    """When a file was written last, in nanoseconds; 0 if there is none."""
+    file = Path(bank)
+    return file.stat().st_mtime_ns if file.exists() else 0
 
 
 def ended(least: float | None) -> Callable[[Trajectory], bool | None]:
@@ -112,6 +118,8 @@ class Parts:
     quarter of the window."""
     listed: bool = False
     """Whether prompts list the admissible actions."""
+    run: str = ""
+    """Name of the run, where it is known beforehand: a bank with episodes of that name is refused before anything is played."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
 
@@ -176,8 +184,7 @@ class Parts:
         """
         if not path:
             return ()
-        file = Path(path)
-        bank = _read(file, file.stat().st_mtime_ns if file.exists() else 0)
+        bank = opened(Path(path), written(path))
         if not any(trajectory.domain == self.environment.name for trajectory in bank):
             raise UserError(
                 f"{method}: {path} holds no trajectory of {self.environment.name}; it has those of {bank[0].domain}"
@@ -190,6 +197,20 @@ class Parts:
         A judge's rewards are on a scale of their own, of which the environment's threshold says nothing.
         """
         return success if success is not None or self.judge else getattr(self.environment, "solved", None)
+
+    def theirs(self, success: float | None) -> float | None:
+        """The return from which an attempt of a bank counts as a success; None if nobody says.
+
+        A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts. Under a judge
+        the `success` that was given is on the judge's scale, and says nothing of them.
+        """
+        return replace(self, judge=None).least(None if self.judge else success)
+
+    def outcome(self, success: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
+        """Whether an attempt, one of this bank's or of this run, succeeded; None where nobody knows."""
+        ids = {trajectory.id for trajectory in bank}
+        in_bank, own = ended(self.theirs(success)), ended(self.least(success))
+        return lambda attempt: (in_bank if attempt.id in ids else own)(attempt)
 
     @property
     def room(self) -> int:

@@ -52,7 +52,6 @@ from ...nodes.reasoning_bank import (
 from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
 from ..flow import Node, Router, compiled, wire
 from ..parts import Parts, chosen
-from .synapse import theirs
 
 FLOW = """
 flowchart LR
@@ -133,7 +132,7 @@ class ReasoningBank:
         """
         if not self.bank:
             return {}
-        least = theirs(parts, self.success)
+        least = parts.theirs(self.success)
         found = {}
         for trajectory in parts.banked(self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least

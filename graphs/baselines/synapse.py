@@ -11,14 +11,13 @@ observations, a vote on the task's name) is left out, as in AdaMEM's comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.records import Trajectory, UserError
+from ...memory.records import UserError
 from ...memory.trajectories import Trajectories, goal
 from ...nodes.attempts import Frozen, Layout, Push
 from ...nodes.decide import Choose
@@ -28,7 +27,7 @@ from ...nodes.recollect import Recollect
 from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played, Recollected
 from ...nodes.synapse import Exemplars, Exemplary
 from ..flow import Node, compiled, wire
-from ..parts import Parts, chosen, ended
+from ..parts import Parts, chosen
 
 FLOW = """
 flowchart LR
@@ -94,28 +93,19 @@ class Synapse:
         if not self.bank and not self.online and world is not None:
             raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
         bank = parts.banked(self.bank, "synapse")
-        if bank and self.kind == "success" and theirs(parts, self.success) is None:
+        if bank and self.kind == "success" and parts.theirs(self.success) is None:
             raise UserError(
                 f"synapse: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the "
                 "judge's scale; show all attempts (--kind all)"
             )
-        return Trajectories(parts.shelf, bank=bank, key=goal, success=outcome(parts, self.success, bank), first_only=True)
-
-
-def theirs(parts: Parts, success: float | None) -> float | None:
-    """The return from which an attempt of a bank counts as a success; None if nobody says.
-
-    A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts. Under a judge the
-    `success` that was given is on the judge's scale, and says nothing of them.
-    """
-    return replace(parts, judge=None).least(None if parts.judge else success)
-
-
-def outcome(parts: Parts, success: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
-    """Whether an attempt, one of this bank's or of this run, succeeded; None where nobody knows."""
-    ids = {trajectory.id for trajectory in bank}
-    in_bank, own = ended(theirs(parts, success)), ended(parts.least(success))
-    return lambda attempt: (in_bank if attempt.id in ids else own)(attempt)
+        return Trajectories(
+            parts.shelf,
+            bank=bank,
+            key=goal,
+            success=parts.outcome(self.success, bank),
+            first_only=True,
+            run=parts.run if self.online else "",
+        )
 
 
 def build(
