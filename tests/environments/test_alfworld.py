@@ -149,14 +149,14 @@ def test_a_task_means_the_same_game_whatever_else_is_there(tree: Path, tmp_path:
 
 def test_a_type_and_a_folder_are_told_by_the_name(tree: Path) -> None:
     env = AlfWorld("pick_two_obj_and_place", {"data": str(tree)}, horizon=30)
-    assert (env.name, env.horizon) == ("alfworld:pick_two_obj_and_place", 30)
+    assert (env.name, env.horizon) == ("alfworld", 30)
     assert env.task(19).id == "pick_two_obj_and_place-test-19"
     assert all("pick_two_obj_and_place" in str(env._file(env.task(n))) for n in range(20))
     with pytest.raises(UserError, match="test has tasks 0 to 19, got 20"):
         env.task(20)
     put(tree, "valid_unseen", TYPES[1], 1)
     unseen = AlfWorld(settings={"data": str(tree), "split": "valid_unseen"})
-    assert unseen.name == "alfworld?split=valid_unseen"
+    assert unseen.name == "alfworld"  # one domain: banks serve all of it
     assert unseen.task(0).id == "alfworld-valid_unseen-0"
     assert unseen.task(0, "train") == AlfWorld(settings={"data": str(tree)}).task(0, "train")
 

@@ -24,8 +24,8 @@ def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "name", "horizon"),
     [
-        ("alfworld:pick_two_obj_and_place?data=nowhere", "alfworld:pick_two_obj_and_place", 20),
-        ("alfworld?split=valid_unseen", "alfworld?split=valid_unseen", 20),
+        ("alfworld:pick_two_obj_and_place?data=nowhere", "alfworld", 20),
+        ("alfworld?split=valid_unseen", "alfworld", 20),
         ("hotpot?source=own,results=5", "hotpot?source=own,results=5", 20),
         ("webshop?products=48,seed=3", "webshop?products=48,seed=3", 20),
     ],
