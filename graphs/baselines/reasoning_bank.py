@@ -159,11 +159,13 @@ def build(
     model, layout, brief = parts.asked("reasoning-bank"), Layout(clip=settings.clip), "reasoning_bank/brief"
     _check(parts, settings)
     lessons, bank, buffer = library(parts.shelf), settings.read(parts), Buffer(parts.shelf)
-    sheet = Sheet(layout, parts.count, parts.room)
+    asked = questions(parts.prompts)
+    longest = max(sum(parts.count(template.template) for _, template in prompt.parts) for prompt in asked.values())
+    sheet = Sheet(layout, parts.count, parts.room - longest)  # what is asked stands around the attempts
     extractor = Extractor(
         sheet,
         parts.environment,
-        questions(parts.prompts),
+        asked,
         settings.items,
         settings.contrasted,
         parts.write is None,
