@@ -11,19 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 __all__ = [
+    "OPS",
     "RECORDS",
     "Candidate",
+    "Comparison",
+    "Edit",
     "Estimate",
     "Experience",
     "Lesson",
     "Neighbour",
     "Observation",
     "Precedent",
+    "Probe",
+    "Rollout",
+    "Ruling",
     "Shown",
     "Strategy",
+    "Summary",
     "Task",
     "Trajectory",
     "Transition",
@@ -212,9 +220,151 @@ class Lesson:
     """Whether it was learned from a success; None where nobody knows."""
     sources: tuple[str, ...] = ()
     """Ids of the trajectories it was learned from."""
+    problems: tuple[str, ...] = ()
+    """Ids of the tasks whose groups of rollouts taught it (Training-Free GRPO)."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of those rollouts, group after group."""
+    step: int = 0
+    """The learning step that changed it last."""
+    helpful: int = 0
+    """Votes for it: groups in which it helped, or which taught the same again."""
+    harmful: int = 0
+    """Votes against it."""
+    shown: int = 0
+    """Rollouts of learning steps whose prompts carried it."""
 
     def __post_init__(self) -> None:
-        _tuple(self, "sources", self.sources)
+        for name in ("sources", "problems", "rewards"):
+            _tuple(self, name, getattr(self, name))
+
+    @property
+    def digest(self) -> str:
+        """Of its text: two lessons that say the same have the same."""
+        return blake2b(self.text.encode(), digest_size=8).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A proposed change of a library (the papers' "operation")."""
+
+    op: str
+    """One of `OPS`."""
+    lessons: tuple[str, ...] = ()
+    """Ids of the lessons it is about: none for add; one for modify, delete and keep; two or more for merge."""
+    text: str = ""
+    """What is said from now on: of add, modify and merge."""
+    why: str = ""
+    """The proposer's reason, if it gave one."""
+    problems: tuple[str, ...] = ()
+    """Ids of the tasks whose groups of rollouts led to it."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of those rollouts."""
+    step: int = 0
+    """The learning step it belongs to."""
+
+    def __post_init__(self) -> None:
+        for name in ("lessons", "problems", "rewards"):
+            _tuple(self, name, getattr(self, name))
+
+
+OPS = ("add", "modify", "merge", "delete", "keep")
+"""What an edit may do. `keep` changes nothing but says that a lesson has proved itself: a vote for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What became of a proposed edit: a line of the ledger, in which no edit is missing."""
+
+    edit: Edit
+    accepted: bool
+    reason: str = ""
+    """Why not, or what was done in its place ("says what L3 says")."""
+    lesson: str = ""
+    """Id of the lesson that it made or changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One attempt of a group at a problem, as those who compare attempts see it."""
+
+    id: str
+    """`<run>/<task id>/<number>`, where the run names the step, too."""
+    task: Task
+    number: int
+    """g, from 0: which of the group."""
+    reward: float | None
+    """r in [0, 1] as the verifier says; None: it could not say, see `error`. A missing reward counts as 0 in results, and its
+    rollout is in no comparison."""
+    answer: str = ""
+    """What it came to: the last action, or the written answer."""
+    transcript: str = ""
+    """What was done and seen, as prompts show it."""
+    steps: int = 0
+    """Actions taken."""
+    tool_calls: int = 0
+    usage: Usage = field(default_factory=lambda: Usage())
+    seconds: float = 0.0
+    """Wall time."""
+    trajectory: Trajectory | None = None
+    """Its steps, for worlds played step by step."""
+    error: str = ""
+    """Why there is no reward: the rollout failed, ran out of time, or could not be verified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a rollout did and where it went right or wrong, in words."""
+
+    number: int
+    """g of its rollout."""
+    text: str
+    written: bool = True
+    """False: nobody could summarise it, and the text is the transcript, cut to size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing the rollouts of a group came to (its semantic advantage): the output of a group."""
+
+    task: str
+    """Id of the problem."""
+    rewards: tuple[float | None, ...] = ()
+    """One per rollout, by number: what the comparison went by. None: missing."""
+    truths: tuple[float | None, ...] = ()
+    """The verifier's rewards, for the record alone: without ground truth no prompt has seen them."""
+    kind: str = "mixed"
+    """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `alike`: nothing
+    to learn; `disagreed`: no majority; `failed`: fewer than two rollouts came to an end; `stopped`: the budget was used up."""
+    insights: tuple[str, ...] = ()
+    """What the comparison teaches, in words."""
+    edits: tuple[Edit, ...] = ()
+    rulings: tuple[Ruling, ...] = ()
+    """Edits that were dropped on the way, and why."""
+    votes: tuple[tuple[str, int], ...] = ()
+    """(lesson id, +1 or -1): lessons that the comparison found to have helped or harmed."""
+    failures: tuple[str, ...] = ()
+    """What failed: a rollout, a summary, a reply."""
+    steps: int = 0
+    """Actions taken by all its rollouts."""
+    tool_calls: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rewards", "truths", "insights", "edits", "rulings", "failures"):
+            _tuple(self, name, getattr(self, name))
+        object.__setattr__(self, "votes", tuple((id, vote) for id, vote in self.votes))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One rollout of the accept test: a held-out problem under one of the two libraries."""
+
+    library: str
+    """Name of the version."""
+    task: str
+    number: int
+    reward: float
+    """A missing reward counts as 0."""
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,5 +447,11 @@ RECORDS: tuple[type, ...] = (
     Precedent,
     Strategy,
     Lesson,
+    Edit,
+    Ruling,
+    Rollout,
+    Summary,
+    Comparison,
+    Probe,
 )
 """Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""

@@ -11,7 +11,23 @@ from typing import Annotated
 
 from typing_extensions import TypedDict
 
-from ..memory.records import Candidate, Estimate, Neighbour, Observation, Precedent, Shown, Strategy, Task, Usage
+from ..memory.records import (
+    Candidate,
+    Comparison,
+    Edit,
+    Estimate,
+    Neighbour,
+    Observation,
+    Precedent,
+    Probe,
+    Rollout,
+    Ruling,
+    Shown,
+    Strategy,
+    Summary,
+    Task,
+    Usage,
+)
 
 
 class Attempt(TypedDict):
@@ -176,3 +192,68 @@ class Played(TypedDict):
     """Why rewards are missing, or empty."""
     usage: Usage
     """What models were asked in this episode."""
+
+
+class Equipped(TypedDict):
+    """An episode played with a library of lessons in its prompts."""
+
+    library: str
+    """Name of the version (`memory.library.Versions`)."""
+
+
+class Problem(Equipped):
+    """What a group of rollouts is about: the work that a learning step hands out."""
+
+    task: Task
+    run: str
+    """Name of the learning run."""
+    step: int
+    """The learning step, from 0."""
+
+
+class Group(Problem):
+    """The rollouts of one problem, and what is made of them (Training-Free GRPO). Lived through in one go: never checkpointed,
+    for every model call in it is in the cache."""
+
+    number: int
+    """g, from 0: the rollout that a piece of work is about."""
+    rollouts: Annotated[list[Rollout], add]
+    """In the order in which they ended; sort by `number` before use."""
+    rewards: list[float | None]
+    """One per rollout, by number: what the comparison goes by. None: missing."""
+    kind: str
+    """See `memory.records.Comparison`."""
+    summaries: Annotated[list[Summary], add]
+    """In the order in which they ended; sort by `number` before use."""
+    insights: list[str]
+    votes: list[tuple[str, int]]
+    edits: list[Edit]
+    rulings: list[Ruling]
+    failures: Annotated[list[str], add]
+    usage: Annotated[Usage, add]
+
+
+class Learning(TypedDict):
+    """A learning run (Training-Free GRPO)."""
+
+    run: str
+    step: int
+    library: str
+    """Name of the version that rollouts are given now."""
+    best: str
+    """Name of the version that did best on the held-out problems; the product of the run, if `keep_best`."""
+    best_score: float | None
+    """Its mean reward there; None: never measured."""
+    comparisons: Annotated[list[Comparison], add]
+    """Of this step's groups, in the order in which they ended; sort by the batch before use."""
+    candidate: str
+    """Name of the version that this step proposes; empty: none."""
+    probes: Annotated[list[Probe], add]
+    """Of this step's accept test."""
+    accepted: bool
+    """Whether the last candidate took the library's place."""
+    stalled: int
+    """Steps since the library last got better."""
+    stopped: str
+    """Why the run ended before its last step; empty if it did not."""
+    usage: Annotated[Usage, add]
