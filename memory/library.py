@@ -1,0 +1,772 @@
+"""A small library of lessons that is edited: every change is ruled on and written down, and any earlier version can come back.
+
+The papers hand the edits to a model and renumber what it returns (arXiv:2510.08191): ids come to mean other lessons, edits of
+unknown ids vanish, nothing limits length or number. Here `Library.apply` is a pure function: the same edits in the same order
+give the same library, every edit gets a `Ruling`, and an id is never used for a second lesson.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from hashlib import blake2b
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from .records import OPS, Edit, Lesson, Ruling, UserError
+from .rows import Rows
+from .similarity import jaccard, shingles, words
+
+__all__ = ["Library", "LibraryError", "Limits", "Versions", "alike", "diff", "one_line"]
+
+
+class LibraryError(UserError, ValueError):
+    """A library that cannot be read or made, a lesson or a version that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a library may hold; `Library.apply` sees to it."""
+
+    words: int = 32
+    """Of a lesson. A longer text is rejected, not cut."""
+    lessons: int = 40
+    tokens: int = 2000
+    """Of all lessons together, as prompts show them."""
+    similar: float = 0.8
+    """Similarity (`alike`) from which two lessons say the same; above 1: none do."""
+
+    def __post_init__(self) -> None:
+        if min(self.words, self.lessons, self.tokens) < 1 or not self.similar > 0:
+            raise LibraryError(f"words, lessons and tokens are at least 1 and similar is above 0, got {self}")
+
+
+_BROKEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of characters
+
+
+def one_line(text: object) -> str:
+    """A text as a lesson holds it: in one line, without control characters; empty if there is nothing to say."""
+    return " ".join(_BROKEN.sub(" ", text).split()) if isinstance(text, str) else ""
+
+
+_TELLING = frozenset(
+    "no not never none neither nor without cannot can't don't doesn't isn't aren't won't shouldn't mustn't avoid unless".split()  # noqa: SIM905
+)
+
+
+def _telling(tokens: Iterable[str]) -> Counter[str]:
+    return Counter(token for token in tokens if token in _TELLING or token[0].isdigit())
+
+
+def alike(a: str, b: str) -> float:
+    """How much two lessons say the same: the Jaccard index of their shingles, in [0, 1].
+
+    0 where they differ in their numbers or negations: "never open it" shares nearly all its words with its opposite.
+    """
+    if _telling(words(a.replace("’", "'"))) != _telling(words(b.replace("’", "'"))):
+        return 0.0
+    return jaccard(frozenset(shingles(a)), frozenset(shingles(b)))
+
+
+_ID = re.compile(r"[\s\[({<\"'`#*]*(?:lesson\s*)?l?\s*([0-9]{1,9})[\s\])}>\"'`*:.,]*", re.IGNORECASE)
+_LINE = re.compile(r"\s*-?\s*(?:\[L([0-9]{1,9})\]|L([0-9]{1,9}):)\s+\S", re.IGNORECASE)
+
+
+def _number(id: object) -> int | None:
+    """The n of an id L<n>, however a model spelt it: `[L3]`, `l3:`, `3`, or the lesson's whole line."""
+    if isinstance(id, int | float) and not isinstance(id, bool):
+        return int(id) if 0 <= id < 1e9 and id == int(id) else None
+    if not isinstance(id, str):
+        return None
+    found = _ID.fullmatch(id) if len(id) <= 40 else None
+    found = found or _LINE.match(id)
+    return int(next(group for group in found.groups() if group)) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Lessons in order, each with an id `L<n>` that stays its own.
+
+    Raises:
+        LibraryError: ids that are no such ids or stand there twice, a lesson without text.
+    """
+
+    lessons: tuple[Lesson, ...] = ()
+    next: int = 0
+    """n of the next id. It never goes down: ids of lessons that are gone are not used again."""
+    taken: int = field(default=0, compare=False, repr=False)
+    """From which n on ids are free in the history (`Versions`) that it came from; not written down with the library."""
+
+    def __post_init__(self) -> None:
+        tidy = tuple(replace(lesson, text=one_line(lesson.text)) for lesson in self.lessons)
+        seen: set[str] = set()
+        for lesson in tidy:
+            if not re.fullmatch(r"L(0|[1-9][0-9]{0,8})", lesson.id):
+                raise LibraryError(f"the id of a lesson is L<number>, got {lesson.id!r}")
+            if lesson.id in seen:
+                raise LibraryError(f"two lessons have the id {lesson.id}")
+            if not lesson.text:
+                raise LibraryError(f"lesson {lesson.id} has no text")
+            seen.add(lesson.id)
+        object.__setattr__(self, "lessons", tidy)
+        object.__setattr__(self, "next", max([self.next, *(int(id[1:]) + 1 for id in seen)]))
+
+    @property
+    def key(self) -> str:
+        """Digest of what prompts show: ids and texts in order. Votes and provenance do not change it."""
+        shown = json.dumps([(lesson.id, lesson.text) for lesson in self.lessons])
+        return blake2b(shown.encode(), digest_size=10).hexdigest()
+
+    def resolve(self, id: object) -> str | None:
+        """The id of the lesson that is meant, or None: `[L3]`, `l3`, `L3:`, ` 3 ` and 3 all mean L3."""
+        number = _number(id)
+        return next((x.id for x in self.lessons if x.id == f"L{number}"), None) if number is not None else None
+
+    def lesson(self, id: object) -> Lesson:
+        """The lesson with this id, however it is spelt.
+
+        Raises:
+            LibraryError: there is none; names those that there are.
+        """
+        found = self.resolve(id)
+        if found is None:
+            there = ", ".join(x.id for x in self.lessons) or "none at all"
+            raise LibraryError(f"there is no lesson {id!r}; there are {there}")
+        return next(x for x in self.lessons if x.id == found)
+
+    def apply(
+        self,
+        edits: Sequence[Edit],
+        limits: Limits,
+        count: Callable[[str], int],
+        *,
+        instructions: Mapping[str, str] | None = None,
+        similarity: Callable[[str, str], float] = alike,
+    ) -> tuple[Library, tuple[Ruling, ...]]:
+        """The library after these edits, and what became of each of them. Pure; raises on no edit; no edits change nothing.
+
+        1. delete. Beats every other edit of the same lesson.
+        2. merge, in the given order. A lesson takes part in one merge: the first. Sources that are deleted, merged already or
+           unknown are left out; fewer than two that remain are no merge. The oldest source keeps its id and its place, and gets
+           the votes and the provenance of all.
+        3. modify, in the given order. The first of a lesson stands, and none of a merged one. A later one that says the same
+           is a vote for it.
+        4. keep: a vote for the lesson, or for what it was merged into.
+        5. add, in the given order. One that says what a lesson says (`limits.similar`; the most similar, then the oldest)
+           becomes a vote for that lesson, which also gets its provenance.
+        6. Over the limits the least valued lessons go: the fewest helpful less harmful votes; then the one shown most often,
+           for it had the most chances to earn one; then the oldest.
+
+        Args:
+            count: tokens of a text.
+            instructions: task id -> text, of the edits' problems; `select` finds lessons by them.
+            similarity: of two lessons' texts, in [0, 1].
+
+        Returns:
+            The library and the rulings in the order of the edits, one or more each; those of evicted lessons stand last.
+        """
+        if not edits:
+            return self, ()
+        draft = _Draft(self, limits, count, instructions or {}, similarity)
+        steps: Mapping[str, Callable[[Edit], list[Ruling]]] = {
+            "delete": draft.delete,
+            "merge": draft.merge,
+            "modify": draft.modify,
+            "keep": draft.keep,
+            "add": draft.add,
+        }
+        ruled: dict[int, list[Ruling]] = {
+            n: [Ruling(edit, False, f"there is no operation {edit.op!r}; there are {', '.join(OPS)}")]
+            for n, edit in enumerate(edits)
+            if edit.op not in OPS
+        }
+        for op, step in steps.items():
+            for n, edit in enumerate(edits):
+                if edit.op == op:
+                    ruled[n] = step(edit)
+        gone = draft.evict(max(edit.step for edit in edits))
+        made = Library(tuple(draft.lessons.values()), draft.next, self.taken)
+        return made, (*(ruling for n in range(len(edits)) for ruling in ruled[n]), *gone)
+
+    def voted(self, votes: Iterable[tuple[str, int]]) -> Library:
+        """With these votes counted: (lesson id, how much: above 0 helpful, below 0 harmful). Of lessons that are gone: none."""
+        total: dict[str, list[int]] = {}
+        for id, vote in votes:
+            found = self.resolve(id)
+            if found is not None:
+                total.setdefault(found, []).append(vote)
+        return replace(
+            self,
+            lessons=tuple(
+                replace(
+                    x,
+                    helpful=x.helpful + sum(vote for vote in total[x.id] if vote > 0),
+                    harmful=x.harmful - sum(vote for vote in total[x.id] if vote < 0),
+                )
+                if x.id in total
+                else x
+                for x in self.lessons
+            ),
+        )
+
+    def counted(self, ids: Iterable[str]) -> Library:
+        """With `shown` one higher for every mention of a lesson."""
+        times = Counter(map(self.resolve, ids))
+        return replace(self, lessons=tuple(replace(x, shown=x.shown + times[x.id]) for x in self.lessons))
+
+    def select(self, instruction: str, top: int = 0) -> tuple[Lesson, ...]:
+        """The lessons for a task, in the library's order: all (`top` 0), or those most like it.
+
+        The similarity is the highest Jaccard index of the instruction's shingles with those of the lesson's text, or of the
+        instructions that it was learned on; ties go to the better voted, then to the older one.
+        """
+        if not 0 < top < len(self.lessons):
+            return self.lessons
+        asked = frozenset(shingles(instruction))
+
+        def rank(lesson: Lesson) -> tuple[float, int, int]:
+            texts = (lesson.text, *lesson.instruction.splitlines())
+            near = max(jaccard(asked, frozenset(shingles(text))) for text in texts)
+            return -near, lesson.harmful - lesson.helpful, int(lesson.id[1:])
+
+        chosen = {lesson.id for lesson in sorted(self.lessons, key=rank)[:top]}
+        return tuple(lesson for lesson in self.lessons if lesson.id in chosen)
+
+    def text(self, instruction: str = "", top: int = 0, ids: bool = True) -> str:
+        """The selected lessons as prompts show them, a line each: `- [L3] text`, without ids `- text`. Empty without lessons."""
+        return "".join(_line(lesson, ids) for lesson in self.select(instruction, top))
+
+    def to_yaml(self) -> str:
+        """As a file that a person can read and edit; the same library always gives the same text."""
+        import yaml  # type: ignore[import-untyped, unused-ignore]
+
+        class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
+            """Writes tuples in one line and no aliases."""
+
+            def ignore_aliases(self, data: Any) -> bool:
+                return True
+
+        Dumper.add_representer(tuple, lambda d, t: d.represent_sequence("tag:yaml.org,2002:seq", t, flow_style=True))
+        body = [dict(_shown(lesson)) for lesson in self.lessons]
+        style = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
+        told = yaml.dump(body, Dumper=Dumper, **style) if body else ""
+        return f"{_HEADER}next: {self.next}\nlessons:{chr(10) + told if told else ' []' + chr(10)}"
+
+    @classmethod
+    def from_yaml(cls, text: str, source: str = "the library", taken: int = 0) -> Library:
+        """Read what `to_yaml` wrote and a person may have edited.
+
+        Missing counters are 0, a lesson may be a bare text, and one without an id gets the next free one, from `taken` on.
+
+        Raises:
+            LibraryError: it cannot be read; names `source`, the line, and the lesson.
+        """
+        import yaml
+
+        try:
+            loader = yaml.SafeLoader(_BROKEN_YAML.sub(" ", text))
+            node = loader.get_single_node()
+            data = loader.construct_document(node) if node else None
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None)
+            where = f", line {mark.line + 1}" if mark else ""
+            why = getattr(error, "problem", None) or str(error)
+            hint = "; a text with ': ' or ' #' in it wants quotes around it"
+            raise LibraryError(f"{source}{where}: this is not YAML: {why}{hint}") from error
+        except (ValueError, RecursionError) as error:
+            raise LibraryError(f"{source}: this is not YAML: {error}") from error
+        places, first = node, 0
+        if isinstance(data, dict):
+            for name in data:
+                if name not in ("next", "lessons"):
+                    raise LibraryError(f"{source}: there is no {name!r} in a library; there are next and lessons")
+            first, data = data.get("next", 0), data.get("lessons")
+            places = next((value for key, value in node.value if key.value == "lessons"), None)
+            if not isinstance(first, int) or isinstance(first, bool) or first < 0:
+                raise LibraryError(f"{source}: next is the number of the next id, got {first!r}")
+        if data is None:
+            return cls((), first, taken)
+        if not isinstance(data, list):
+            raise LibraryError(f"{source}: asked for a list of lessons, got {str(data)[:60]!r}")
+        found: list[tuple[str, Lesson]] = []
+        for n, (item, place) in enumerate(zip(data, places.value, strict=True), 1):
+            where = f"{source}, line {place.start_mark.line + 1}: lesson {n}"
+            found.append((where, _lesson(item, place, where)))
+        seen: dict[str, str] = {}
+        for where, lesson in found:
+            if lesson.id in seen:
+                raise LibraryError(f"{where} has the id {lesson.id}, as has {seen[lesson.id]}; leave the id of the new one out")
+            if lesson.id:
+                seen[lesson.id] = where.removeprefix(f"{source}, ")
+        free = max([first, taken, *(int(id[1:]) + 1 for id in seen)]) if len(seen) < len(found) else first
+        lessons = []
+        for _, lesson in found:
+            lessons.append(lesson if lesson.id else replace(lesson, id=f"L{free}"))
+            free += not lesson.id
+        return cls(tuple(lessons), free, taken)
+
+
+def _line(lesson: Lesson, ids: bool = True) -> str:
+    return f"- [{lesson.id}] {lesson.text}\n" if ids else f"- {lesson.text}\n"
+
+
+# Edits
+
+
+def _joined(lesson: Lesson, problems: Sequence[str], rewards: Sequence[float], instruction: str) -> Lesson:
+    """The lesson with more provenance: a group that is there already is not counted again."""
+    new = [problem for problem in problems if problem not in lesson.problems]
+    size = len(rewards)
+    runs = range(len(lesson.rewards) - size + 1)
+    known = not new and any(lesson.rewards[at : at + size] == tuple(rewards) for at in runs)
+    lines = dict.fromkeys((*lesson.instruction.splitlines(), *instruction.splitlines()))
+    return replace(
+        lesson,
+        problems=(*lesson.problems, *dict.fromkeys(new)),
+        rewards=lesson.rewards if known else (*lesson.rewards, *rewards),
+        instruction="\n".join(lines),
+    )
+
+
+class _Draft:
+    """A library while edits are applied to it; see `Library.apply` for the rules."""
+
+    def __init__(
+        self,
+        library: Library,
+        limits: Limits,
+        count: Callable[[str], int],
+        instructions: Mapping[str, str],
+        similarity: Callable[[str, str], float],
+    ) -> None:
+        self.library, self.limits, self.count = library, limits, count
+        self.instructions, self.similarity = instructions, similarity
+        self.lessons = {lesson.id: lesson for lesson in library.lessons}
+        self.next = library.next
+        self.deleted: set[str] = set()
+        self.merged: dict[str, str] = {}  # every source of a merge -> the one that was kept
+        self.modified: set[str] = set()
+
+    def delete(self, edit: Edit) -> list[Ruling]:
+        rulings = []
+        for name in edit.lessons or ("",):
+            id = self.library.resolve(name)
+            if id is None:
+                rulings.append(self.unknown(edit, name))
+                continue
+            rulings.append(Ruling(edit, True, f"{id} was deleted already" if id in self.deleted else "", id))
+            self.lessons.pop(id, None)
+            self.deleted.add(id)
+        return rulings
+
+    def merge(self, edit: Edit) -> list[Ruling]:
+        text, wrong = self.checked(edit)
+        if wrong:
+            return [Ruling(edit, False, wrong)]
+        found = {name: self.library.resolve(name) for name in edit.lessons}
+        ids = [id for id in dict.fromkeys(found.values()) if id is not None]
+        kept = {self.merged.get(id) for id in ids}
+        if len(ids) > 1 and len(kept) == 1 and None not in kept and (same := self.seconded(edit, text, str(*kept))):
+            return same
+        out = [f"{name or 'an empty id'} is unknown" for name, id in found.items() if id is None]
+        out += [f"{id} is {'deleted' if id in self.deleted else 'merged'} by another edit" for id in ids if not self.free(id)]
+        sources = sorted((id for id in ids if self.free(id)), key=lambda id: int(id[1:]))
+        if len(sources) < 2:
+            reason = "; ".join([f"a merge is of two lessons or more, got {', '.join(sources) or 'none'}", *out])
+            return [Ruling(edit, False, reason)]
+        oldest, *others = sources
+        lesson = self.lessons[oldest]
+        for id in others:
+            other = self.lessons.pop(id)
+            lesson = replace(
+                _joined(lesson, other.problems, other.rewards, other.instruction),
+                helpful=lesson.helpful + other.helpful,
+                harmful=lesson.harmful + other.harmful,
+                shown=max(lesson.shown, other.shown),
+                sources=tuple(dict.fromkeys((*lesson.sources, *other.sources))),
+            )
+        self.write(oldest, self.taught(lesson, edit), text, edit)
+        self.merged |= dict.fromkeys(sources, oldest)
+        told = f"{', '.join(others)} went into {oldest}"
+        return [Ruling(edit, True, "; ".join([told, *out]), oldest)]
+
+    def modify(self, edit: Edit) -> list[Ruling]:
+        if len(edit.lessons) != 1:
+            got = ", ".join(map(str, edit.lessons)) or "none"
+            return [Ruling(edit, False, f"modify is of one lesson, got {got}; merge makes one of several")]
+        text, wrong = self.checked(edit)
+        if wrong:
+            return [Ruling(edit, False, wrong)]
+        id = self.library.resolve(edit.lessons[0])
+        if id is None:
+            return [self.unknown(edit, edit.lessons[0])]
+        if id in self.deleted:
+            return [Ruling(edit, False, f"{id} is deleted by another edit")]
+        if id in self.merged or id in self.modified or text == self.lessons[id].text:
+            verb = "merged" if id in self.merged else "modified"
+            other = Ruling(edit, False, f"{id} is {verb} by another edit")
+            return self.seconded(edit, text, self.merged.get(id, id)) or [other]
+        self.write(id, self.taught(self.lessons[id], edit), text, edit)
+        self.modified.add(id)
+        return [Ruling(edit, True, "", id)]
+
+    def keep(self, edit: Edit) -> list[Ruling]:
+        rulings = []
+        for name in edit.lessons or ("",):
+            id = self.library.resolve(name)
+            if id is None:
+                rulings.append(self.unknown(edit, name))
+            elif id in self.deleted:
+                rulings.append(Ruling(edit, False, f"{id} is deleted by another edit"))
+            else:
+                now = self.merged.get(id, id)
+                self.lessons[now] = replace(self.lessons[now], helpful=self.lessons[now].helpful + 1)
+                rulings.append(Ruling(edit, True, f"{id} went into {now}" if now != id else "", now))
+        return rulings
+
+    def add(self, edit: Edit) -> list[Ruling]:
+        text, wrong = self.checked(edit)
+        if wrong:
+            return [Ruling(edit, False, wrong)]
+        if self.limits.similar <= 1:
+            near = [(self.similarity(text, lesson.text), -int(id[1:])) for id, lesson in self.lessons.items()]
+            best, number = max(near, default=(0.0, 0))
+            if best >= self.limits.similar:
+                return self.second(edit, f"L{-number}", best)
+        id = f"L{max(self.next, self.library.taken)}"
+        self.next = int(id[1:]) + 1
+        self.write(id, self.taught(Lesson(id, text), edit), text, edit)
+        return [Ruling(edit, True, "", id)]
+
+    def evict(self, step: int) -> list[Ruling]:
+        rulings = []
+        while self.lessons and (over := self.over()):
+            id = min(self.lessons, key=self.value)
+            gone = self.lessons.pop(id)
+            why = f"{over}; it was the least valued: +{gone.helpful} -{gone.harmful}, shown {gone.shown} times"
+            rulings.append(Ruling(Edit("delete", (id,), gone.text, why, step=step), True, f"evicted: {why}", id))
+        return rulings
+
+    def over(self) -> str:
+        """Which limit is passed, if any."""
+        if len(self.lessons) > self.limits.lessons:
+            return f"{len(self.lessons)} lessons are more than {self.limits.lessons}"
+        tokens = self.count("".join(map(_line, self.lessons.values())))
+        return f"{tokens} tokens are more than {self.limits.tokens}" if tokens > self.limits.tokens else ""
+
+    def value(self, id: str) -> tuple[int, int, int]:
+        lesson = self.lessons[id]
+        return lesson.helpful - lesson.harmful, -lesson.shown, int(id[1:])
+
+    def free(self, id: str) -> bool:
+        return id not in self.deleted and id not in self.merged
+
+    def checked(self, edit: Edit) -> tuple[str, str]:
+        """The text of an edit, and what is wrong with it."""
+        text = one_line(edit.text)
+        if not text:
+            return "", f"{edit.op} needs a text"
+        if (size := len(text.split())) > self.limits.words:
+            return text, f"{size} words are more than {self.limits.words}"
+        line = _line(Lesson(f"L{max(self.next, self.library.taken)}", text))
+        if (tokens := self.count(line)) > self.limits.tokens:
+            return text, f"{tokens} tokens are more than the {self.limits.tokens} of all lessons together"
+        return text, ""
+
+    def seconded(self, edit: Edit, text: str, id: str) -> list[Ruling]:
+        """A second edit that says what the lesson says now is a vote for it; nothing if it says something else."""
+        near = 1.0 if text == self.lessons[id].text else self.similarity(text, self.lessons[id].text)
+        return self.second(edit, id, near) if near >= min(self.limits.similar, 1.0) else []
+
+    def second(self, edit: Edit, id: str, near: float) -> list[Ruling]:
+        lesson = self.taught(self.lessons[id], edit)
+        self.lessons[id] = replace(lesson, helpful=lesson.helpful + 1)
+        return [Ruling(edit, True, f"says what {id} says ({near:.2f})", id)]
+
+    def taught(self, lesson: Lesson, edit: Edit) -> Lesson:
+        """The lesson with the edit's provenance."""
+        texts = [one_line(self.instructions.get(problem, "")) for problem in edit.problems]
+        return _joined(lesson, edit.problems, edit.rewards, "\n".join(filter(None, texts)))
+
+    def write(self, id: str, lesson: Lesson, text: str, edit: Edit) -> None:
+        self.lessons[id] = replace(lesson, text=text, step=edit.step)
+
+    def unknown(self, edit: Edit, name: object) -> Ruling:
+        there = ", ".join(x.id for x in self.library.lessons) or "none"
+        return Ruling(edit, False, f"there is no lesson {name!r}; there are {there}" if name else f"{edit.op} of which lesson?")
+
+
+# Files that people edit
+
+_HEADER = """\
+# A library of lessons (learngraph). Every text may be edited, lessons may be deleted, moved and added: a new one needs only a
+# text (- text: ...) and is given an id when it is read. An id stays with its lesson; next is the number of the next id.
+"""
+_BROKEN_YAML = re.compile(r"[\ud800-\udfff]")
+_ALWAYS = ("id", "text", "helpful", "harmful", "shown", "step", "problems", "rewards")
+_COUNTS = ("helpful", "harmful", "shown", "step", "episode")
+_LISTS = ("problems", "rewards", "sources")
+_NAMES = (*_ALWAYS, *(f.name for f in fields(Lesson) if f.name not in _ALWAYS))
+_DEFAULTS = {f.name: () if f.default is MISSING else f.default for f in fields(Lesson)}
+
+
+def _shown(lesson: Lesson) -> Iterable[tuple[str, Any]]:
+    """Fields and values as files have them: what is not always there stands there if it says something."""
+    for name in _NAMES:
+        value = getattr(lesson, name)
+        if name in _ALWAYS or value != _DEFAULTS[name]:
+            yield name, _plain(tuple(map(float, value)) if name == "rewards" else value)
+
+
+def _plain(value: Any) -> Any:
+    """The same without half characters, which no file can hold."""
+    if isinstance(value, str):
+        return _BROKEN_YAML.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value))
+    return value
+
+
+def _lesson(item: Any, place: Any, where: str) -> Lesson:
+    """A lesson as a person wrote it; without an id if it has none."""
+    if not isinstance(item, dict):
+        item, keys = {"text": item}, []
+    else:
+        keys = [key.value for key, _ in place.value]
+    values: dict[str, Any] = {}
+    for name, value in item.items():
+        if name not in _NAMES:
+            raise LibraryError(f"{where} has a field {name!r}; there are {', '.join(_NAMES)}")
+        if keys.count(name) > 1:
+            raise LibraryError(f"{where} has {name} twice")
+        values[name] = _read(name, value, f"{where}: {name}")
+    _uncut(place, where)
+    if not values.get("text"):
+        raise LibraryError(f"{where} has no text; to delete a lesson, delete all its lines")
+    id = values.pop("id", None)
+    number = _number(id)
+    if id not in (None, "") and number is None:
+        raise LibraryError(f"{where} has the id {id!r}; an id is L<number>, and a new lesson needs none")
+    return Lesson(
+        id="" if number is None else f"L{number}", **{name: value for name, value in values.items() if value is not None}
+    )
+
+
+def _uncut(place: Any, where: str) -> None:
+    """YAML takes what follows ` #` for a comment, so that a text without quotes would lose its end without a word."""
+    texts = [value for key, value in place.value if key.value == "text"] if place.id == "mapping" else [place]
+    for text in texts:
+        mark = text.end_mark
+        rest = mark.buffer[mark.pointer :].splitlines()[:1] if mark.buffer else []
+        if text.id == "scalar" and text.style is None and rest and rest[0].lstrip(" \t\0").startswith("#"):
+            raise LibraryError(f"{where}: YAML reads {rest[0].strip()!r} as a comment; put quotes around the text")
+
+
+def _read(name: str, value: Any, where: str) -> Any:
+    if name == "id" or (name == "success" and (value is None or isinstance(value, bool))):
+        return value
+    if name in _COUNTS:
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value or 0
+        raise LibraryError(f"{where} is a whole number from 0 on, got {value!r}")
+    if name in _LISTS:
+        items = () if value is None else value if isinstance(value, list) else (value,)
+        try:
+            return tuple(map(float, items)) if name == "rewards" else tuple(map(str, items))
+        except (TypeError, ValueError):
+            raise LibraryError(f"{where} is a list of numbers, got {value!r}") from None
+    if isinstance(value, bool | dict | list) or name == "success":
+        raise LibraryError(f"{where} is {'true or false' if name == 'success' else 'a text'}, got {value!r}; quotes would do")
+    told = "" if value is None else str(value)
+    return one_line(told) if name == "text" else told
+
+
+def diff(old: Library, new: Library) -> str:
+    """What changed, for people: `-` gone, `+` new, `~` changed, a line each with what it was below. Empty if nothing did."""
+    was, now = {x.id: x for x in old.lessons}, {x.id: x for x in new.lessons}
+    lines = []
+    for id, lesson in was.items():
+        if id not in now:
+            lines.append(f"- [{id}] {lesson.text}\n")
+            continue
+        votes = [
+            f"{name} {getattr(lesson, name)} -> {getattr(now[id], name)}"
+            for name in ("helpful", "harmful", "shown")
+            if getattr(lesson, name) != getattr(now[id], name)
+        ]
+        told = f" ({', '.join(votes)})" if votes else ""
+        if lesson.text != now[id].text:
+            lines.append(f"~ [{id}] {now[id].text}{told}\n  was: {lesson.text}\n")
+        elif votes:
+            lines.append(f"~ [{id}]{told}\n")
+    lines += [f"+ [{id}] {lesson.text}\n" for id, lesson in now.items() if id not in was]
+    if [id for id in was if id in now] != [id for id in now if id in was]:
+        lines.append(f"~ the order: {', '.join(now)}\n")
+    return "".join(lines)
+
+
+# Versions
+
+
+class Versions:
+    """Named libraries, each kept for good, and which of them holds now: in memory, or in a JSONL file that only grows.
+
+    The head is the version that was moved to last, and before any move the first one. Ids are never used again over the whole
+    history, also where it branches (a version that was rejected, a rollback): `at` tells the library which ones are free.
+    Safe to use from several threads; one process writes to a file, others may `read` it.
+    """
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self._rows = Rows(path)
+        self._lock = Lock()
+
+    @classmethod
+    def read(cls, path: Path | str) -> Versions:
+        """What stands in a file now, in memory: for those who look on while another process writes.
+
+        Raises:
+            LibraryError: it cannot be read.
+        """
+        versions = cls()
+        try:
+            *lines, _ = Path(path).read_bytes().split(b"\n")  # a last line without an end is still being written
+        except OSError as error:
+            raise LibraryError(f"cannot read {path}: {error.strerror}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                versions._rows.append(json.loads(line))
+            except (ValueError, KeyError, TypeError):
+                raise LibraryError(f"{path}, line {number}: expected a version of a library, got {line[:60]!r}") from None
+        return versions
+
+    def put(self, name: str, library: Library, *, parent: str = "", why: str = "", rulings: Sequence[Ruling] = ()) -> str:
+        """Keep a library under a name, and return it; the same library under the same name is kept once.
+
+        Args:
+            parent: the version it was made from.
+            rulings: what became of the edits that made it.
+
+        Raises:
+            LibraryError: the name stands for another library; there is no such parent; or an id that the parent's history
+                does not know has named another lesson elsewhere.
+        """
+        row = {
+            "id": f"version {name}",
+            "name": name,
+            "next": library.next,
+            "lessons": [dict(_shown(lesson)) for lesson in library.lessons],
+            "parent": parent,
+            "why": why,
+            "rulings": [asdict(ruling) for ruling in rulings],
+        }
+        row = json.loads(json.dumps(_plain(row)))
+        with self._lock:
+            there = self._rows.get(f"version {name}")
+            if there is None:
+                if not name:
+                    raise LibraryError("a version needs a name")
+                self._check(library, parent)
+                self._rows.append(row)
+            elif (there["lessons"], there["next"]) != (row["lessons"], row["next"]):
+                raise LibraryError(f"version {name!r} is another library already; give this one another name")
+        return name
+
+    def _check(self, library: Library, parent: str) -> None:
+        if not parent:
+            return
+        line: set[str] = set()
+        while parent and parent not in line:
+            row = self._row(parent)
+            line.add(parent)
+            parent = row["parent"]
+        own = {lesson["id"] for name in line for lesson in self._row(name)["lessons"]}
+        for row in self._versions():
+            for lesson in row["lessons"]:
+                if lesson["id"] not in own and any(x.id == lesson["id"] for x in library.lessons):
+                    raise LibraryError(
+                        f"{lesson['id']} names another lesson in version {row['name']!r}; a new lesson needs a new id: "
+                        f"L{max(row['next'] for row in self._versions())} would do"
+                    )
+
+    def _versions(self) -> list[Mapping[str, Any]]:
+        return [row for row in self._rows.values() if "name" in row]
+
+    def _row(self, name: str) -> Mapping[str, Any]:
+        row = self._rows.get(f"version {name}")
+        if row is None:
+            there = ", ".join(self.names()) or "none"
+            raise LibraryError(f"there is no version {name!r}; there are {there}")
+        return row
+
+    def at(self, name: str, before: str = "") -> Library:
+        """The library of this name, as it was put, for `to_yaml` byte by byte; its `taken` says which ids are free.
+
+        Args:
+            before: name of the version that is to be made of it. If it was made already, by a run that is being resumed, then
+                the ids are free that were free at that time, and it is made again with the same ones.
+
+        Raises:
+            LibraryError: there is none; names those that there are.
+        """
+        row, taken = self._row(name), 0
+        for other in self._versions():
+            if before and other["name"] == before:
+                break
+            taken = max(taken, other["next"])
+        return Library(tuple(Lesson(**lesson) for lesson in row["lessons"]), row["next"], taken)
+
+    def names(self) -> list[str]:
+        """Of all versions, the oldest first."""
+        return [row["name"] for row in self._versions()]
+
+    def rulings(self, name: str) -> tuple[Ruling, ...]:
+        """What became of the edits that made this version."""
+        return tuple(Ruling(**{**ruling, "edit": Edit(**ruling["edit"])}) for ruling in self._row(name)["rulings"])
+
+    def parent(self, name: str) -> str:
+        """The version that this one was made from; empty: none."""
+        return str(self._row(name)["parent"])
+
+    def why(self, name: str) -> str:
+        """Why this version was made."""
+        return str(self._row(name)["why"])
+
+    @property
+    def head(self) -> str:
+        """The version that holds; empty if there are none."""
+        rows = self._rows.values()
+        moves = (row["head"] for row in reversed(rows) if "head" in row)
+        return next(moves, None) or next((row["name"] for row in rows if "name" in row), "")
+
+    def move(self, name: str, why: str = "") -> None:
+        """From now on this version holds. Written down as well: no version is lost, whichever holds."""
+        self._row(name)
+        with self._lock:
+            if self.head != name:
+                number = sum("head" in row for row in self._rows.values())
+                self._rows.append({"id": f"head {number}", "head": name, "why": _plain(why)})
+
+    def rollback(self, name: str) -> None:
+        """Go back to an earlier version; the later ones stay."""
+        self.move(name, "rollback")
+
+    def moves(self) -> list[tuple[str, str]]:
+        """(version, why) of every move, the oldest first."""
+        return [(row["head"], row["why"]) for row in self._rows.values() if "head" in row]
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        self._rows.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+    def __repr__(self) -> str:
+        return f"Versions({str(self._rows.path) if self._rows.path else ''})"
