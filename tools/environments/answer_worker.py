@@ -1,0 +1,221 @@
+"""A process that works out what an answer is worth, for `verifying.Workers`: run as a script, never imported by the package.
+
+Jobs come as lines of JSON on stdin, replies go as lines of JSON to stdout; the end of stdin ends it. The script's one argument
+says what it is for: `math` (math-verify) or `reasoning` (reasoning-gym). It imports nothing of ours, so that it starts from
+anywhere.
+
+What is checked was written by a language model, and may be `10^{10^{10}}`, or Python in the place of a formula (several scorers
+of reasoning-gym hand an answer to SymPy's reader, which evaluates it). So each job has a limit of computing time, after which
+the kernel ends the process, the memory is limited, and what nobody needs who checks answers is refused: writing files, starting
+programs, the network. That keeps accidents and simple tricks out; it is no jail.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+MEMORY = 2 * 1024**3
+"""Bytes of address space that a job may add to what the libraries take."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_REFUSED = (
+    *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.rmdir"),
+    *(
+        "os.mkdir",
+        "os.chmod",
+        "os.chown",
+        "os.link",
+        "os.symlink",
+        "os.truncate",
+        "os.utime",
+        "shutil.",
+        "subprocess.",
+        "socket.",
+    ),
+    *("ctypes.", "urllib.", "signal.", "resource."),
+)
+
+
+class _Forbidden(Exception):
+    """An answer that, evaluated, would do what no answer has to do."""
+
+
+def _confine() -> None:
+    """Limit this process for good. Comes after the imports, which need some of what it forbids."""
+    sys.dont_write_bytecode = True
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as file:
+            taken = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, OSError, ValueError):  # not Linux: the limits of time remain
+        pass
+
+    def refuse(event: str, args: tuple[Any, ...]) -> None:
+        if _ours:
+            return
+        if event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & _WRITES:
+            raise _Forbidden("the answer would open a file to write")
+        if event.startswith(_REFUSED):
+            raise _Forbidden(f"the answer would call {event}")
+
+    sys.addaudithook(refuse)
+
+
+_ours: list[bool] = [True]
+"""Not empty while our own lines run, for which nothing is refused."""
+
+
+def _limit(seconds: float) -> None:
+    """End this process after so much computing from now on; 0: no more. Waiting does not count, nor does a busy machine."""
+    if hasattr(signal, "ITIMER_PROF"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+# Mathematics
+
+
+def _parsed(text: str) -> Any:
+    """What math-verify reads in an answer: a SymPy object, or None. The whole text is the answer, so nothing is searched for."""
+    from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
+
+    # Its own time limits are signals, which raise in any thread but the main one; ours end the process.
+    found = parse(
+        f"\\boxed{{{text}}}",
+        [LatexExtractionConfig(boxed_match_priority=0)],
+        fallback_mode="no_fallback",
+        parsing_timeout=None,
+        raise_on_error=True,
+    )
+    return found[0] if found else None
+
+
+def _equal(gold: str, answer: str) -> bool:
+    """Whether an answer says what the true one says."""
+    from math_verify import verify
+
+    right, came = _parsed(gold), _parsed(answer)
+    if right is None or came is None:
+        return " ".join(gold.casefold().split()) == " ".join(answer.casefold().split())
+    return bool(verify(right, came, timeout_seconds=None, raise_on_error=True))
+
+
+def _normal(answer: str) -> str:
+    """An answer in the form that SymPy gives it, which is the same for 1/2, 0.5 and \\frac{1}{2}."""
+    from sympy import Eq, FiniteSet, expand, nsimplify, simplify  # type: ignore[import-untyped]
+
+    value = _parsed(answer)
+    if value is None:
+        return " ".join(answer.split())
+    while isinstance(value, Eq):  # x = 5 says 5, as the verifier has it
+        value = value.rhs
+
+    def one(part: Any) -> str:
+        part = nsimplify(part.doit(), rational=True)
+        return str(simplify(expand(part)))
+
+    return "{" + ", ".join(sorted(map(one, value.args))) + "}" if isinstance(value, FiniteSet) else one(value)
+
+
+def _math() -> Mapping[str, Callable[..., Any]]:
+    import logging
+
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    math_verify.verify(_parsed(r"\frac{1}{2}"), _parsed("0.5"), timeout_seconds=None)  # what is imported late is imported now
+    return {"equal": _equal, "normal": _normal}
+
+
+# Reasoning
+
+
+@lru_cache(maxsize=4096)
+def _item(name: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
+    """A data set of one problem, and the problem."""
+    import numpy
+    import reasoning_gym  # type: ignore[import-untyped]
+
+    random.seed(seed)  # some generators draw from here, too
+    numpy.random.seed(seed % 2**32)
+    data = reasoning_gym.create_dataset(name, seed=seed, size=1, **json.loads(settings))
+    return data, data[0]
+
+
+def _names() -> list[str]:
+    from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
+
+    return sorted(DATASETS)
+
+
+def _fields(name: str) -> list[str]:
+    """The settings of a generator."""
+    from dataclasses import fields
+
+    from reasoning_gym.factory import DATASETS
+
+    return sorted(field.name for field in fields(DATASETS[name][1]) if field.name not in ("seed", "size"))
+
+
+def _problem(name: str, settings: str, seed: int) -> dict[str, Any]:
+    _, item = _item(name, settings, seed)
+    return {"question": str(item["question"]), "answer": None if item["answer"] is None else str(item["answer"])}
+
+
+def _score(name: str, settings: str, seed: int, answer: str) -> float:
+    data, item = _item(name, settings, seed)
+    _ours.clear()
+    try:
+        score = data.score_answer(answer, item)
+    finally:
+        _ours.append(True)
+    if isinstance(score, bool) or not isinstance(score, int | float) or not (math.isfinite(score) and 0 <= score <= 1):
+        raise ValueError(f"the score is {score!r}, which is not in [0, 1]")
+    return float(score)
+
+
+def _reasoning() -> Mapping[str, Callable[..., Any]]:
+    import reasoning_gym  # noqa: F401  # here, so that the limits do not count it
+
+    return {"names": _names, "fields": _fields, "problem": _problem, "score": _score}
+
+
+def main() -> None:
+    """Work until stdin ends."""
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what a library prints is no reply
+
+    def reply(**said: Any) -> None:
+        replies.write(json.dumps(said) + "\n")
+        replies.flush()
+
+    try:
+        jobs = {"math": _math, "reasoning": _reasoning}[sys.argv[1]]()
+        _confine()
+    except Exception as cause:
+        reply(error=f"{type(cause).__name__}: {cause}")
+        return
+    reply(value="ready")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        limit, what = asked.pop("limit"), asked.pop("what")
+        _limit(limit)
+        try:
+            said = {"value": jobs[what](**asked)}
+        except (Exception, _Forbidden) as cause:
+            said = {"error": f"{type(cause).__name__}: {str(cause)[:300]}"}
+        _limit(0)
+        reply(**said)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,566 @@
+r"""Math problems with one final answer, checked by math-verify: our own small set, a file, or a Hugging Face data set.
+
+One action is the whole written solution. What counts in it is the final answer, and where that stands is a matter of form:
+
+- in `\boxed{…}`; of several boxes the last one that is not empty. Boxes that hang together (`\boxed{2} and \boxed{3}`) are one
+  answer with several parts: who offers a choice has not answered.
+- without a box: in a line that begins with `Answer:` or `Final answer:`, or in `<answer>…</answer>`; the last of them.
+- else there is none, and the reward is 0, whatever numbers the text has in it: "We have 42 cases. So 41 + 1." is no 42, which
+  math-verify by itself would take it for. A box beats every number after it.
+
+The answer is right (reward 1) if math-verify (Kydlíček, 2024) finds it equal to the true one, else the reward is 0. It reads LaTeX
+and compares as SymPy does, decimals to 6 places (0.333333 is 1/3). If it raises or is not done in 5 seconds of computing time,
+the reward is None and the observation says why: nobody knows what such an answer is worth. So it is with an empty solution.
+
+Where the problems come from, which the environment's name tells:
+
+- `math`: 120 plain exercises of ours (`exercises.py`). Nothing measured on them can be compared with published numbers.
+- `math?file=PATH`: JSONL, one object in each line (or one JSON list), in any of these layouts, in upper or lower case:
+
+  | | problem | true answer |
+  |---|---|---|
+  | MATH, AIME | `problem` | `answer`, or the last box of `solution` |
+  | GSM8K | `question` | what follows `####` in `answer` |
+  | DAPO | `prompt`: a chat; the wrapper around the problem is taken off | `reward_model` → `ground_truth` |
+
+- `math?dataset=NAME`: the same by `datasets.load_dataset` (extra `[data]`): a name on the hub or a folder; `subset=` names its
+  configuration, `part=` its split.
+
+Which split a problem belongs to: all are put in the order of a digest of their text; the first 40 % (setting `test`) are for
+`test`, the next 20 % (`dev`) for `dev`, the others for `train`. So it depends neither on the order of the file nor on luck, and
+within a split the file's order is kept. `split=test` puts all into one; a data set that has parts of these names (`validation` is
+dev) keeps its own. `limit=100` takes the first 100 problems of the file (of each part of such a data set).
+
+Rows that are no use are left out, counted and named in `report`: those without a problem or an answer, those that repeat an
+earlier problem (same text but for case and white space), and all that say different answers to the same problem, since nobody
+can tell which is right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import Observation, Task, UserError
+from .verifying import Unverified, Workers
+
+__all__ = ["Problem", "Problems", "Report", "Verdict", "final_answer"]
+
+_OWN = Path(__file__).parent / "data" / "math.jsonl"
+_SPLITS = ("test", "dev", "train")
+_SETTINGS = ("file", "dataset", "subset", "part", "split", "test", "dev", "limit")
+_PARTS = {"test": "test", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "train": "train"}
+"""What the parts of a data set are called -> our split."""
+_EXPECTED = "expected are problem, question or prompt, and answer, solution or reward_model.ground_truth"
+_LONGEST = 1000
+"""Characters of an answer; nobody's final answer is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem with its true answer."""
+
+    text: str
+    answer: str
+    where: str = ""
+    """Where it stands, e.g. `line 3`."""
+    split: str = ""
+    """The one that its data set has put it in; empty if that is for us to say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a written solution is worth."""
+
+    reward: float | None
+    """1 right, 0 wrong, None: nobody can say, see `reason`."""
+    answer: str = ""
+    """The final answer as it was read; empty if there is none."""
+    reason: str = ""
+    """Why it is not 1, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of the rows of a file."""
+
+    rows: int
+    kept: int
+    missing: tuple[str, ...] = ()
+    """Rows without a problem or an answer, e.g. `line 4 (no answer)`."""
+    repeated: tuple[str, ...] = ()
+    """Rows that say again what an earlier one says, e.g. `line 9 (as line 2)`."""
+    contradictory: tuple[str, ...] = ()
+    """Rows that differ about the answer to one problem, e.g. `line 2: 4, line 9: 5`; all of them are left out."""
+
+    @property
+    def dropped(self) -> int:
+        """Rows left out, those beyond `limit` not among them."""
+        return self.rows - self.kept
+
+    def __str__(self) -> str:
+        said = f"{self.kept} problems of {self.rows} rows"
+        for what, where in (
+            ("without a problem or an answer", self.missing),
+            ("repeated", self.repeated),
+            ("with contradictory answers, all left out", self.contradictory),
+        ):
+            if where:
+                first = "; ".join(where[:3]) + (" …" if len(where) > 3 else "")
+                said += f"; {len(where)} {what} ({first})"
+        return said
+
+
+# The final answer of a written solution
+
+_BOX = re.compile(r"\\+(?:boxed|fbox)\s*(?P<brace>\{)?")
+_MOST_BOXES = 50
+_TOGETHER = re.compile(r"[\s$]*(?:,|;|,?\s*\b(?:and|or)\b)[\s$]*")
+_BARE = re.compile(r"[^\s{}$]+")
+_LINE = re.compile(r"(?im)^[\s>#*_`-]*(?:the\s+)?(?:final\s+)?answer[*_`]*\s*[:：][*_`]*[^\S\n]*(\S.*)$")
+_TAG = re.compile(r"(?is)<answer>(.*?)</answer>")
+_AROUND = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`"), ('"', '"'))
+
+
+def final_answer(solution: str) -> str | None:
+    r"""The final answer of a written solution, by the rule above; None if it has none.
+
+    Markup around it ($, \(, **, a full stop) is taken off; else it is left as it was written.
+    """
+    boxes = _boxes(solution)
+    if boxes:
+        parts = [boxes[-1]]
+        for box in reversed(boxes[:-1]):
+            if not _TOGETHER.fullmatch(solution[box[1] : parts[0][0]]):
+                break
+            parts.insert(0, box)
+        return ", ".join(part[2] for part in parts)
+    said = [found for found in (_bare(match[1]) for match in (*_LINE.finditer(solution), *_TAG.finditer(solution))) if found]
+    return said[-1] if said else None
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """The last boxes that are closed and not empty, in order: (start, end, content)."""
+    found = []
+    for match in list(_BOX.finditer(text))[-_MOST_BOXES:]:
+        if match["brace"]:
+            end = _closing(text, match.end())
+        else:  # \boxed 5
+            word = _BARE.match(text, match.end())
+            end = word.end() if word else None
+        if end is not None and (content := _bare(text[match.end() : end])):
+            found.append((match.start(), end + bool(match["brace"]), content))
+    return found
+
+
+def _closing(text: str, start: int) -> int | None:
+    """Where the brace closes that was opened just before `start`; None if it does not."""
+    depth, at = 1, start
+    while at < len(text):
+        match text[at]:
+            case "\\":
+                at += 1  # \{ is no brace
+            case "{":
+                depth += 1
+            case "}":
+                depth -= 1
+                if depth == 0:
+                    return at
+        at += 1
+    return None
+
+
+def _bare(text: str) -> str:
+    """An answer without the markup around it."""
+    before, text = "", text.strip()
+    while text != before:
+        before = text
+        text = re.sub(r"(?<!\\)[.,;]$", "", text).strip()
+        if text.startswith("{") and _closing(text, 1) == len(text) - 1:
+            text = text[1:-1].strip()
+        for left, right in _AROUND:
+            inside = text[len(left) : len(text) - len(right)]
+            if text.startswith(left) and text.endswith(right) and len(text) > len(left + right) and left not in inside:
+                text = inside.strip()
+        if (boxes := _boxes(text)) and boxes[-1][:2] == (0, len(text)):
+            text = boxes[-1][2]
+    return text
+
+
+# The environment
+
+
+class Problems:
+    """Math problems as an environment.
+
+    Args:
+        settings: `file` (a path) or `dataset` (a name, with `subset` and `part`); `split` (all problems belong to it); `test` and
+            `dev` (their shares, 0.4 and 0.2); `limit` (how many problems at most).
+        horizon: at least 1; the written solution ends the episode.
+        workers: what checks the answers; its own processes if not given.
+    """
+
+    solved = 1.0
+    """The score from which a problem counts as solved."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1, *, workers: Workers | None = None) -> None:
+        settings = settings or {}
+        for key in settings:
+            if key not in _SETTINGS:
+                raise UserError(f"math: no setting {key!r}; it has {', '.join(_SETTINGS)}")
+        if horizon < 1:
+            raise UserError(f"math: horizon must be at least 1, got {horizon}")
+        if "file" in settings and "dataset" in settings:
+            raise UserError("math: either file=PATH or dataset=NAME, not both")
+        for key in ("subset", "part"):
+            if key in settings and "dataset" not in settings:
+                raise UserError(f"math: {key}={settings[key]} belongs to a data set; name it with dataset=NAME")
+        if find_spec("math_verify") is None:
+            raise UserError("math: answers are checked by math-verify: pip install math-verify")
+        self.horizon = horizon
+        self._workers = workers or Workers("math")
+        self._compared = lru_cache(maxsize=65536)(self._compare)
+        self._normal = lru_cache(maxsize=65536)(self._normalise)
+        source, read = self._source(settings)
+        kept, self.report = self._sound(read)
+        self.problems, self._splits = _divided(kept, settings)
+        """Those in use, in the file's order; a task's seed is its place among them."""
+        if source:
+            content = repr([(problem.text, problem.answer, problem.split) for problem in self.problems]).encode()
+            source += f"-{hashlib.sha256(content).hexdigest()[:8]}"
+        changed = [f"{key}={settings[key]}" for key in ("subset", "part", "split", "test", "dev", "limit") if key in settings]
+        self.name = "math" + ("?" if source or changed else "") + ",".join(filter(None, (source, *changed)))
+
+    @staticmethod
+    def _source(settings: Mapping[str, str]) -> tuple[str, list[Problem]]:
+        """What the name says of the source, and its rows."""
+        if "dataset" in settings:
+            name = settings["dataset"]
+            rows = _dataset(name, settings.get("subset"), settings.get("part"))
+            return f"dataset={Path(name).name}", [_row(f"the data set {name}", *row) for row in rows]
+        path = Path(settings["file"]) if "file" in settings else _OWN
+        rows = [_row(str(path), where, item) for where, item in _items(path)]
+        if not rows:
+            raise UserError(f"math: {path} is empty; {_EXPECTED}, one JSON object in each line")
+        return f"file={path.stem}" if "file" in settings else "", rows
+
+    def _sound(self, rows: Sequence[Problem]) -> tuple[list[Problem], Report]:
+        """The rows that can be used, and what became of the others."""
+        missing, repeated, contradictory = list[str](), list[str](), list[str]()
+        same = dict[str, list[Problem]]()
+        for row in rows:
+            if not row.text or not row.answer:
+                missing.append(f"{row.where} (no {'answer' if row.text else 'problem'})")
+            else:
+                same.setdefault(_plain(row.text), []).append(row)
+        kept = []
+        for group in same.values():
+            first, *others = group
+            if all(self._agree(first.answer, other.answer) for other in others):
+                kept.append(first)
+                repeated.extend(f"{other.where} (as {first.where})" for other in others)
+            else:
+                contradictory.append(", ".join(f"{row.where}: {row.answer[:40]}" for row in group))
+        report = Report(len(rows), len(kept), tuple(missing), tuple(repeated), tuple(contradictory))
+        if not kept:
+            raise UserError(f"math: nothing is left: {report}")
+        return kept, report
+
+    def _agree(self, one: str, other: str) -> bool:
+        if one == other:
+            return True
+        try:
+            return self._compared(one, other)[0] is True
+        except Unverified:
+            return False
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th problem of a split; `Task.seed` is its place among all that are in use, from 0.
+
+        Raises:
+            UserError: there is no such split or problem.
+        """
+        if split not in self._splits:
+            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        places = self._splits[split]
+        if not 0 <= seed < len(places):
+            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
+            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
+        text = f"{self.problems[places[seed]].text}\nReason step by step, and put the final answer in \\boxed{{}}."
+        return Task(f"math-{split}-{seed}", text, places[seed])
+
+    def size(self, split: str) -> int:
+        """How many problems a split has."""
+        return len(self._splits.get(split, ()))
+
+    def problem(self, task: Task) -> Problem:
+        """The problem of a task.
+
+        Raises:
+            UserError: the task is of another source.
+        """
+        if not 0 <= task.seed < len(self.problems):
+            raise UserError(f"{self.name}: has no task {task.id} (problem {task.seed} of {len(self.problems)})")
+        return self.problems[task.seed]
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The problem's first words; after the solution, whether its answer is right, or why that cannot be said.
+
+        Raises:
+            UserError: the solution is no text, or more than one was given.
+        """
+        if isinstance(actions, str):
+            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        problem = self.problem(task)
+        if not actions:
+            head = " ".join(problem.text.split())
+            return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
+        if not isinstance(actions[0], str):
+            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
+        if len(actions) > 1:
+            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
+        verdict = self.check(task, actions[0])
+        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+
+    def check(self, task: Task, solution: str) -> Verdict:
+        """What a written solution is worth, the answer that was read in it, and why it is not right."""
+        if not solution.strip():
+            return Verdict(None, "", "this cannot be read: a solution with its final answer in \\boxed{} was expected")
+        answer = final_answer(solution)
+        if answer is None:
+            return Verdict(0.0, "", "no final answer: it belongs in \\boxed{}, or in a line that begins with Answer:")
+        if len(answer) > _LONGEST:
+            return Verdict(0.0, answer[:_LONGEST], f"wrong: a final answer has at most {_LONGEST} characters")
+        try:
+            equal, why = self._compared(self.problem(task).answer, answer)
+        except Unverified as cause:
+            equal, why = None, str(cause)
+        if equal is None:
+            return Verdict(None, answer, f"could not be verified: {why}")
+        return Verdict(1.0, answer) if equal else Verdict(0.0, answer, f"wrong: the answer read is {answer}")
+
+    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
+        """The reward of the solution, as the one of the episode; None if nobody can say."""
+        return [self.observe(task, actions).reward] if actions else []
+
+    def read(self, reply: str) -> tuple[str, ...]:
+        """The whole reply, as one action."""
+        return (reply,)
+
+    def answer(self, text: str) -> str:
+        r"""The final answer of a written solution in a form that is the same for 1/2, 0.5 and \frac{1}{2}; empty without one.
+
+        For votes: that two answers have the same form is a matter of text, so equal ones that SymPy does not bring into one form
+        (0.333333 and 1/3, say) count as different. What cannot be parsed is left as it was written.
+        """
+        answer = final_answer(text)
+        if answer is None:
+            return ""
+        try:
+            return self._normal(answer[:_LONGEST])
+        except Unverified:
+            return " ".join(answer.split())
+
+    def abstract(self, observation: Observation) -> str:
+        """The problem's first words."""
+        return observation.text
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """The true answer in its box, without a solution."""
+        return (f"\\boxed{{{self.problem(task).answer}}}",)
+
+    def optimum(self, task: Task) -> float:
+        """1: every problem has an answer."""
+        return 1.0
+
+    def close(self) -> None:
+        """End the processes that check answers."""
+        self._workers.close()
+
+    def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
+        """Whether the answer is right, or why nobody can say. What another try may change is raised, so that it is not kept."""
+        if gold == answer:
+            return True, ""
+        try:
+            return self._workers.ask("equal", gold=gold, answer=answer) is True, ""
+        except Unverified as cause:
+            if cause.passing:
+                raise
+            return None, str(cause)
+
+    def _normalise(self, answer: str) -> str:
+        try:
+            return str(self._workers.ask("normal", answer=answer))
+        except Unverified as cause:
+            if cause.passing:
+                raise
+            return " ".join(answer.split())
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def _divided(kept: Sequence[Problem], settings: Mapping[str, str]) -> tuple[tuple[Problem, ...], dict[str, tuple[int, ...]]]:
+    """The problems in use, and the places of those of each split among them."""
+    own = any(problem.split for problem in kept) and not settings.keys() & {"split", "test", "dev"}
+    limit = _limit(settings.get("limit"))
+    if own:
+        problems = tuple(p for split in _SPLITS for p in [p for p in kept if p.split == split][:limit])
+        return problems, {split: tuple(n for n, p in enumerate(problems) if p.split == split) for split in _SPLITS}
+    problems = tuple(kept[:limit])
+    if split := settings.get("split", ""):
+        if split not in _SPLITS:
+            raise UserError(f"math: split must be train, dev or test, got {split!r}")
+        if settings.keys() & {"test", "dev"}:
+            raise UserError(f"math: split={split} puts all problems there; leave out test and dev")
+        return problems, {name: tuple(range(len(problems))) if name == split else () for name in _SPLITS}
+    test, dev = _share("test", settings.get("test", "0.4")), _share("dev", settings.get("dev", "0.2"))
+    if test + dev > 1 + 1e-9:
+        raise UserError(f"math: test={test:g} and dev={dev:g} are more than all there is")
+    order = sorted(range(len(problems)), key=lambda n: hashlib.sha256(_plain(problems[n].text).encode()).digest())
+    first, second = round(test * len(order)), round((test + dev) * len(order))
+    parts = {"test": order[:first], "dev": order[first:second], "train": order[second:]}
+    return problems, {split: tuple(sorted(parts[split])) for split in _SPLITS}
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise UserError(f"math: limit must be a number from 1, got {text!r}")
+    return int(text)
+
+
+def _share(name: str, text: str) -> float:
+    if not re.fullmatch(r"[01]|[01]?\.[0-9]{1,6}", text) or not 0 <= float(text) <= 1:
+        raise UserError(f"math: {name} must be a share from 0 to 1, such as 0.4, got {text!r}")
+    return float(text)
+
+
+# Rows
+
+
+def _items(path: Path) -> Iterator[tuple[str, Any]]:
+    """The objects of a file, each with where it stands."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as cause:
+        raise UserError(f"math: cannot read {path}: {cause}") from cause
+    if text.lstrip().startswith("["):
+        try:
+            items = json.loads(text)
+        except (ValueError, RecursionError) as cause:
+            raise UserError(
+                f"math: {path} is damaged: {cause}; {_EXPECTED}, in a JSON list or one object in each line"
+            ) from cause
+        yield from ((f"item {n}", item) for n, item in enumerate(items, 1))
+        return
+    for n, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"line {n}", json.loads(line)
+            except (ValueError, RecursionError) as cause:
+                raise UserError(f"math: {path} line {n} is no JSON: {cause}; {_EXPECTED}, one object in each line") from cause
+
+
+def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[str, Any, str]]:
+    """The rows of a data set, each with where it stands and its split; those of `test` come first."""
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ImportError as cause:
+        raise UserError(f"math: dataset={name} is read by Hugging Face's datasets: pip install datasets") from cause
+    folder = Path(name)
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            loaded = datasets.load_from_disk(name)
+        else:
+            loaded = datasets.load_dataset(name, subset)
+    except Exception as cause:  # of many kinds, from many packages
+        said = " ".join(str(cause).split())[:300]
+        raise UserError(
+            f"math: the data set {name!r} cannot be loaded: {type(cause).__name__}: {said}; without a network it must have been "
+            "loaded here before, or be a folder; file=PATH reads a JSONL file"
+        ) from cause
+    parts = dict(loaded) if isinstance(loaded, dict) else {part or "train": loaded}
+    if part is not None:
+        if part not in parts:
+            raise UserError(f"math: the data set {name!r} has no part {part!r}; it has {', '.join(parts)}")
+        chosen = {part: ""}
+    elif len(parts) == 1:
+        chosen = dict.fromkeys(parts, "")
+    else:
+        chosen = {known: _PARTS[known] for known in _PARTS if known in parts}
+        if not chosen:
+            raise UserError(f"math: the data set {name!r} has the parts {', '.join(parts)}; choose one with part=NAME")
+    for known, split in chosen.items():
+        for n, row in enumerate(parts[known]):
+            yield f"row {n} of {known}", row, split
+
+
+def _row(source: str, where: str, item: Any, split: str = "") -> Problem:
+    """A problem, from an object of a file; its text or its answer is empty where the object has none.
+
+    Raises:
+        UserError: it is no object, or nothing in it is called as a problem is.
+    """
+    if not isinstance(item, Mapping):
+        raise UserError(f"math: {source} {where} must be an object, got {str(item)[:60]!r}; {_EXPECTED}")
+    named = {str(key).lower(): value for key, value in item.items()}
+    asked = [named[key] for key in ("problem", "question", "prompt") if key in named]
+    if not asked:
+        raise UserError(f"math: {source} {where} has no problem; its keys are {', '.join(map(str, item))}; {_EXPECTED}")
+    given = [named.get(key) for key in ("answer", "solution", "final_answer", "ground_truth")]
+    model = named.get("reward_model")
+    given.append(model.get("ground_truth") if isinstance(model, Mapping) else None)
+    text = next(filter(None, map(_text, asked)), "")
+    plain, solution = _answer(given[0]), _boxed(given[1])
+    answer = plain or solution or next(filter(None, map(_answer, given[2:])), "")
+    return Problem(text, answer, where, split)
+
+
+_WRAPPED = re.compile(
+    r"(?s)\s*Solve the following math problem step by step\. The last line of your response should be of the form Answer:"
+    r"[^\n]*\n+(?P<problem>.*?)\s*(?:Remember to put your answer on its own line after \"?Answer:\"?\.?\s*)?"
+)
+
+
+def _text(asked: Any) -> str:
+    """The problem's own words: of a chat those of the last user, without DAPO's wrapper around them."""
+    if isinstance(asked, Sequence) and not isinstance(asked, str):
+        turns = [turn for turn in asked if isinstance(turn, Mapping) and isinstance(turn.get("content"), str)]
+        users = [turn["content"] for turn in turns if turn.get("role", "user") == "user"]
+        asked = users[-1] if users else ""
+    if not isinstance(asked, str):
+        return ""
+    wrapped = _WRAPPED.fullmatch(asked)
+    return (wrapped["problem"] if wrapped else asked).strip()
+
+
+def _answer(given: Any) -> str:
+    """A true answer as a text; empty if it is none."""
+    if isinstance(given, list | tuple) and len(given) == 1:
+        given = given[0]
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return str(given) if given == given else ""  # pandas writes a missing number as NaN
+    if not isinstance(given, str):
+        return ""
+    if "####" in given:
+        return given.rpartition("####")[2].strip().replace(",", "")
+    return _boxed(given) or _bare(given)
+
+
+def _boxed(solution: Any) -> str:
+    """The last boxes of a solution; empty without one."""
+    if not isinstance(solution, str) or not _boxes(solution):
+        return ""
+    return final_answer(solution) or ""

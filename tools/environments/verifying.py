@@ -1,0 +1,181 @@
+"""Checking answers in processes of their own, which can be ended: a formula that never gets done holds nobody up.
+
+Verifiers of mathematics work out what a model wrote, and that may take for ever, or all the memory there is. Threads cannot be
+ended, and signals (math-verify's own way) work in the main thread alone: in any other it raises, and who takes that for "wrong"
+pays 0 to everybody. So each check goes to one of a few worker processes (`answer_worker.py`), which the kernel ends when its
+share of computing time is used up; the next check starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+__all__ = ["Unverified", "Workers"]
+
+_SCRIPT = Path(__file__).with_name("answer_worker.py")
+_START = 180.0
+"""Seconds that a worker may take to import its packages; a second or two where nothing else runs."""
+_WALL = 12.0
+"""How much longer than its computing time a job may last by the clock: on a busy machine it waits for its turn."""
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+class Unverified(Exception):
+    """Nothing can be said of an answer, and why: the verifier raised, took too long, or does not run.
+
+    Args:
+        reason: in words.
+        passing: whether it may go another time: no process could be started, or ours was ended from outside.
+    """
+
+    def __init__(self, reason: str, passing: bool = False) -> None:
+        super().__init__(reason)
+        self.passing = passing
+
+
+class Workers:
+    """A few processes that check answers. Any number of threads may ask at once; the processes start when they are needed.
+
+    Args:
+        kind: what they check: `math` or `reasoning`.
+        most: how many there are at most; as many as the machine has processors, up to 4, if not given.
+        seconds: computing time of a job.
+    """
+
+    def __init__(self, kind: Literal["math", "reasoning"], most: int | None = None, seconds: float = 5.0) -> None:
+        self.kind = kind
+        self.seconds = seconds
+        self._turn = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
+        self._lock = threading.Lock()
+        self._free: list[_Worker] = []
+        self._process = os.getpid()
+        weakref.finalize(self, _end, self._free)
+
+    def ask(self, what: str, *, seconds: float | None = None, **job: Any) -> Any:
+        """Have one job done; blocks until it is.
+
+        Args:
+            what: its name in `answer_worker.py`.
+            seconds: computing time it may take; that of all jobs if not given.
+            job: its arguments, JSON values.
+
+        Raises:
+            Unverified: it raised, took too long, or no process could be started.
+        """
+        limit = self.seconds if seconds is None else seconds
+        with self._turn:
+            worker = self._take()
+            try:
+                reply = worker.ask({"what": what, "limit": limit, **job}, limit)
+            except BaseException:
+                worker.end()
+                raise
+            with self._lock:
+                self._free.append(worker)
+        if "error" in reply:
+            raise Unverified(reply["error"])
+        return reply["value"]
+
+    def close(self) -> None:
+        """End the processes that have nothing to do; asked again, they start anew."""
+        with self._lock:
+            _end(self._free)
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            if self._process != os.getpid():  # after a fork they are the parent's
+                self._free.clear()
+                self._process = os.getpid()
+            while self._free:
+                worker = self._free.pop()
+                if worker.process.poll() is None:
+                    return worker
+                worker.end()
+        return _Worker(self.kind)
+
+
+class _Worker:
+    """One process, which does one job at a time."""
+
+    def __init__(self, kind: str) -> None:
+        environment = {key: value for key, value in os.environ.items() if not any(word in key.upper() for word in _SECRET)}
+        # The order of sets decides what some generators draw: the same in every process.
+        environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "agg"}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", str(_SCRIPT), kind],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                encoding="utf-8",
+            )
+        except OSError as cause:
+            raise Unverified(f"no process for the verifier could be started: {cause}", True) from cause
+        try:
+            ready = self._read(_START)
+        except BaseException:
+            self.end()
+            raise
+        if "error" in ready:
+            self.end()
+            raise Unverified(f"the verifier does not start: {ready['error']}", True)
+
+    def ask(self, job: dict[str, Any], limit: float) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(job) + "\n")
+            self.process.stdin.flush()
+        except OSError as cause:
+            raise Unverified(f"the verifier's process is gone: {cause}", True) from cause
+        return self._read(limit * _WALL, limit)
+
+    def _read(self, wall: float, limit: float = 0.0) -> dict[str, Any]:
+        """The next reply; the process is ended if none comes for so long by the clock."""
+        assert self.process.stdout is not None
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            self.process.kill()
+
+        clock = threading.Timer(wall, kill)
+        clock.daemon = True
+        clock.start()
+        try:
+            line = self.process.stdout.readline()
+        finally:
+            clock.cancel()
+            clock.join()  # so that it cannot hit a later job
+        if line.endswith("\n") and not late.is_set():
+            reply: dict[str, Any] = json.loads(line)
+            return reply
+        code = self.process.wait()
+        if late.is_set():
+            raise Unverified(f"no reply within {wall:g} s", True)
+        if code == -getattr(signal, "SIGPROF", 0):
+            raise Unverified(f"not done after {limit:g} s of computing")
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        raise Unverified(f"the verifier's process ended ({how})", code in (-9, -15))
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was not sent cannot be flushed
+                    pipe.close()
+
+
+def _end(workers: list[_Worker]) -> None:
+    while workers:
+        workers.pop().end()
