@@ -166,11 +166,6 @@ class Cache:
         with self._in_words(), self._lock:
             return self._base.execute("SELECT stage, what, amount FROM spent ORDER BY stage, what").fetchall()
 
-    def __len__(self) -> int:
-        """How many values are stored."""
-        with self._in_words(), self._lock:
-            return int(self._base.execute("SELECT count(*) FROM entries").fetchone()[0])
-
     def close(self) -> None:
         """Close the file; nothing can be asked any more."""
         with self._lock:
