@@ -1,0 +1,518 @@
+"""A learning run, step by step: which problems, which edits become a candidate, what is noted, and when it ends (Training-Free
+GRPO). What is made of each problem is the group's (nodes/groups.py), how a candidate is tried the accept test's (nodes/trial.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.types import Overwrite
+from typing_extensions import TypedDict
+
+from ..memory.library import Library, Limits, Versions
+from ..memory.records import Comparison, Rollout, Task, Usage, UserError
+from ..memory.rows import Rows
+from .advantage import draw
+from .recorded import BudgetSpent, Meter
+from .rollouts import Roll
+from .semantic import as_library, random_lessons, shuffled
+from .state import Learning, Problem
+from .trial import tested
+
+__all__ = [
+    "Asked",
+    "Batch",
+    "Candidate",
+    "Close",
+    "Consolidate",
+    "Finish",
+    "Grouped",
+    "Invent",
+    "Learns",
+    "More",
+    "Result",
+    "Schedule",
+    "Start",
+    "State",
+    "distinct",
+    "nothing",
+]
+
+Node = Callable[[Any], Any] | Runnable[Any, Any]
+USABLE = ("mixed", "hard")
+"""Kinds of groups that have something to compare."""
+
+
+class Asked(TypedDict):
+    """What a learning run is asked for; its input."""
+
+    run: str
+    """Its name: every id and every random draw is made from it."""
+
+
+class State(Learning):
+    """The channels of a learning run."""
+
+    before: str
+    """Name of the version that this step began with."""
+    why: str
+    """Why the candidate was accepted or not, or why there is none."""
+    stops: Annotated[list[str], add]
+    """What was said when the budget was spent in this step."""
+    failures: Annotated[list[str], add]
+    """What failed in this step outside of its groups."""
+    compared: int
+    """Groups of this epoch so far that had something to compare."""
+    began: float
+    """When this step began, in seconds since 1970."""
+
+
+class Result(TypedDict):
+    """What comes out of a learning run."""
+
+    run: str
+    library: str
+    """Name of the version that holds in the end."""
+    best: str
+    """Name of the product."""
+    best_score: float | None
+    step: int
+    """Learning steps that were made."""
+    stopped: str
+    usage: Usage
+
+
+# Problems
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which problems are learned on at which step."""
+
+    problems: tuple[Task, ...] = field(repr=False)
+    batch: int = 0
+    """Problems of a step; 0: all."""
+    epochs: int = 1
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch: what does not fill a batch is one, too."""
+        return -(-len(self.problems) // (self.batch or len(self.problems)))
+
+    def place(self, step: int) -> tuple[int, int]:
+        """(epoch, batch within it) of a step, from 0."""
+        return divmod(step, self.steps)
+
+    def tasks(self, run: str, step: int) -> list[Task]:
+        """The problems of a step: those of its batch, in the order that the run's name and the epoch draw."""
+        epoch, number = self.place(step)
+        order = list(self.problems)
+        draw(run, "epoch", epoch).shuffle(order)
+        size = self.batch or len(order)
+        return order[number * size : (number + 1) * size]
+
+
+def distinct(problems: Sequence[Task], held_out: Sequence[Task], written: bool) -> tuple[list[Task], list[Task], list[str]]:
+    """Problems and held-out problems without repeats, and the ids that were dropped.
+
+    Args:
+        written: the answer depends on the instruction alone: two problems with one instruction are the same. Repeats are then
+            dropped; two problems of one id are an error anyway.
+
+    Raises:
+        UserError: an id stands there twice, or a problem is held out and learned on.
+    """
+
+    def same(task: Task) -> str:
+        return " ".join(task.instruction.split()) if written else task.id
+
+    for where, tasks in (("problems", problems), ("held-out problems", held_out)):
+        doubled = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
+        if doubled:
+            raise UserError(f"training-free-grpo: {len(doubled)} of the {where} have an id that another one has: {doubled[:3]}")
+    kept: dict[str, Task] = {}
+    tests: dict[str, Task] = {}
+    dropped = []
+    for into, tasks in ((kept, problems), (tests, held_out)):
+        for task in tasks:
+            if into.setdefault(same(task), task) is not task:
+                dropped.append(task.id)
+    if both := [task.id for what, task in tests.items() if what in kept]:
+        raise UserError(
+            f"training-free-grpo: {len(both)} held-out problems are also learned on ({', '.join(both[:3])}): "
+            "hold out others, or leave them out of the problems"
+        )
+    return list(kept.values()), list(tests.values()), dropped
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class Start:
+    """Put the library to start from under its name, and set everything to the beginning."""
+
+    role: ClassVar[str] = "memory"
+
+    versions: Versions = field(repr=False)
+    library: str = ""
+    """A YAML file; empty: no lessons."""
+    arm: str = "learned"
+
+    def __call__(self, state: Asked) -> dict[str, Any]:
+        first = f"{state['run']}/0"
+        self.versions.put(first, self._read(), why="the start")
+        return {
+            "step": 0,
+            "library": first,
+            "best": first,
+            "best_score": None,
+            "before": first,
+            "candidate": "",
+            "accepted": False,
+            "why": "",
+            "stalled": 0,
+            "stopped": "",
+            "compared": 0,
+            "began": 0.0,
+            "usage": Overwrite(Usage()),
+            **_cleared(),
+        }
+
+    def _read(self) -> Library:
+        if not self.library or self.arm == "empty":
+            return Library()
+        path = Path(self.library)
+        if not path.is_file():
+            raise UserError(f"training-free-grpo: there is no library {self.library}; a YAML file of lessons would do")
+        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path))
+
+
+def _cleared() -> dict[str, Any]:
+    return {name: Overwrite([]) for name in ("comparisons", "probes", "stops", "failures")}
+
+
+@dataclass(frozen=True)
+class Learns:
+    """Router: does the arm learn from rollouts?"""
+
+    arm: str = "learned"
+
+    def __call__(self, state: State) -> Literal["learn", "invent", "as it is"]:
+        return "as it is" if self.arm == "empty" else "invent" if self.arm == "self-generated" else "learn"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Begin with a step."""
+
+    role: ClassVar[str] = "compute"
+
+    schedule: Schedule = field(repr=False)
+
+    def __call__(self, state: State) -> dict[str, Any]:
+        _, number = self.schedule.place(state["step"])
+        fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time()}
+        return {**fresh, **_cleared(), "compared": state["compared"] if number else 0}
+
+    def groups(self, state: State) -> list[Mapping[str, Any]]:
+        """Fan-out: a group for every problem of the batch."""
+        shared = {"run": state["run"], "step": state["step"], "library": state["library"]}
+        return [{**shared, "task": task} for task in self.schedule.tasks(state["run"], state["step"])]
+
+
+@dataclass(frozen=True)
+class Grouped(Runnable[Any, Any]):
+    """A group, lived through in one go. If the budget does not last for it, it ends, and the run with it."""
+
+    role: ClassVar[str] = "graph"
+
+    graph: Runnable[Any, Any] = field(repr=False)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return self.graph.invoke(input, config)
+        except BudgetSpent as spent:
+            return self._stopped(input, spent)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return await self.graph.ainvoke(input, config)
+        except BudgetSpent as spent:
+            return self._stopped(input, spent)
+
+    @staticmethod
+    def _stopped(state: Problem, spent: BudgetSpent) -> dict[str, Any]:
+        return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(str(spent),))], "stops": [str(spent)]}
+
+
+@dataclass(frozen=True)
+class Consolidate(Runnable[Any, Any]):
+    """Make a candidate of the groups' edits, if there is a group to learn from.
+
+    Raises:
+        UserError: no rollout of the step came to anything, and all for one reason: there is something to put right.
+    """
+
+    role: ClassVar[str] = "model"
+
+    how: str
+    node: Node = field(repr=False)
+    group: int = field(default=0, repr=False)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if known := self._known(input):
+            return known
+        try:
+            node = self.node
+            found = node.invoke(input, config) if isinstance(node, Runnable) else node(input)
+        except BudgetSpent as spent:
+            return {"candidate": "", "stops": [str(spent)]}
+        return self._found(input, found)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if known := self._known(input):
+            return known
+        try:
+            node = self.node
+            found = await node.ainvoke(input, config) if isinstance(node, Runnable) else node(input)
+        except BudgetSpent as spent:
+            return {"candidate": "", "stops": [str(spent)]}
+        return self._found(input, found)
+
+    @staticmethod
+    def _known(state: State) -> dict[str, Any] | None:
+        """What is to be said without asking anybody."""
+        comparisons = state["comparisons"]
+        _refuse_failure(state["step"], comparisons)
+        usable = sum(one.kind in USABLE for one in comparisons)
+        if state["stops"]:
+            return {"candidate": "", "why": state["stops"][0], "compared": state["compared"] + usable}
+        if not usable:
+            return {"candidate": "", "why": "no group had something to compare"}
+        return None
+
+    @staticmethod
+    def _found(state: State, found: Mapping[str, Any]) -> dict[str, Any]:
+        usable = sum(one.kind in USABLE for one in state["comparisons"])
+        why = "" if found.get("candidate") else "nothing was to be changed"
+        return {**found, "compared": state["compared"] + usable, "why": why}
+
+
+def _refuse_failure(step: int, comparisons: Sequence[Comparison]) -> None:
+    if not comparisons or any(truth is not None for one in comparisons for truth in one.truths):
+        return
+    if any(one.kind not in ("failed", "disagreed") for one in comparisons):
+        return
+    reasons = {failure.partition(": ")[2] for one in comparisons for failure in one.failures if failure.startswith("rollout ")}
+    if len(reasons) == 1:
+        count = sum(len(one.truths) for one in comparisons)
+        raise UserError(f"training-free-grpo: all {count} rollouts of step {step} failed for one reason: {reasons.pop()}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Router: is there a candidate, and can it be tested?"""
+
+    versions: Versions = field(repr=False)
+    tests: bool = True
+
+    def __call__(self, state: State) -> Literal["candidate", "untested", "no change"]:
+        if not state["candidate"]:
+            return "no change"
+        same = self.versions.at(state["candidate"]).key == self.versions.at(state["library"]).key
+        return "untested" if same or not self.tests else "candidate"
+
+
+def nothing(state: State) -> dict[str, Any]:
+    """A node from which work is handed out."""
+    return {}
+
+
+@dataclass(frozen=True)
+class Close:
+    """Note the step, once however often this runs, and say whether the run is to end before its last one."""
+
+    role: ClassVar[str] = "memory"
+
+    log: Rows = field(repr=False)
+    versions: Versions = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    meter: Meter | None = field(default=None, repr=False)
+    patience: int = 2
+    least_groups: int = 1
+    dropped: tuple[str, ...] = field(default=(), repr=False)
+
+    def __call__(self, state: State) -> dict[str, Any]:
+        step, stalled = state["step"], state["stalled"] + (not state["candidate"])
+        stopped = self._stopped(state, stalled)
+        if state["accepted"]:
+            self.versions.move(state["library"], state["why"])
+        self.log.append(self._row(state, stopped))
+        return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped}
+
+    def _stopped(self, state: State, stalled: int) -> str:
+        if state["stops"]:
+            return str(state["stops"][0])
+        epoch, number = self.schedule.place(state["step"])
+        if number + 1 == self.schedule.steps and state["compared"] < self.least_groups:
+            return (
+                f"epoch {epoch}: {state['compared']} of {len(self.schedule.problems)} groups had something to compare, "
+                f"and at least {self.least_groups} must"
+            )
+        if self.patience and stalled >= self.patience:
+            return f"no gain in {stalled} steps"
+        return ""
+
+    def _row(self, state: State, stopped: str) -> dict[str, Any]:
+        run, step, candidate = state["run"], state["step"], state["candidate"]
+        epoch, number = self.schedule.place(step)
+        tasks = [task.id for task in self.schedule.tasks(run, step)]
+        groups = sorted(state["comparisons"], key=lambda one: tasks.index(one.task))
+        rewards = [reward or 0.0 for one in groups for reward in one.truths]
+        test = (
+            tested(state["probes"], candidate, state["before"], f"{run}/{step}/accept")
+            if candidate and not state["stops"]
+            else None
+        )
+        rulings = self.versions.rulings(candidate) if candidate else tuple(r for one in groups for r in one.rulings)
+        library = self.versions.at(state["library"])
+        usage = state["usage"]
+        return {
+            "id": f"{run}/{step}/stopped" if state["stops"] else f"{run}/{step}",
+            "run": run,
+            "step": step,
+            "epoch": epoch,
+            "batch": number,
+            "problems": tasks,
+            "dropped": list(self.dropped),
+            "kinds": dict(Counter(one.kind for one in groups)),
+            "groups": {one.task: one.kind for one in groups},
+            "compared": sum(one.kind in USABLE for one in groups),
+            "rewards": {one.task: list(one.rewards) for one in groups},
+            "truths": {one.task: list(one.truths) for one in groups},
+            "train": sum(rewards) / len(rewards) if rewards else None,
+            "passed": _passed(groups),
+            "failures": [*(f"{one.task}: {failure}" for one in groups for failure in one.failures), *state["failures"]],
+            "proposed": sum(len(one.edits) for one in groups),
+            "edits": {
+                "accepted": sum(ruling.accepted for ruling in rulings),
+                "rejected": sum(not ruling.accepted for ruling in rulings),
+            },
+            "candidate": candidate,
+            "held_out": state["best_score"] if test is None else test.candidate if state["accepted"] else test.current,
+            "trial": asdict(test) if test else None,
+            "probe_failures": [f"{p.library} on {p.task}, {p.number}: {p.error}" for p in state["probes"] if p.error],
+            "accepted": state["accepted"],
+            "why": state["why"],
+            "before": state["before"],
+            "library": state["library"],
+            "lessons": len(library.lessons),
+            "best": state["best"],
+            "steps": sum(one.steps for one in groups),
+            "tool_calls": sum(one.tool_calls for one in groups),
+            "usage": asdict(usage),
+            "tokens": usage.input_tokens + usage.output_tokens,
+            "dollars": self.meter.cost if self.meter else None,
+            "seconds": round(time.time() - state["began"], 3),
+            "stopped": stopped,
+        }
+
+
+def _passed(groups: Sequence[Comparison]) -> float | None:
+    """Pass@G: the mean over groups of the best reward."""
+    tops = [max((truth or 0.0 for truth in one.truths), default=0.0) for one in groups]
+    return sum(tops) / len(tops) if tops else None
+
+
+@dataclass(frozen=True)
+class More:
+    """Router: is there another step?"""
+
+    steps: int
+    """In all."""
+
+    def __call__(self, state: State) -> Literal["next step", "enough"]:
+        return "enough" if state["stopped"] or state["step"] >= self.steps else "next step"
+
+
+@dataclass(frozen=True)
+class Invent(Runnable[Any, Any]):
+    """Have a library written without rollouts, and put it under its name."""
+
+    role: ClassVar[str] = "model"
+
+    ask: Runnable[Any, Any] = field(repr=False)
+    versions: Versions = field(repr=False)
+    tasks: tuple[Task, ...] = field(repr=False)
+    limits: Limits = field(repr=False)
+    count: Callable[[str], int] = field(repr=False)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return self._found(input, self.ask.invoke(self._asked(input), config))
+        except BudgetSpent as spent:
+            return {"stopped": str(spent)}
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return self._found(input, await self.ask.ainvoke(self._asked(input), config))
+        except BudgetSpent as spent:
+            return {"stopped": str(spent)}
+
+    def _asked(self, state: State) -> dict[str, Any]:
+        return {"run": state["run"], "step": 0, "tasks": list(self.tasks)}
+
+    def _found(self, state: State, found: Mapping[str, Any]) -> dict[str, Any]:
+        name = f"{state['run']}/self-generated"
+        self.versions.put(name, as_library(found["insights"], self.limits, self.count), why="written without rollouts")
+        return {"library": name, "best": name, "usage": found.get("usage", Usage())}
+
+
+@dataclass(frozen=True)
+class Finish(Runnable[Any, Any]):
+    """The product: the best version, or the control that the arm makes of it. From now on it holds."""
+
+    role: ClassVar[str] = "memory"
+
+    versions: Versions = field(repr=False)
+    roll: Roll = field(repr=False)
+    schedule: Schedule = field(repr=False)
+    limits: Limits = field(repr=False)
+    arm: str = "learned"
+    group: int = 0
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        rollouts = [self.roll.invoke(asked, config) for asked in self._asked(input)]
+        return self._made(input, rollouts)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        rollouts = [await self.roll.ainvoke(asked, config) for asked in self._asked(input)]
+        return self._made(input, rollouts)
+
+    def _asked(self, state: State) -> list[dict[str, Any]]:
+        """The rollouts of the first step: they are in the cache."""
+        if self.arm != "random" or not state["step"]:
+            return []
+        run, first = f"{state['run']}/0", f"{state['run']}/0"
+        tasks = self.schedule.tasks(state["run"], 0)
+        return [{"task": t, "run": run, "episode": n, "library": first} for t in tasks for n in range(self.group)]
+
+    def _made(self, state: State, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        best, run = state["best"], state["run"]
+        if self.arm in ("random", "shuffled"):
+            learned = self.versions.at(best)
+            seed = draw(run, self.arm).getrandbits(31)
+            many = len(learned.lessons)
+            control = random_lessons(rollouts, many, self.limits, seed) if self.arm == "random" else shuffled(learned, seed)
+            best = self.versions.put(f"{run}/{self.arm}", control, why=f"control: {self.arm}")
+            state = cast(State, {**state, "library": best})
+        self.versions.move(best, "the product of the run")
+        return {"best": best, "library": state["library"]}

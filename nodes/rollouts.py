@@ -1,0 +1,283 @@
+"""Rollouts: one attempt at a problem under a library of lessons, played by any episode graph, and never paid for twice.
+
+    Task: reach the exit
+    Lessons:
+    - [L3] door black mist           without the ids for a model that only scores actions
+    door black                       the running attempt
+    > mist
+    = 1
+    gate wolf                        what the agent sees
+
+`Lectured` writes the prompts of the default episode graph, the same in learning, in the accept test and in use. `Roll` plays
+an episode graph from `Attempt` and `Equipped` to `Played` and makes a `Rollout` of it: a record with all that those who compare
+attempts need, kept in the cache. A rollout that fails (an error, no reward, out of time) is a `Rollout` too, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from dataclasses import asdict, dataclass, field, replace
+from threading import Thread
+from typing import Any, ClassVar
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.errors import GraphBubbleUp
+
+from ..memory.cache import Cache, CacheError, key
+from ..memory.journal import Journal
+from ..memory.library import LibraryError, Versions
+from ..memory.records import Rollout, Task, Trajectory, Transition, Usage, UserError
+from ..memory.rows import RowsError
+from .attempts import Layout, Running
+from .episode import Environment
+from .recorded import BudgetSpent
+
+__all__ = ["Lectured", "Roll", "restored", "stored", "trimmed"]
+
+THROUGH = (BudgetSpent, CacheError, RowsError, LibraryError, GraphBubbleUp)
+"""What is no rollout's failure, but the run's."""
+MARK = "[… {} lines left out …]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lectured(Running):
+    """What a policy is shown of an episode, with the lessons of its library before the steps; without any, what ReAct shows."""
+
+    versions: Versions
+    top: int = 0
+    """How many lessons are shown at most, the ones that fit the task best; 0: all."""
+    ids: bool = True
+    """Whether they stand with their ids."""
+
+    def before(self, state: Mapping[str, Any]) -> str:
+        """The lessons: the same text at every step of an episode."""
+        told = self.versions.at(state["library"]).text(state["task"].instruction, self.top, self.ids)
+        return f"Lessons:\n{told}" if told else ""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        shown = self if self.before(state) or not self.brief else replace(self, brief="")
+        return super(Lectured, shown).__call__(state)
+
+
+def trimmed(text: str, count: Callable[[str], int], room: int) -> str:
+    """A text in at most `room` tokens: its first and last lines, and a mark for those left out between them.
+
+    A line too long for its half is cut in the middle, too.
+    """
+    if count(text) <= room:
+        return text
+    lines = text.splitlines()
+
+    def cut(kept: int) -> str:
+        head, tail = lines[: (kept + 1) // 2], lines[len(lines) - kept // 2 :]
+        return "\n".join([*head, MARK.format(len(lines) - kept), *tail]) + "\n"
+
+    low, high = 0, len(lines) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(cut(middle)) <= room else (low, middle - 1)
+    if low >= 2:
+        return cut(low)
+    kept, least = len(text), 16  # a few long lines: cut by characters
+    while kept > least:
+        kept = kept * 3 // 4
+        short = f"{text[: kept - kept // 2]} […] {text[len(text) - kept // 2 :]}"
+        if count(short) <= room:
+            return short
+    return text[:least]
+
+
+def stored(rollout: Rollout) -> dict[str, Any]:
+    """A rollout as a JSON object."""
+    return asdict(rollout)
+
+
+def restored(value: Mapping[str, Any]) -> Rollout:
+    """The rollout of a JSON object that `stored` made."""
+    found = dict(value)
+    found["task"], found["usage"] = Task(**value["task"]), Usage(**value["usage"])
+    if value["trajectory"] is not None:
+        steps = tuple(Transition(**step) for step in value["trajectory"]["transitions"])
+        found["trajectory"] = Trajectory(
+            **{**value["trajectory"], "task": Task(**value["trajectory"]["task"]), "transitions": steps}
+        )
+    return Rollout(**found)
+
+
+@dataclass(frozen=True)
+class Roll(Runnable[Any, Any]):
+    """Play one rollout: from the channels of `Attempt` and `Equipped` to a `Rollout`.
+
+    Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the texts of
+    the library, not its name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws differ between
+    problems. What fails is not cached (the model calls on the way to it may be): playing it again is another chance.
+
+    A rollout that is out of time ends: under `ainvoke` it is cancelled; under `invoke` its thread cannot be stopped, and is left
+    to end by itself, its result unused. `close` is called in any case.
+    """
+
+    role: ClassVar[str] = "graph"
+
+    rollout: Runnable[Any, Any] = field(repr=False)
+    """An episode graph, or a `flow.Loop` of one. Of its output it reads `score`, `step`, `usage`, and, where they are there,
+    `earned`, `unjudged`, `head`, `transcript`, `tool_calls`, `answer`."""
+    environment: Environment = field(repr=False)
+    journal: Journal = field(repr=False)
+    versions: Versions = field(repr=False)
+    cache: Cache = field(repr=False)
+    name: str = ""
+    """What plays, in words that change whenever it does: graph, model, temperature, prompts, tools."""
+    top: int = 0
+    """Lessons that are shown at most."""
+    layout: Layout = field(default=Layout(clip=None), repr=False)
+    """How transcripts are written; without rewards where nobody may know them."""
+    count: Callable[[str], int] = field(default=len, repr=False)
+    room: int = 2**31
+    """Tokens of a transcript; the middle of longer ones is left out."""
+    timeout: float | None = None
+    """Seconds that a rollout may take."""
+    paid: bool = True
+    """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
+    close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
+    """Called with run, task id and number when the rollout has ended in whatever way: closes its tools."""
+
+    def key(self, state: Mapping[str, Any]) -> str:
+        """Of the rollout in the cache."""
+        world, task = self.environment, state["task"]
+        gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
+        place = (world.name, getattr(world, "horizon", None), gold)
+        shown = (self.versions.at(state["library"]).key, self.top, self.layout.rewards, self.layout.clip, self.room)
+        return key("rollout", self.name, place, task, state["run"], state["episode"], shown)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
+        place = self.key(input)
+        if (known := self.cache.get(place)) is not None:
+            return restored(known)
+        asked, start = self._asked(input), time.monotonic()
+        try:
+            out = self._in_time(lambda: self.rollout.invoke(asked, _config(config, place)))
+        except THROUGH:
+            raise
+        except Exception as error:
+            return self._failed(input, error, time.monotonic() - start)
+        finally:
+            self._close(asked)
+        return self._kept(place, input, out, time.monotonic() - start)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
+        place = self.key(input)
+        if (known := self.cache.get(place)) is not None:
+            return restored(known)
+        asked, start = self._asked(input), time.monotonic()
+        try:
+            async with asyncio.timeout(self.timeout) as scope:
+                out = await self.rollout.ainvoke(asked, _config(config, place))
+        except THROUGH:
+            raise
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and scope.expired()
+            return self._failed(
+                input, OutOfTime(f"took longer than {self.timeout:g} s") if late else error, time.monotonic() - start
+            )
+        finally:
+            self._close(asked)
+        return self._kept(place, input, out, time.monotonic() - start)
+
+    @staticmethod
+    def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
+        task: Task = state["task"]
+        return {"task": task, "run": f"{state['run']}/{task.id}", "episode": state["episode"], "library": state["library"]}
+
+    def _in_time(self, play: Callable[[], Any]) -> Any:
+        if self.timeout is None:
+            return play()
+        ended: Future[Any] = Future()
+        context = copy_context()
+
+        def work() -> None:
+            try:
+                ended.set_result(context.run(play))
+            except BaseException as error:
+                ended.set_exception(error)
+
+        Thread(target=work, name="rollout", daemon=True).start()
+        if not wait([ended], self.timeout).done:
+            raise OutOfTime(f"took longer than {self.timeout:g} s; its thread is left to end by itself")
+        return ended.result()
+
+    def _close(self, asked: Mapping[str, Any]) -> None:
+        if self.close:
+            self.close(asked["run"], asked["task"].id, asked["episode"])
+
+    def _failed(self, state: Mapping[str, Any], error: Exception, seconds: float) -> Rollout:
+        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        said = " ".join(f"{kind}{error}".split())[:500]
+        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, error=said or type(error).__name__)
+
+    def _kept(self, place: str, state: Mapping[str, Any], out: Mapping[str, Any], seconds: float) -> Rollout:
+        rollout = self._made(state, out, seconds)
+        if rollout.error:
+            return rollout
+        value = self.cache.put(place, stored(rollout), "rollout", rollout.usage if self.paid else Usage(), seconds)
+        return restored(value)
+
+    def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], seconds: float) -> Rollout:
+        task, world = state["task"], self.environment
+        steps = self.journal.history(out["head"]) if out.get("head") else ()
+        reward, error = self._reward(task, out, steps)
+        transcript = out.get("transcript") or self.layout.steps(steps)
+        alone = getattr(world, "horizon", 2) == 1 or not steps  # a world of one answer
+        return Rollout(
+            _id(state),
+            task,
+            state["episode"],
+            reward,
+            answer=out.get("answer") or (steps[-1].action if steps else ""),
+            transcript=trimmed(transcript, self.count, self.room),
+            steps=out.get("step", len(steps)),
+            tool_calls=out.get("tool_calls", 0),
+            usage=out.get("usage", Usage()),
+            seconds=round(seconds, 3),
+            trajectory=None
+            if alone
+            else Trajectory(_id(state), task, steps, state["run"], state["episode"], out["score"], world.name),
+            error=error,
+        )
+
+    def _reward(self, task: Task, out: Mapping[str, Any], steps: tuple[Transition, ...]) -> tuple[float | None, str]:
+        """The score as a share of the best one, in [0, 1]; None and the reason where the environment could not say."""
+        if out.get("earned", 0.0) is None or any(step.reward is None for step in steps):
+            why = out.get("unjudged") or self.environment.observe(task, [step.action for step in steps]).text
+            return None, " ".join(f"no reward: {why}".split())[:500]
+        return min(max(out["score"] / best(self.environment, task), 0.0), 1.0), ""
+
+
+class OutOfTime(UserError, TimeoutError):
+    """A rollout took longer than it may."""
+
+
+def best(environment: Environment, task: Task) -> float:
+    """The score that is a reward of 1: the environment's optimum, or 1 where it does not say."""
+    optimum = getattr(environment, "optimum", None)
+    return (optimum(task) if optimum else 0.0) or 1.0
+
+
+def _id(state: Mapping[str, Any]) -> str:
+    return f"{state['run']}/{state['task'].id}/{state['episode']}"
+
+
+def _config(config: RunnableConfig | None, thread: str) -> RunnableConfig:
+    """Callbacks and the like, without the surrounding graph's checkpoints: a rollout is lived through in one go."""
+    given = config or {}
+    kept: RunnableConfig = {"configurable": {"thread_id": thread}}
+    if "callbacks" in given:
+        kept["callbacks"] = given["callbacks"]
+    if "tags" in given:
+        kept["tags"] = given["tags"]
+    if "metadata" in given:
+        kept["metadata"] = given["metadata"]
+    return kept
