@@ -8,6 +8,7 @@ give the same library, every edit gets a `Ruling`, and an id is never used for a
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from .records import OPS, Edit, Lesson, Ruling, UserError
 from .rows import Rows
 from .similarity import jaccard, shingles, words
 
-__all__ = ["Library", "LibraryError", "Limits", "Versions", "alike", "diff", "one_line"]
+__all__ = ["Library", "LibraryError", "Limits", "Versions", "alike", "diff", "located", "one_line", "opened"]
 
 
 class LibraryError(UserError, ValueError):
@@ -221,17 +222,24 @@ class Library:
     def select(self, instruction: str, top: int = 0) -> tuple[Lesson, ...]:
         """The lessons for a task, in the library's order: all (`top` 0), or those most like it.
 
-        The similarity is the highest Jaccard index of the instruction's shingles with those of the lesson's text, or of the
-        instructions that it was learned on; ties go to the better voted, then to the older one.
+        `instruction` may be more than the task's text: what is seen at its start, too. A lesson is the more like it, the more of
+        the lesson's words occur in it, those that few lessons have counting most (a lesson is short and the text may be long, so
+        their Jaccard index says little; what all lessons say, `put ... in the ...`, says nothing). To this share the greatest
+        Jaccard index with an instruction that it was learned on is added. Ties go to the better voted, then to the older one.
         """
         if not 0 < top < len(self.lessons):
             return self.lessons
-        asked = frozenset(shingles(instruction))
+        asked, heard = frozenset(shingles(instruction)), frozenset(words(instruction))
+        own = {lesson.id: frozenset(words(lesson.text)) for lesson in self.lessons}
+        often = Counter(word for held in own.values() for word in held)
+        weight = {word: math.log(len(own) / n) for word, n in often.items()}
 
         def rank(lesson: Lesson) -> tuple[float, int, int]:
-            texts = (lesson.text, *lesson.instruction.splitlines())
-            near = max(jaccard(asked, frozenset(shingles(text))) for text in texts)
-            return -near, lesson.harmful - lesson.helpful, int(lesson.id[1:])
+            held = own[lesson.id]
+            whole = math.fsum(weight[word] for word in held)
+            share = math.fsum(weight[word] for word in held & heard) / whole if whole > 0 else 0.0
+            taught = (jaccard(asked, frozenset(shingles(text))) for text in lesson.instruction.splitlines())
+            return -(share + max(taught, default=0.0)), lesson.harmful - lesson.helpful, int(lesson.id[1:])
 
         chosen = {lesson.id for lesson in sorted(self.lessons, key=rank)[:top]}
         return tuple(lesson for lesson in self.lessons if lesson.id in chosen)
@@ -770,3 +778,43 @@ class Versions:
 
     def __repr__(self) -> str:
         return f"Versions({str(self._rows.path) if self._rows.path else ''})"
+
+
+# Where libraries lie
+
+
+def located(path: Path | str) -> Path:
+    """The file that is meant: itself, or the `library.jsonl` of a run folder.
+
+    Raises:
+        LibraryError: there is none, or several; names them.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        if not path.exists():
+            raise LibraryError(
+                f"there is no library at {path}: a YAML file, a file of versions (.jsonl) or a run folder would do"
+            )
+        return path
+    found = sorted(path.rglob("library.jsonl"))
+    if len(found) != 1:
+        there = f"there are {', '.join(map(str, found))}; name one of them" if found else "it holds no library.jsonl"
+        raise LibraryError(f"{path} is a folder, and {there}")
+    return found[0]
+
+
+def opened(path: Path | str) -> Versions | Library:
+    """What lies at a place (`located`): the versions of a `.jsonl` file, to look at; of any other file the library as YAML.
+
+    Raises:
+        LibraryError: it cannot be read.
+    """
+    path = located(path)
+    if path.suffix == ".jsonl":
+        return Versions.read(path)
+    try:
+        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise LibraryError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LibraryError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
