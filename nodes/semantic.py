@@ -185,9 +185,12 @@ def trimmed(transcript: str, tokens: int, count: Callable[[str], int]) -> str:
     """A transcript of at most so many tokens: first what the world or a tool said at length goes, then the middle of the rest."""
     if count(transcript) <= tokens:
         return transcript
-    blocks = _ACTION.split(transcript)
-    longest = max(tokens // 8, 1)
-    return cut("".join(b if _ACTION.match(b) else cut(b, longest, count) for b in blocks), tokens, count)
+    blocks = _ACTION.split(transcript)  # what was seen and what was done, in turn
+    done, seen = blocks[1::2], blocks[0::2]
+    if done:
+        given = shares([count(block) for block in seen], max(tokens - sum(map(count, done)), 0))
+        seen = [cut(block, share, count) for block, share in zip(seen, given, strict=True)]
+    return cut("".join(s + d for s, d in zip(seen, [*done, ""], strict=True)), tokens, count)
 
 
 _ACTION = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)", re.MULTILINE)
@@ -284,7 +287,8 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
 
 
 def _numbered(state: State) -> Rollout:
-    return next(rollout for rollout in state["rollouts"] if rollout.number == state["number"])
+    rollouts: Sequence[Rollout] = state["rollouts"]
+    return next(rollout for rollout in rollouts if rollout.number == state["number"])
 
 
 # The semantic advantage
@@ -356,7 +360,7 @@ def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[st
                 unknown.append(str(given))
             else:
                 found.setdefault(id, set()).add(vote)
-    return [(id, *votes) for id, votes in sorted(found.items()) if len(votes) == 1], unknown
+    return [(id, max(votes)) for id, votes in sorted(found.items()) if len(votes) == 1], unknown
 
 
 def _contrast_plainly(model: Runnable[Any, Any], critic: Critic) -> Node:
