@@ -803,8 +803,11 @@ def located(path: Path | str) -> Path:
     return found[0]
 
 
-def opened(path: Path | str) -> Versions | Library:
+def opened(path: Path | str, taken: int = 0) -> Versions | Library:
     """What lies at a place (`located`): the versions of a `.jsonl` file, to look at; of any other file the library as YAML.
+
+    Args:
+        taken: as for `Library.from_yaml`.
 
     Raises:
         LibraryError: it cannot be read.
@@ -813,7 +816,7 @@ def opened(path: Path | str) -> Versions | Library:
     if path.suffix == ".jsonl":
         return Versions.read(path)
     try:
-        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path))
+        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path), taken)
     except OSError as error:
         raise LibraryError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
