@@ -8,7 +8,6 @@ give the same library, every edit gets a `Ruling`, and an id is never used for a
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,6 +56,15 @@ def one_line(text: object) -> str:
 _TELLING = frozenset(
     "no not never none neither nor without cannot can't don't doesn't isn't aren't won't shouldn't mustn't avoid unless".split()  # noqa: SIM905
 )
+
+
+_COMMON = frozenset(
+    """a about after again all also always an and any are as at be been before but by can do does each even every first for from
+    get go has have how if in into is it its make more most much must never no not of on once one only or other out over put
+    should so some such take than that the their them then there these they this those through to too until up use very was
+    well what when where which while who why will with without you your""".split()  # noqa: SIM905
+)
+"""Words that say nothing of what a text is about."""
 
 
 def _telling(tokens: Iterable[str]) -> Counter[str]:
@@ -220,28 +228,25 @@ class Library:
         return replace(self, lessons=tuple(replace(x, shown=x.shown + times[x.id]) for x in self.lessons))
 
     def select(self, instruction: str, top: int = 0) -> tuple[Lesson, ...]:
-        """The lessons for a task, in the library's order: all (`top` 0), or those most like it.
+        """The lessons for a task, in the library's order: all (`top` 0), or the `top` ones that are most about it.
 
-        `instruction` may be more than the task's text: what is seen at its start, too. A lesson is the more like it, the more of
-        the lesson's words occur in it, those that few lessons have counting most (a lesson is short and the text may be long, so
-        their Jaccard index says little; what all lessons say, `put ... in the ...`, says nothing). To this share the greatest
-        Jaccard index with an instruction that it was learned on is added. Ties go to the better voted, then to the older one.
+        `instruction` may be all that the task shows at first; it may be long, and lessons are short. So what counts is the share
+        of the lesson's words, without those that any text has (`put ... in the ...`), that occur in it. Lessons without one are
+        not shown. To the share the greatest Jaccard index with an instruction that the lesson was learned on is added, which
+        tells lessons of unlike tasks apart. Ties go to the better voted, then to the newer one.
         """
-        if not 0 < top < len(self.lessons):
+        if top <= 0:
             return self.lessons
         asked, heard = frozenset(shingles(instruction)), frozenset(words(instruction))
-        own = {lesson.id: frozenset(words(lesson.text)) for lesson in self.lessons}
-        often = Counter(word for held in own.values() for word in held)
-        weight = {word: math.log(len(own) / n) for word, n in often.items()}
-
-        def rank(lesson: Lesson) -> tuple[float, int, int]:
-            held = own[lesson.id]
-            whole = math.fsum(weight[word] for word in held)
-            share = math.fsum(weight[word] for word in held & heard) / whole if whole > 0 else 0.0
-            taught = (jaccard(asked, frozenset(shingles(text))) for text in lesson.instruction.splitlines())
-            return -(share + max(taught, default=0.0)), lesson.harmful - lesson.helpful, int(lesson.id[1:])
-
-        chosen = {lesson.id for lesson in sorted(self.lessons, key=rank)[:top]}
+        ranks = []
+        for lesson in self.lessons:
+            own = frozenset(words(lesson.text))
+            own = own - _COMMON or own
+            if share := len(own & heard) / len(own):
+                taught = (jaccard(asked, frozenset(shingles(text))) for text in lesson.instruction.splitlines())
+                near = share + max(taught, default=0.0)
+                ranks.append((near, lesson.helpful - lesson.harmful, int(lesson.id[1:])))
+        chosen = {f"L{number}" for _, _, number in sorted(ranks)[-top:]}
         return tuple(lesson for lesson in self.lessons if lesson.id in chosen)
 
     def text(self, instruction: str = "", top: int = 0, ids: bool = True) -> str:
