@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 
 from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from ..memory.records import Usage, UserError
 from .prompt import Prompt
@@ -115,12 +115,19 @@ class Ask(Runnable[Any, Any]):
             return done.value
 
     async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
-        """The model's reply. Callbacks that nobody listens to cost more than the request: a model may offer `answer` without."""
-        callbacks, answer = (config or {}).get("callbacks"), getattr(self.model, "answer", None)
-        silent = isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
-        if answer is not None and silent and not options:
-            return cast(AIMessage, await answer(messages))
+        """The model's reply. Callbacks that nobody listens to cost more than the request: a model may offer `answer` without,
+        called with messages and options."""
+        # A binding hands out the `answer` of the model within, which knows nothing of the options that are bound to it.
+        answer = None if isinstance(self.model, RunnableBinding) else getattr(self.model, "answer", None)
+        if answer is not None and unheard(config):
+            return cast(AIMessage, await answer(messages, **options))
         return cast(AIMessage, await self.model.ainvoke(messages, config, **options))
+
+
+def unheard(config: RunnableConfig | None) -> bool:
+    """Whether a graph said that no callback listens."""
+    callbacks = (config or {}).get("callbacks")
+    return isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
 
 
 def _used(messages: Messages, reply: AIMessage) -> Usage:

@@ -25,7 +25,7 @@ from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from ..memory.cache import Cache, key
 from ..memory.records import Usage, UserError
-from .ask import estimated, text
+from .ask import estimated, text, unheard
 
 __all__ = ["BudgetSpent", "Meter", "Prices", "Recorded", "Slots"]
 
@@ -274,6 +274,16 @@ class Recorded(Runnable[Any, Any]):
         return model, options
 
     @cached_property
+    def _plain(self) -> bool:
+        """Whether nothing is bound to the model but options: no callbacks, tags or listeners."""
+        model: Any = self.model
+        while isinstance(model, RunnableBinding):
+            if model.config or model.config_factories:
+                return False
+            model = model.bound
+        return True
+
+    @cached_property
     def _takes(self) -> bool:
         """Whether the model is told the seed."""
         return hasattr(self._bound[0], "seed") if self.seeds is None else self.seeds
@@ -283,6 +293,10 @@ class Recorded(Runnable[Any, Any]):
         return options if self._takes else {name: value for name, value in options.items() if name != "seed"}
 
     async def _answer(self, messages: list[BaseMessage], config: RunnableConfig | None, options: dict[str, Any]) -> Any:
+        """The model's reply, without the cost of callbacks where nobody listens and the model can do without (`Ask._answer`)."""
+        model, bound = self._bound
+        if self._plain and unheard(config) and hasattr(model, "answer"):
+            return await cast(Any, model).answer(messages, **{**bound, **options})
         return await self.model.ainvoke(messages, config, **options)
 
     def _stored(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:

@@ -95,11 +95,11 @@ class OpenAIChatModel(ChatOpenAI):
                 means = f"error {status}{again} ({said}); see the server's log, or try again later"
         return f"{self._where()}: {means}"
 
-    async def answer(self, messages: Sequence[BaseMessage]) -> AIMessage:
+    async def answer(self, messages: Sequence[BaseMessage], **options: Any) -> AIMessage:
         """What `ainvoke` returns, where no callback listens, nothing is cached and no rate is limited: without their cost."""
         if self.cache or self.rate_limiter or self.callbacks or get_llm_cache() is not None:
-            return await self.ainvoke(list(messages))
-        result = await self._agenerate(list(messages))
+            return await self.ainvoke(list(messages), **options)
+        result = await self._agenerate(list(messages), **options)
         generation = result.generations[0]
         message = cast(AIMessage, generation.message)
         message.response_metadata = {**(result.llm_output or {}), **(generation.generation_info or {})}

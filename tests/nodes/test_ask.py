@@ -4,6 +4,7 @@ import asyncio
 from typing import Any, ClassVar
 
 import pytest
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 
@@ -101,3 +102,23 @@ def test_a_model_that_takes_seeds_says_the_same_from_the_same_state() -> None:
     asked(run="r", episode=1, step=0)
     assert seeds[:2] == seeds[2:4]
     assert len(set(seeds)) == 4
+
+
+async def test_where_nobody_listens_a_model_may_answer_without_callbacks_but_not_without_what_is_bound_to_it() -> None:
+    told: list[Any] = []
+
+    class Quick(Heard):
+        async def answer(self, messages: Any, **options: Any) -> AIMessage:
+            told.append(("answer", options))
+            return AIMessage("1")
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            told.append(("whole", kwargs))
+            return super()._generate(messages, stop, run_manager)
+
+    quick: Any = Quick(messages=iter(map(AIMessage, "111")), heard=[])
+    nobody = {"callbacks": AsyncCallbackManager(handlers=[])}
+    somebody = {"callbacks": AsyncCallbackManager(handlers=[BaseCallbackHandler()])}
+    for asked, config in ((quick, nobody), (quick, somebody), (quick, None), (quick.bind(logprobs=True), nobody)):
+        assert (await ask(asked).ainvoke({"n": 0}, config))["n"] == 1
+    assert told == [("answer", {}), ("whole", {}), ("whole", {}), ("whole", {"logprobs": True})]

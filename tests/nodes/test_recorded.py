@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from langchain_core.callbacks import AsyncCallbackManager, BaseCallbackHandler
 from langchain_core.language_models import FakeMessagesListChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.messages.ai import UsageMetadata
@@ -314,6 +315,28 @@ async def test_over_http(tmp_path: Path) -> None:
     assert [request.get("seed") for request in stub.requests] == [5, 5, None]
     assert [[t["function"]["name"] for t in request.get("tools", [])] for request in stub.requests] == [[], ["python"], []]
     assert cache.spent() == {"model": Usage(3, 21, 6)}
+
+
+async def test_where_nobody_listens_a_model_may_answer_without_callbacks() -> None:
+    """With everything that is bound to it."""
+    told: list[Any] = []
+
+    class Quick(Counting):
+        async def answer(self, messages: Any, **options: Any) -> AIMessage:
+            told.append(options)
+            return AIMessage("quick")
+
+    quick, nobody = Quick(), {"callbacks": AsyncCallbackManager(handlers=[])}
+    asked: list[tuple[Any, Any]] = [
+        (quick, nobody),
+        (quick.bind(stop=["a"], top=1).bind(top=2), nobody),
+        (quick, {"callbacks": AsyncCallbackManager(handlers=[BaseCallbackHandler()])}),
+        (quick, None),
+        (quick.with_config(tags=["a"]), nobody),
+    ]
+    said = [(await recorded(model, seeds=True).ainvoke(QUESTION, config, seed=3)).text for model, config in asked]
+    assert said == ["quick", "quick", "1", "2", "3"]
+    assert told == [{"seed": 3}, {"stop": ["a"], "top": 2, "seed": 3}]
 
 
 # Models in this process

@@ -141,10 +141,12 @@ def test_many_threads_at_once(openai_server: Any) -> None:
 
 async def test_an_answer_without_callbacks_is_that_of_ainvoke(openai_server: Any) -> None:
     with openai_server(replies=["go north"]) as server:
-        model = api(server)
-        plain, full = await model.answer([HumanMessage("hello")]), await model.ainvoke("hello")
+        model, options = api(server), {"seed": 7, "stop": ["."]}
+        plain, full = await model.answer([HumanMessage("hello")], **options), await model.ainvoke("hello", **options)
     assert plain.id != full.id
     assert plain.model_copy(update={"id": ""}) == full.model_copy(update={"id": ""})
+    assert server.requests[0] == server.requests[1]
+    assert (server.requests[0]["seed"], server.requests[0]["stop"]) == (7, ["."])
 
 
 async def test_tool_calls(openai_server: Any) -> None:
