@@ -55,43 +55,57 @@ def settled(edits: Sequence[Edit]) -> tuple[list[Edit], list[Ruling]]:
     """The edits that can be applied together, and rulings of the others. Each edit is in exactly one of them.
 
     A lesson is deleted only if more edits want it deleted than want it changed, merged or kept. Of different changes of one
-    lesson, that which most edits want comes first, and so stands (`Library.apply`); of additions that say different things of
-    one state (`nodes.rule_written.Relate`), only that is made. Ties go to the earlier edit.
+    lesson, that which most edits want comes first, and so stands (`Library.apply`). Of different things that groups say of one
+    state (`nodes.rule_written.Relate`), only that stands which most groups say; then which those with the higher mean reward
+    say, then the first.
     """
     against = Counter(id for edit in edits if edit.op == "delete" for id in edit.lessons)
     stay = Counter(id for edit in edits if edit.op in ("modify", "merge", "keep") for id in edit.lessons)
     wanted = Counter((edit.op, edit.lessons, _said(edit.text)) for edit in edits)
-    rivals: dict[str, Counter[str]] = {}
+    ways: dict[str, dict[str, list[Edit]]] = {}  # state -> what is said of it -> who says so
     for edit in edits:
-        if cue := _cue(edit):
-            rivals.setdefault(cue, Counter())[_said(edit.text)] += 1  # most_common keeps the order of ties
+        cue, action = _cue(edit)
+        if cue:
+            ways.setdefault(cue, {}).setdefault(action, []).append(edit)
+    best = {cue: max(said, key=lambda action: _weight(said[action])) for cue, said in ways.items()}
     kept: list[Edit] = []
     rulings: list[Ruling] = []
     for edit in edits:
         split = [id for id in edit.lessons if against[id] and stay[id]]
         lost = [id for id in split if (against[id] > stay[id]) == (edit.op != "delete")]
+        cue, action = _cue(edit)
         if lost and edit.op != "merge":  # the rest of a merge may still be possible
             sides = [f"{against[id]} for and {stay[id]} against deleting {id}" for id in lost]
             rulings.append(Ruling(edit, False, f"the groups disagree: {', '.join(sides)}"))
-        elif (cue := _cue(edit)) and (first := rivals[cue].most_common(1)[0])[0] != _said(edit.text):
-            own = rivals[cue][_said(edit.text)]
-            rulings.append(Ruling(edit, False, f"the groups disagree: {own} for this, {first[1]} for {first[0]!r}"))
+        elif cue and action != best[cue]:
+            groups = _weight(ways[cue][best[cue]])[0]
+            rulings.append(
+                Ruling(
+                    edit, False, f"contradicts '{cue} {best[cue]}', which {groups} group{'s say' if groups > 1 else ' says'}"
+                )
+            )
         else:
             kept.append(edit)
     return sorted(kept, key=lambda edit: -wanted[edit.op, edit.lessons, _said(edit.text)]), rulings
+
+
+def _weight(edits: Sequence[Edit]) -> tuple[int, float]:
+    """How many groups want the same, and what their rollouts earned on the average."""
+    rewards = [reward for edit in edits for reward in edit.rewards]
+    return len({edit.problems for edit in edits}), round(sum(rewards) / len(rewards), 9) if rewards else 0.0
 
 
 def _said(told: str) -> str:
     return " ".join(told.lower().split()).rstrip(".")
 
 
-def _cue(edit: Edit) -> str:
-    """The state that an addition made by code is about."""
-    found = _AT.match(edit.why) if edit.op == "add" else None
-    return found[1] if found else ""
+def _cue(edit: Edit) -> tuple[str, str]:
+    """The state that an edit made by code is about, and what it says of it; nothing of others."""
+    found = _AT.fullmatch(edit.why) if edit.op in ("add", "modify", "keep") else None
+    return (found[1], _said(found[2])) if found else ("", "")
 
 
-_AT = re.compile(r"at ([^:]+): ")
+_AT = re.compile(r"at ([^:]+): (.+)")
 
 
 def sheet_edits(library: Library, sheet: Sequence[str]) -> list[Edit]:

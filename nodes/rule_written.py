@@ -143,7 +143,11 @@ def topic(text: str, states: Iterable[str]) -> str:
 @dataclass(frozen=True)
 class Relate:
     """Propose edits by code: an insight of which the library has nothing is added, one that it has speaks for it again, and one
-    that says otherwise of the same state takes the place of what is there."""
+    that says otherwise of the same state takes the place of what is there.
+
+    Where every state is named in lessons (all are short), an insight that is no action of this group in one of its states is
+    refused: whoever wrote it made it up.
+    """
 
     role: ClassVar[str] = "compute"
 
@@ -151,42 +155,56 @@ class Relate:
 
     def __call__(self, state: Group) -> dict[str, Any]:
         library = self.versions.at(state["library"])
-        states = {s.state for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
+        steps = {(s.state, s.action) for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
+        done = {_said(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}
+        named = bool(steps) and all(_cue(at) for at, _ in steps)
         rewards = tuple(reward for reward in state["rewards"] if reward is not None)
         where: dict[str, Any] = {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
-        edits: list[Edit] = []
+        edits: dict[Edit, None] = {}
         rulings: list[Ruling] = []
         changed: set[str] = set()
         for insight in state["insights"]:
-            cue = topic(insight, states)
-            why = f"at {cue}: {insight.removeprefix(cue).strip()}" if cue else ""
-            same = next((lesson for lesson in library.lessons if _said(lesson.text) == _said(insight)), None)
+            cue = topic(insight, (at for at, _ in steps))
+            why = f"at {cue}: {_at(insight, cue)}" if cue else ""
             here = [lesson for lesson in library.lessons if cue and topic(lesson.text, [cue])]
-            clash = next((lesson for lesson in here if _clash(lesson.text, insight, cue)), None)
+            same = next((lesson for lesson in library.lessons if _said(lesson.text) == _said(insight)), None)
+            clashes = [x for x in here if x is not same and x.id not in changed and _clash(x.text, insight, cue)]
+            better = [x for x in here if _negative(insight, cue) and not _negative(x.text, cue) and x not in clashes]
+            if named and _said(insight) not in done:
+                rulings.append(Ruling(Edit("add", (), insight, why, **where), False, "nobody in this group did that"))
+                continue
             if same is not None:
-                edits.append(Edit("keep", (same.id,), "", why, **where))
-            elif clash is None and _negative(insight, cue) and (better := [x for x in here if not _negative(x.text, cue)]):
+                edits[Edit("keep", (same.id,), "", why, **where)] = None
+            elif clashes:
+                changed.add(clashes[0].id)
+                edits[Edit("modify", (clashes.pop(0).id,), insight, why, **where)] = None
+            elif better:
                 rulings.append(Ruling(Edit("add", (), insight, why, **where), False, f"{better[0].id} says what to do there"))
-            elif clash is None or clash.id in changed:
-                edits.append(Edit("add", (), insight, why, **where))
             else:
-                changed.add(clash.id)
-                edits.append(Edit("modify", (clash.id,), insight, why, **where))
-        return {"edits": edits, "rulings": rulings}
+                edits[Edit("add", (), insight, why, **where)] = None
+            for other in clashes:
+                changed.add(other.id)
+                edits[Edit("delete", (other.id,), "", f"it was better to do: {insight}", **where)] = None
+        return {"edits": [*edits], "rulings": rulings}
 
 
 def _said(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".")
 
 
+def _at(text: str, cue: str) -> str:
+    """What a lesson says of the state that it begins with."""
+    return text.removeprefix(cue).strip()
+
+
 def _negative(text: str, cue: str) -> bool:
-    return text.removeprefix(cue).strip().startswith("not ")
+    return _at(text, cue).startswith("not ")
 
 
 def _clash(old: str, new: str, cue: str) -> bool:
     """Whether two lessons about one state cannot both be followed. `not fern` only speaks against `fern`; whatever is better
     than that takes the place of a bare warning."""
-    before, after = (text.removeprefix(cue).strip() for text in (old, new))
+    before, after = _at(old, cue), _at(new, cue)
     return before == after.removeprefix("not ") if _negative(new, cue) else before != after
 
 

@@ -285,13 +285,13 @@ async def test_done_twice_it_is_done_once() -> None:
 
 
 def test_votes_and_showings_are_counted() -> None:
-    known = critic(ADD, CHECK, tasks={"a": Task("a", "a sum"), "b": Task("b", "draw it")}, top=1)
+    known = critic(ADD, CHECK, tasks={"a": Task("a", "a sum"), "b": Task("b", "check it")}, top=1)
     votes = [compared("a", votes=(("L0", 1), ("L1", -1))), compared("b", add(DRAW), votes=(("L0", 1),))]
     consolidate(Silent(), known, "code").invoke(step(*votes))
     first, second, third = known.versions.at("r/1").lessons
     assert (first.helpful, second.harmful, third.shown) == (2, 1, 0)
     assert first.shown + second.shown == 4  # two rollouts of each problem, one lesson each
-    assert third.instruction == "draw it"
+    assert third.instruction == "check it"
 
 
 def test_votes_alone_make_a_version_of_the_same_texts() -> None:
@@ -325,7 +325,25 @@ def test_the_groups_decide_by_number_where_they_disagree() -> None:
     assert told["door black salt"] == (False, "L0 is modified by another edit")
     assert told["keep L1"] == (False, "the groups disagree: 2 for and 1 against deleting L1")
     assert told["delete L2"] == (False, "the groups disagree: 1 for and 1 against deleting L2")
-    assert told["door red a"] == (False, "the groups disagree: 1 for this, 2 for 'door red b'")
+    assert told["door red a"] == (False, "contradicts 'door red b', which 2 groups say")
+    assert accounted(known, comparisons)
+
+
+def test_of_a_state_only_one_thing_is_said() -> None:
+    known = critic("fork sun left", "fork oak left")
+    comparisons = [
+        compared("a", Edit("modify", ("L0",), "fork sun right", "at fork sun: right"), add("door red a", "at door red: a")),
+        compared("b", Edit("keep", ("L0",), "", "at fork sun: left")),
+        compared("c", Edit("keep", ("L0",), "", "at fork sun: left")),
+        replace(
+            compared("d", add("door red b", "at door red: b")),
+            edits=(replace(add("door red b", "at door red: b"), problems=("d",), rewards=(1.0,)),),
+        ),
+    ]
+    consolidate(Silent(), known, "code").invoke(step(*comparisons))
+    assert texts(known) == ["fork sun left", "fork oak left", "door red b"]
+    assert reasons(known)["fork sun right"] == (False, "contradicts 'fork sun left', which 2 groups say")
+    assert reasons(known)["door red a"] == (False, "contradicts 'door red b', which 1 group says")
     assert accounted(known, comparisons)
 
 

@@ -446,23 +446,38 @@ def test_what_the_rule_writes_about_the_toy_is_true() -> None:
 
 
 def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() -> None:
-    known = critic("door black mist", "gate wolf lamp", "fork oak not left")
-    rollouts = [
-        walk(0, ("door black", "mist", 1.0), ("gate wolf", "bell", 1.0), ("fork oak", "right", 1.0), ("door red", "a", 0.0))
+    known = critic("door black mist", "gate wolf lamp", "fork oak not left", "gate wolf coin")
+    steps = [("door black", "mist"), ("door black", "fern"), ("gate wolf", "bell"), ("fork oak", "right"), ("door red", "salt")]
+    rollouts = [walk(0, *((state, action, 1.0) for state, action in steps))]
+    insights = [
+        "door black mist",
+        "gate wolf bell",
+        "fork oak right",
+        "door red salt",
+        "door black not fern",
+        "door red",
+        "gate elf bow",
     ]
-    insights = ["door black mist", "gate wolf bell", "fork oak right", "door red salt", "door black not fern", "take the lamp"]
-    out = propose(Scripted(), replace(known, plain=True))(group(rollouts, insights=insights))
+    out: Any = propose(Scripted(), replace(known, plain=True))
+    out = out(group(rollouts, insights=insights))
     assert [(edit.op, edit.lessons, edit.text) for edit in out["edits"]] == [
         ("keep", ("L0",), ""),
         ("modify", ("L1",), "gate wolf bell"),
+        ("delete", ("L3",), ""),
         ("modify", ("L2",), "fork oak right"),
         ("add", (), "door red salt"),
-        ("add", (), "take the lamp"),
     ]
-    (ruling,) = out["rulings"]
-    assert ruling.edit.text == "door black not fern"
-    assert "L0" in ruling.reason
-    assert not ruling.accepted
+    assert [(ruling.edit.text, ruling.accepted, ruling.reason) for ruling in out["rulings"]] == [
+        ("door black not fern", False, "L0 says what to do there"),
+        ("door red", False, "nobody in this group did that"),
+        ("gate elf bow", False, "nobody in this group did that"),
+    ]
+
+
+def test_free_sentences_about_long_states_are_added_as_they_are() -> None:
+    rollouts = [walk(0, ("You are in a kitchen. There is a table and a stove here.", "open fridge", 1.0))]
+    out = Relate(critic().versions)(group(rollouts, insights=["open fridge", "look before you leap"]))
+    assert [edit.text for edit in out["edits"]] == ["open fridge", "look before you leap"]
 
 
 def test_what_a_lesson_is_about_is_the_longest_state_it_begins_with() -> None:
