@@ -21,6 +21,7 @@ from ..memory.records import UserError
 from .adamem_cli import adamem
 from .flags import CommandError
 from .flags import parse as _parse
+from .training_free_cli import learn
 
 if TYPE_CHECKING:
     from .sweep import Job
@@ -118,13 +119,15 @@ def run(args: Sequence[str]) -> int:
         _parse(Run, ["--help"], "learngraph run METHOD", f"{listed}. Each has further options: learngraph run METHOD --help")
     name, *rest = args
     preset, rest = _preset(rest)
-    form = make_dataclass(
-        "form",
-        [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
-    )
     known = methods.method(name.partition(":")[0])
     about = (
         f"{known.summary}. --preset {{{','.join(_presets(known.settings) + _ablations(known.settings))}}} sets other defaults."
+    )
+    if known.learns:
+        return learn(name, _settings(name, preset), rest, about, others=_settings, seeds=_seeds, blueprint=_blueprint)
+    form = make_dataclass(
+        "form",
+        [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
     )
     parsed = _parse(form, rest, f"learngraph run {name}", about)
     options: Run = parsed.options
@@ -132,6 +135,11 @@ def run(args: Sequence[str]) -> int:
     others = {
         other: _settings(other, main=(name, parsed.settings), shared=shared) for other in options.compare if other != name
     }
+    for other in others:
+        if methods.method(other.partition(":")[0]).learns:
+            raise CommandError(
+                f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
+            )
     chosen = {name: parsed.settings} | others
     return _sweep(Setup(options, chosen), sweep)
 
@@ -745,6 +753,10 @@ def _missing(name: str) -> str:
             return "textworld[pddl] and alfworld"
         case "alfworld" if "ALFWORLD_DATA" not in os.environ:
             return "$ALFWORLD_DATA"
+        case "math" if find_spec("math_verify") is None:
+            return "math-verify"
+        case "reasoning" if find_spec("reasoning_gym") is None:
+            return "reasoning-gym"
         case "hotpot" | "webshop" if find_spec("bm25s") is None:
             return "bm25s"
         case "jericho" if find_spec("jericho") is None:

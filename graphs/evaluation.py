@@ -326,11 +326,11 @@ def compared(rows: Sequence[Row]) -> str:
     return f"95 % over {rows[0].problems} problems (bootstrap, {DRAWS:,} draws); one seed says nothing about others"
 
 
-def table(rows: Sequence[Row], against: str = "", calls: str = "tool calls") -> str:
+def table(rows: Sequence[Row], calls: str = "tool calls") -> str:
     """A Markdown table with one row per arm.
 
-    Brackets are intervals over seeds, or, with a single seed, over problems (`compared` says which). Wins are problems on which
-    the arm did better than the one it is measured against, `against`. `calls`: what is counted as calls, per rollout.
+    Brackets are intervals over seeds, or, with a single seed, over problems (`compared` says which). Delta, and the problems won
+    and lost, are to the arm that the others are measured against. `calls`: what is counted as calls, per rollout.
     """
     first = rows[0]
 
@@ -347,8 +347,11 @@ def table(rows: Sequence[Row], against: str = "", calls: str = "tool calls") -> 
 
     columns = [
         (f"Mean@{first.k}", [with_interval(row.mean_at_k, row.over_seeds or row.over_problems) for row in rows]),
-        (f"Pass@{first.k}" if first.pass_by == "unbiased" else f"best of {first.k}", [f"{row.pass_at_k:.3g}" for row in rows]),
-        (f"delta to {against}", [delta(row) for row in rows]),
+        (
+            f"Pass@{first.k}" if all(row.pass_by == "unbiased" for row in rows) else f"best of {first.k}",
+            [f"{row.pass_at_k:.3g}" for row in rows],
+        ),
+        ("delta", [delta(row) for row in rows]),
         ("wins / losses / ties", [standing(row) for row in rows]),
         ("lessons", [f"{row.lessons:.3g}" for row in rows]),
         (f"{calls}/rollout", [shown(row.tool_calls or None, ".1f") for row in rows]),
@@ -415,28 +418,21 @@ def _measured(numbers: Sequence[float | None]) -> str:
     return with_interval(mean(known), interval(known)) if known else "–"
 
 
-def ledger(paid: Mapping[str, Usage], used: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
+def ledger(stages: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
     """A Markdown table of what each stage asked of models.
 
     Args:
-        paid: by stage, what was really asked and paid for.
-        used: by stage, all that was asked, with what the cache answered.
+        stages: by stage, its calls and tokens.
         dollars: by stage; empty without prices.
     """
-    heads = ["stage", "calls paid", "from the cache", "input tokens paid", "output tokens paid", "dollars"]
-    stages = list(dict.fromkeys([*used, *paid]))
-    lines = [heads]
-    for stage in stages:
-        lines.append(_spent(stage, paid.get(stage, Usage()), used.get(stage, Usage()), dollars.get(stage)))
-    every = sum(paid.values(), Usage()), sum(used.values(), Usage())
-    lines.append(_spent("all", *every, sum(dollars.values()) if dollars else None))
-    said = [i for i in range(len(heads)) if {line[i] for line in lines[1:]} != {"–"}]
-    return aligned([[line[i] for i in said] for line in lines])
+    lines = [["stage", "calls", "tokens read", "tokens written", "dollars"]]
+    lines += [_spent(stage, usage, dollars.get(stage)) for stage, usage in stages.items()]
+    lines.append(_spent("all", sum(stages.values(), Usage()), sum(dollars.values()) if dollars else None))
+    return aligned(lines if dollars else [line[:-1] for line in lines])
 
 
-def _spent(stage: str, paid: Usage, used: Usage, dollars: float | None) -> list[str]:
-    spared = max(0, used.calls - paid.calls)
-    numbers = [f"{number:,}" for number in (paid.calls, spared, paid.input_tokens, paid.output_tokens)]
+def _spent(stage: str, usage: Usage, dollars: float | None) -> list[str]:
+    numbers = [f"{number:,}" for number in (usage.calls, usage.input_tokens, usage.output_tokens)]
     return [stage, *numbers, shown(dollars, ",.2f")]
 
 

@@ -11,7 +11,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.q_table import QTable
 from ..memory.records import UserError
 from ..nodes.policies import Recent
-from . import adamem, icrl, jitrl
+from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import best_of_n, cot, long_cot, react, reasoning_bank, reflexion, self_refine, static, synapse, tabular
 from .parts import Parts, uniform
 
@@ -26,7 +26,7 @@ class Method:
     settings: type
     """Its hyper-parameters, a dataclass with defaults; its class methods are presets."""
     build: Callable[..., Graph]
-    """(parts, settings, chain=, **compile) -> the graph of an episode."""
+    """(parts, settings, chain=, **compile) -> the graph of an episode; see `learns`."""
     needs_model: bool = True
     remembers: bool = True
     """Whether it keeps finished episodes on a shelf."""
@@ -38,6 +38,8 @@ class Method:
     """Whether its actions come from a model that writes, so that a model that scores them will not do."""
     commit: Literal["best", "last"] = "best"
     """Which attempt a run ends with: the one with the highest reward that the method saw, or the last."""
+    learns: bool = False
+    """Whether it learns on some problems to play others: `build` makes the graph of learning, and not of an episode."""
 
 
 def _jitrl(parts: Parts, settings: jitrl.JitRL, **compile: Any) -> Graph:
@@ -66,6 +68,12 @@ METHODS: Mapping[str, Method] = {
     "adamem": Method(
         "recalls what was done in states like the present one, and writes a strategy from it on the spot",
         *(adamem.AdaMEM, adamem.build),
+    ),
+    "training-free-grpo": Method(
+        "learns lessons by comparing attempts at many problems, and plays others with them",
+        *(training_free_grpo.TrainingFreeGRPO, training_free_grpo.build),
+        remembers=False,
+        learns=True,
     ),
     "react": Method(
         "thinks and acts in turns; nothing is carried over", react.ReAct, react.build, remembers=False, commit="last"

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "graphs": {"graphs", "nodes", "memory"},
 }
 """Folder -> what of ours its files may import."""
-JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/dev.py"}
+JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/training_free_cli.py", "graphs/dev.py"}
 """The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
 ONLY_IN = {
     "chromadb": {"memory/chroma_store.py"},

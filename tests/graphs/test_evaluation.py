@@ -157,11 +157,11 @@ def test_a_row_per_arm() -> None:
 
 
 def test_table_is_aligned_markdown_without_columns_that_say_nothing() -> None:
-    text = evaluation.table(evaluation.rows(arms(), "toy", "pocket", "empty"), "empty")
+    text = evaluation.table(evaluation.rows(arms(), "toy", "pocket", "empty"))
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert cells[0] == ["arm", "Mean@2", "Pass@2", "delta to empty", "wins / losses / ties", "lessons", "failures"]
+    assert cells[0] == ["arm", "Mean@2", "Pass@2", "delta", "wins / losses / ties", "lessons", "failures"]
     assert cells[2][0] == "learned"
     assert cells[2][3].startswith("+0.375 [")
     assert cells[2][4:] == ["3 / 0 / 1", "0", "1 of 8"]
@@ -174,7 +174,7 @@ def test_a_single_seed_has_intervals_over_problems_and_says_so() -> None:
     assert rows[0].over_problems is not None
     assert "over 2 problems (bootstrap" in evaluation.compared(rows)
     assert "over 2 seeds (Student's t)" in evaluation.compared(evaluation.rows(arms(), "toy", "pocket", "empty"))
-    assert "[" in evaluation.table(rows, "empty").splitlines()[2]
+    assert "[" in evaluation.table(rows).splitlines()[2]
 
 
 def test_graded_rewards_are_not_called_pass() -> None:
@@ -208,14 +208,14 @@ def test_steps_are_means_of_the_seeds_that_came_so_far() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    paid = {"rollout": Usage(10, 1000, 100), "contrast": Usage(2, 300, 40)}
-    used = {"rollout": Usage(16, 1600, 160), "contrast": Usage(2, 300, 40)}
-    text = evaluation.ledger(paid, used, {"rollout": 0.5, "contrast": 0.25})
+    text = evaluation.ledger(
+        {"rollout": Usage(10, 1000, 100), "contrast": Usage(2, 300, 40)}, {"rollout": 0.5, "contrast": 0.25}
+    )
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
-    assert lines[0] == ["stage", "calls paid", "from the cache", "input tokens paid", "output tokens paid", "dollars"]
-    assert lines[2] == ["rollout", "10", "6", "1,000", "100", "0.50"]
-    assert lines[-1] == ["all", "12", "6", "1,300", "140", "0.75"]
-    assert "dollars" not in evaluation.ledger(paid, used, {})
+    assert lines[0] == ["stage", "calls", "tokens read", "tokens written", "dollars"]
+    assert lines[2] == ["rollout", "10", "1,000", "100", "0.50"]
+    assert lines[-1] == ["all", "12", "1,300", "140", "0.75"]
+    assert "dollars" not in evaluation.ledger({"rollout": Usage(1, 2, 3)}, {})
 
 
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
