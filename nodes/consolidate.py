@@ -167,16 +167,21 @@ class Consolidate(Runnable[Any, Any]):
     """What the model is asked, whose reply is read into `decision`; None: code decides."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if not changes(input):
+        if not self._changes(input):
             return {"candidate": ""}
         asked = self.question.invoke(input, config) if self._asks(input) and self.question else {}
         return self._kept(input, asked)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if not changes(input):
+        if not self._changes(input):
             return {"candidate": ""}
         asked = await self.question.ainvoke(input, config) if self._asks(input) and self.question else {}
         return await asyncio.to_thread(self._kept, input, asked)
+
+    def _changes(self, state: State) -> bool:
+        """Whether the step has anything to write down."""
+        sheet = self.how == "cheatsheet"
+        return any(c.edits or c.rulings or c.votes or (sheet and c.insights) for c in state["comparisons"])
 
     def _asks(self, state: State) -> bool:
         """Nothing is asked about nothing: a model would make something up."""
@@ -262,11 +267,6 @@ def ordered(state: State) -> list[Comparison]:
 def proposed(state: State) -> list[Edit]:
     """All edits of the step's groups."""
     return [edit for comparison in ordered(state) for edit in comparison.edits]
-
-
-def changes(state: State) -> bool:
-    """Whether a step has anything to write down."""
-    return any(c.edits or c.rulings or c.votes or c.insights for c in state["comparisons"])
 
 
 def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "") -> Decision:

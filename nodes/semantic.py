@@ -147,15 +147,31 @@ class Critic:
         known = self.reference(task) if self.reference is not None and self.truth == "given" else ""
         return f"True answer: {cut(known, self.room // 8, self.count)}\n" if known else ""
 
-    def label(self, reward: float) -> str:
-        """How an attempt stands in a comparison."""
+    def label(self, rollout: Rollout, reward: float) -> str:
+        """How an attempt stands in a comparison: what it was worth, and what it took."""
         match self.truth:
             case "given":
-                return f"reward {reward:g}"
+                worth = f"reward {reward:.3g}"
             case "majority":
-                return "its answer agrees with most" if reward >= 0.5 else "its answer does not agree with most"
+                worth = "its answer agrees with most" if reward >= 0.5 else "its answer does not agree with most"
             case _:
-                return f"an examiner without the answer gave it {reward:g}"
+                worth = f"an examiner without the answer gave it {reward:.3g}"
+        took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
+        return ", ".join([worth, *took])
+
+    def unfit(self, insight: str, task: Task) -> str:
+        """Why an insight cannot be a lesson: it is too long, or gives this one problem's answer away; empty if it can.
+
+        An answer is recognised if it is long enough not to be a common word: 8 characters, or 3 with a digit among them.
+        """
+        size, limit = len(insight.split()), self.limits.words
+        if size > limit:
+            return f"asked for lessons of at most {limit} words, got {size}: {insight!r}"
+        known = self.reference(task).strip() if self.reference is not None and self.truth == "given" else ""
+        telling = len(known) >= 8 or (len(known) >= 3 and re.search(r"\d", known))
+        if telling and re.search(rf"(?<!\w){re.escape(known)}(?!\w)", insight):
+            return f"asked for lessons that hold for other problems, too, got one that tells this problem's answer: {insight!r}"
+        return ""
 
 
 _SEAMS = 32
@@ -297,7 +313,7 @@ def _numbered(state: State) -> Rollout:
 def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
     """Compare the rollouts of a group: at most `critic.most` insights, and votes on the library's lessons.
 
-    Insights that are longer than a lesson may be are asked for again; in the end those that will do are kept.
+    Insights that are too long, or tell the answer, are asked for again; in the end those that will do are kept.
     """
     if critic.plain:
         return _contrast_plainly(model, critic)
@@ -319,17 +335,15 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             told["answer"] = critic.answer(task)
         rollouts = rewarded(state, critic.truth)
         written = {summary.number: summary.text for summary in state["summaries"]}
-        heads = [f"Attempt {r.number + 1} ({critic.label(state['rewards'][r.number])}):\n" for r in rollouts]
+        heads = [f"Attempt {r.number + 1} ({critic.label(r, state['rewards'][r.number])}):\n" for r in rollouts]
         bodies = [written.get(r.number) or critic.told(r) for r in rollouts]
         attempts = _listed(heads, bodies, critic.left(asked, *told.values()), critic.count)
         return asked.messages(**told, attempts=attempts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", critic.most)]
-        if long := [item for item in found if len(item.split()) > critic.limits.words]:
-            raise Unreadable(
-                f"asked for lessons of at most {critic.limits.words} words, got {len(long[0].split())}: {long[0]!r}"
-            )
+        if wrong := [reason for item in found if (reason := critic.unfit(item, state["task"]))]:
+            raise Unreadable(wrong[0])
         votes, unknown = _votes(text(reply), critic.library(state))
         failures = [f"contrast of {state['task'].id}: a vote for {id!r}, which is not there" for id in unknown]
         return {"insights": found, "votes": votes, "failures": failures}
@@ -339,7 +353,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.most)]
         except Unreadable:
             found = []
-        kept = [item for item in found if len(item.split()) <= critic.limits.words]
+        kept = [item for item in found if not critic.unfit(item, state["task"])]
         votes, _ = _votes(bad.reply, critic.library(state))
         failure = f"contrast of {state['task'].id}: {len(kept)} of {len(found)} insights could be kept: {bad}"
         return {"insights": kept, "votes": votes, "failures": [failure]}

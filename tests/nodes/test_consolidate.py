@@ -97,6 +97,8 @@ def test_about_nothing_nothing_is_asked_and_nothing_made_up(how: Any) -> None:  
     known = critic(ADD)
     for comparisons in ([], [Comparison("a"), Comparison("b", (1.0, 1.0), kind="alike")]):
         assert consolidate(Silent(), known, how).invoke(step(*comparisons)) == {"candidate": ""}
+    if how != "cheatsheet":  # what was learned, and found not to change anything
+        assert consolidate(Silent(), known, how).invoke(step(compared("a", insights=(ADD,)))) == {"candidate": ""}
     assert known.versions.names() == ["r/0"]
 
 

@@ -214,6 +214,23 @@ def test_insights_that_are_too_long_are_asked_for_again_with_the_reason_and_the_
     assert "1 of 2 insights" in out["failures"][0]
 
 
+def test_an_insight_that_tells_the_answer_is_no_lesson() -> None:
+    model = Scripted('{"lessons": ["when a sum is asked, say 1042.", "when 10421 or 42 comes up, add"]}')
+    told = critic(reference=lambda task: "1042")
+    out = contrast(model, told).invoke(group(TWO))
+    assert out["insights"] == ["when 10421 or 42 comes up, add"]
+    assert "tells this problem's answer" in model.prompts[1]
+    common = critic(reference=lambda task: "say")
+    assert len(contrast(model, common).invoke(group(TWO))["insights"]) == 2
+
+
+def test_what_attempts_took_stands_beside_them() -> None:
+    model = Scripted('{"lessons": []}')
+    contrast(model, critic()).invoke(group([rollout(0, 2 / 3, steps=9, tool_calls=4), rollout(1, 0.0, steps=1)]))
+    assert "Attempt 1 (reward 0.667, 9 actions, 4 tool calls):\n" in model.prompts[0]
+    assert "Attempt 2 (reward 0):\n" in model.prompts[0]
+
+
 @pytest.mark.parametrize("reply", ["", "I cannot say.", "[1, 2", '{"lessons": 7}', "null", '{"lessons": [{"a": {"b": 1}}]}'])
 def test_a_comparison_that_cannot_be_read_teaches_nothing_and_says_so(reply: str) -> None:
     model = Scripted(reply)
