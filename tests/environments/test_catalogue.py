@@ -14,10 +14,12 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 
-@pytest.mark.parametrize("spec", [spec for spec in ENVIRONMENTS if not spec.endswith((":GAME", ":TASK", ":TYPE"))])
+@pytest.mark.parametrize("spec", [spec for spec in ENVIRONMENTS if not spec.endswith((":GAME", ":TASK", ":TYPE", ":NAME"))])
 def test_every_listed_environment_opens_under_its_name(spec: str) -> None:
     if spec in ("hotpot", "webshop"):
         pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
+    if spec == "math":
+        pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     assert open_environment(spec).name.partition("?")[0] == spec
 
 
@@ -35,6 +37,26 @@ def test_settings_of_the_newer_environments_reach_them(spec: str, name: str, hor
         pytest.importorskip("bm25s", reason="NOT TESTED: pip install bm25s")
     env = open_environment(spec, horizon)
     assert (env.name, env.horizon) == (name, horizon)
+
+
+def test_settings_reach_the_math_problems(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
+    file = tmp_path / "two.jsonl"
+    file.write_text('{"problem": "1+1?", "answer": 2}\n{"problem": "1+2?", "answer": 3}\n', encoding="utf-8")
+    env = open_environment(f"math?file={file},split=dev,limit=1", 2)
+    assert env.horizon == 2
+    assert env.name.startswith("math?file=two-")
+    assert env.name.endswith(",split=dev,limit=1")
+    assert env.task(0, "dev").instruction.startswith("1+1?")
+
+
+@pytest.mark.slow
+def test_settings_reach_a_generator() -> None:
+    pytest.importorskip("reasoning_gym", reason="NOT TESTED: pip install reasoning-gym")
+    drawn = open_environment("reasoning:chain_sum?min_terms=4,max_terms=4")
+    assert drawn.name == "reasoning:chain_sum?max_terms=4,min_terms=4"
+    assert drawn.task(0).instruction.count(" + ") + drawn.task(0).instruction.count(" - ") == 3
+    drawn.close()
 
 
 def test_settings_and_horizon_reach_the_environment() -> None:
@@ -58,6 +80,10 @@ def test_settings_and_horizon_reach_the_environment() -> None:
         ("alfworld:", r"no environment 'alfworld:'; there are toy"),
         ("alfworld:chess", r"no task type 'chess'; there are look_at_obj_in_light, .*pick_two_obj_and_place"),
         ("hotpot?path=x", r"no setting 'path'; it has source, file, split, results, sentences, listed"),
+        ("math?path=x", r"no setting 'path'; it has file, dataset, subset, part, split, test, dev, limit"),
+        ("math?file=nowhere.jsonl", r"math: cannot read nowhere.jsonl"),
+        ("reasoning:", r"no environment 'reasoning:'; there are toy"),
+        ("reasoning:codeio", r"codeio cannot be used: it does not draw the same problem from the same seed"),
         ("webshop?goods=3", r"no setting 'goods'; it has products, seed"),
     ],
 )
@@ -68,11 +94,13 @@ def test_a_wrong_spec_is_said_in_one_line(spec: str, said: str) -> None:
 
 
 def test_naming_the_environments_imports_none_of_their_packages(tmp_path: Path) -> None:
+    packages = (
+        "textworld_express py4j jericho numpy torch textworld alfworld bm25s math_verify sympy reasoning_gym datasets yaml"
+    )
     code = (
-        "import sys, learngraph.tools.environments.catalogue as c; c.open_environment('twx:coin'); "
-        "c.open_environment('alfworld'); "
-        "print([m for m in ('textworld_express', 'py4j', 'jericho', 'numpy', 'torch', 'textworld', 'alfworld', 'bm25s') "
-        "if m in sys.modules])"
+        "import sys, importlib.util, learngraph.tools.environments.catalogue as c; c.open_environment('twx:coin'); "
+        "c.open_environment('alfworld'); importlib.util.find_spec('math_verify') and c.open_environment('math'); "
+        f"print([m for m in '{packages}'.split() if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.strip() == "[]"

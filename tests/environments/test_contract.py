@@ -19,6 +19,8 @@ from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.jericho import Jericho
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.passages import Passages
+from learngraph.tools.environments.problems import Problems
+from learngraph.tools.environments.reasoning import Reasoning
 from learngraph.tools.environments.science_world import ScienceWorld
 from learngraph.tools.environments.text_world_express import GAMES, TextWorldExpress
 from learngraph.tools.environments.web_shop import WebShop
@@ -50,10 +52,20 @@ needs_jericho = [pytest.mark.jericho, pytest.mark.skipif(JERICHO_MISSING is not 
 
 needs_search = pytest.mark.skipif(find_spec("bm25s") is None, reason="NOT TESTED: bm25s is not installed (pip install bm25s)")
 
+needs_verifier = pytest.mark.skipif(
+    find_spec("math_verify") is None, reason="NOT TESTED: math-verify is not installed (pip install math-verify)"
+)
+needs_generators = pytest.mark.skipif(
+    find_spec("reasoning_gym") is None, reason="NOT TESTED: reasoning-gym is not installed (pip install reasoning-gym)"
+)
+GENERATORS = ("chain_sum", "countdown", "spell_backward", "knights_knaves", "prime_factorization", "list_functions")
+
 OPENERS: dict[str, Callable[[], Any]] = {
     "toy": KeywordKeep,
     "game24": lambda: Game24({"order": "difficulty"}),
     "writing": lambda: Writing({"source": "own"}),
+    "math": Problems,
+    **{f"reasoning:{name}": lambda name=name: Reasoning(name) for name in GENERATORS},
     # The way to the coin is another one in each Java machine, and may take more than 30 steps.
     **{f"twx:{game}": lambda game=game: TextWorldExpress(game, horizon=50 if game == "coin" else 30) for game in GAMES},
     "scienceworld": lambda: ScienceWorld("find-non-living-thing", horizon=14),
@@ -65,6 +77,8 @@ OPENERS: dict[str, Callable[[], Any]] = {
 QUICK = ("coin", "sorting", "simonsays")
 MARKS: dict[str, Any] = {
     **dict.fromkeys(("toy", "game24", "writing"), ()),
+    "math": needs_verifier,
+    **{f"reasoning:{name}": [needs_generators, *([pytest.mark.slow] if n else [])] for n, name in enumerate(GENERATORS)},
     **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [pytest.mark.slow])] for game in GAMES},
     "scienceworld": needs_science,
     "jericho:zork1": needs_jericho,
@@ -85,8 +99,12 @@ def env(request: pytest.FixtureRequest) -> Iterator[Any]:
     opened.close()
 
 
+WRITTEN = ("writing", "math", "reasoning")
+"""Their one action is a whole text, and none are listed."""
+
+
 def choices(env: Any, task: Task, shown: Observation) -> tuple[str, ...]:
-    """What may be done: the listed actions; where none are listed (a passage), some texts."""
+    """What may be done: the listed actions; where none are listed (a passage, a solution), some texts."""
     return shown.actions or (*env.gold(task), "One.\n\nTwo.\n\nThree.\n\nFour.", "Just a line.")
 
 
@@ -143,7 +161,7 @@ def test_actions_are_sorted_without_repeats_and_none_when_over(env: Any) -> None
         assert seen[-1].actions == ()
         for shown in seen[:-1]:
             assert not shown.over
-            assert shown.actions or env.name.startswith("writing")
+            assert shown.actions or env.name.startswith(WRITTEN)
             assert list(shown.actions) == sorted(set(shown.actions))
 
 
@@ -195,7 +213,12 @@ def test_a_written_answer_is_a_whole_episode(env: Any) -> None:
         return
     task = env.task(3)
     path = env.gold(task)
-    assert env.read("Here it is.\n\n" + ("Passage:\n" if len(path) == 1 else "") + "\n".join(path)) == path
+    whole = "Here it is.\n\n" + ("Passage:\n" if len(path) == 1 else "") + "\n".join(path)
+    if env.name.startswith(("math", "reasoning")):  # the solution is the answer's own text, and its verdict what counts
+        assert env.read(whole) == (whole,)
+        assert env.verify(task, (whole,)) == env.verify(task, path) == [1.0]
+    else:
+        assert env.read(whole) == path
     assert len(env.verify(task, path)) == len(path)
     for reply in ("", "Sorry, no.", "\n".join(path)):
         actions = env.read(reply)

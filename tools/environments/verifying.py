@@ -34,7 +34,7 @@ class Unverified(Exception):
 
     Args:
         reason: in words.
-        passing: whether it may go another time: no process could be started, or ours was ended from outside.
+        passing: whether it may go another time: no process could be started, or it was ended from outside.
     """
 
     def __init__(self, reason: str, passing: bool = False) -> None:
@@ -73,12 +73,15 @@ class Workers:
         """
         limit = self.seconds if seconds is None else seconds
         with self._turn:
-            worker = self._take()
-            try:
-                reply = worker.ask({"what": what, "limit": limit, **job}, limit)
-            except BaseException:
-                worker.end()
-                raise
+            for again in (True, False):
+                worker = self._take()
+                try:
+                    reply = worker.ask({"what": what, "limit": limit, **job}, limit)
+                    break
+                except BaseException as cause:
+                    worker.end()
+                    if not (again and isinstance(cause, Unverified) and cause.passing):
+                        raise
             with self._lock:
                 self._free.append(worker)
         if "error" in reply:
