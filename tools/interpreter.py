@@ -113,8 +113,8 @@ class _Printed:
         self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
 
     def add(self, data: bytes) -> None:
-        if len(self.head) < self.room:
-            taken = self.room - len(self.head)
+        if not self.tail:
+            taken = _seam(data, max(self.room - len(self.head), 0))
             self.head += data[:taken]
             data = data[taken:]
         self.tail += data
@@ -122,8 +122,7 @@ class _Printed:
             self._drop(len(self.tail) - self.room)
 
     def _drop(self, count: int) -> None:
-        while count < len(self.tail) and self.tail[count] & 0xC0 == 0x80:
-            count += 1  # not within a character
+        count = _seam(self.tail, count)
         self.dropped += len(self.tail[:count].translate(None, _CONTINUES))
         del self.tail[:count]
 
@@ -138,6 +137,11 @@ class _Printed:
         head, tail = _plain(bytes(self.head)), _plain(bytes(self.tail))
         first, last = head[: self.most // 2], tail[len(tail) - (self.most - self.most // 2) :]
         return _joined(first, len(head) - len(first) + self.dropped + len(tail) - len(last), last)
+
+
+def _seam(data: bytes | bytearray, at: int) -> int:
+    """The next place, at most three bytes on, that is not within a character."""
+    return next((place for place in range(at, at + 3) if place >= len(data) or data[place] & 0xC0 != 0x80), at)
 
 
 def _joined(head: str, cut: int, tail: str) -> str:

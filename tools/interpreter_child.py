@@ -264,7 +264,11 @@ class Session:
         """Undo what a cell may have done to its output."""
         os.dup2(self.printed, 1)
         os.dup2(self.printed, 2)
-        if self.out.closed or self.out.buffer.closed:
+        try:
+            lost = self.out.closed or self.out.buffer.closed
+        except ValueError:  # taken apart
+            lost = True
+        if lost:
             self.out = self.fresh()
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self.out  # type: ignore[misc]
 
