@@ -263,6 +263,10 @@ class Library:
             def ignore_aliases(self, data: Any) -> bool:
                 return True
 
+        def told_of(dumper: Any, text: str) -> Any:  # PyYAML writes odd line breaks into plain texts, and reads them as blanks
+            return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _ODD.search(text) else None)
+
+        Dumper.add_representer(str, told_of)
         Dumper.add_representer(tuple, lambda d, t: d.represent_sequence("tag:yaml.org,2002:seq", t, flow_style=True))
         body = [dict(_shown(lesson)) for lesson in self.lessons]
         style = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
@@ -510,7 +514,9 @@ class _Draft:
 
     def unknown(self, edit: Edit, name: object) -> Ruling:
         there = ", ".join(x.id for x in self.library.lessons) or "none"
-        return Ruling(edit, False, f"there is no lesson {name!r}; there are {there}" if name else f"{edit.op} of which lesson?")
+        return Ruling(
+            edit, False, f"{edit.op} of which lesson?" if name == "" else f"there is no lesson {name!r}; there are {there}"
+        )
 
 
 # Files that people edit
@@ -520,6 +526,7 @@ _HEADER = """\
 # text (- text: ...) and is given an id when it is read. An id stays with its lesson; next is the number of the next id.
 """
 _BROKEN_YAML = re.compile(r"[\ud800-\udfff]")
+_ODD = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
 _ALWAYS = ("id", "text", "helpful", "harmful", "shown", "step", "problems", "rewards")
 _COUNTS = ("helpful", "harmful", "shown", "step", "episode")
 _LISTS = ("problems", "rewards", "sources")
