@@ -37,7 +37,8 @@ def test_the_picture_is_the_flow_in_the_source(name: str) -> None:
 
 
 def test_no_picture_is_left_over() -> None:
-    assert {path.stem for path in PICTURES.glob("*.mmd")} == set(NAMES)
+    parts = {"training-free-grpo-group", "tool-agent"}  # of graphs that are no method by themselves: compared in their own tests
+    assert {path.stem for path in PICTURES.glob("*.mmd")} - parts == set(NAMES)
 
 
 def test_svg_shows_nodes_settings_roles_and_labels() -> None:
