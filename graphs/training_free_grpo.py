@@ -72,7 +72,7 @@ from ..nodes.learning import (
     nothing,
 )
 from ..nodes.prompt import HERE, Prompt
-from ..nodes.recorded import Meter, Recorded
+from ..nodes.recorded import Meter, Recorded, Slots
 from ..nodes.rollouts import Lectured, Roll, best
 from ..nodes.semantic import (
     ByRule,
@@ -188,7 +188,7 @@ class TrainingFreeGRPO:
     objective: str = ""
     """What the agent is for and what it is to learn, in words; part of what critics are asked. Reference code: required."""
     library: str = ""
-    """A YAML file of lessons to start from. Paper: none."""
+    """A YAML file of lessons to start from, or the folder of a run whose product it is. Paper: none."""
     arm: Literal["learned", "empty", "self-generated", "random", "shuffled"] = "learned"
     """How the library comes about. `learned`; or a control: `empty`; `self-generated`, as many lessons as `lessons` says,
     written without rollouts; `random` steps of the rollouts, as many as were learned; the learned lessons `shuffled`."""
@@ -337,6 +337,8 @@ def roll(
     *,
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
+    slots: Slots | None = None,
+    meter: Meter | None = None,
 ) -> Roll:
     """What plays rollouts with this graph and keeps them in the cache, in learning, in the accept test and in evaluation.
 
@@ -345,6 +347,8 @@ def roll(
         name: what the rollouts depend on beside the graph's drawing and settings, `Parts.model` and the prompt files; part of
             their keys in the cache.
         close: called with run, task id and number when a rollout has ended in whatever way.
+        slots: how many rollouts are played at once; None: as many as there are.
+        meter: asked before each rollout of a model whose calls are not counted one by one.
     """
     plays = graph
     if isinstance(graph, CompiledStateGraph):
@@ -365,6 +369,8 @@ def roll(
         count=parts.count,
         room=parts.room // 2,
         timeout=settings.timeout,
+        slots=slots,
+        meter=meter,
         paid=parts.write is None or not isinstance(parts.model, Recorded),
         close=close,
     )
@@ -441,6 +447,7 @@ def build(
     meter: Meter | None = None,
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
+    slots: Slots | None = None,
     chain: bool = False,
     **compile: Any,
 ) -> Graph:
@@ -461,9 +468,8 @@ def build(
         recorded: (model, stage) -> the model with its calls cached, counted and limited, for each of the critic's stages; by
             default each call is cached in `cache`.
         log: where steps are noted, one row each.
-        meter: says in the log what was spent.
-        name: see `roll`.
-        close: see `roll`.
+        meter: says in the log what was spent, and ends a run whose rollouts cost more than they may.
+        name, close, slots: see `roll`.
         chain: run nodes that follow each other without a choice as one super-step.
         compile: as for `StateGraph.compile`: a checkpointer, for example.
 
@@ -477,8 +483,8 @@ def build(
     schedule = Schedule(tuple(tasks), settings.batch, settings.epochs)
     shown = rollout or episode(parts, settings, versions)
     tried = trial or rollout or episode(parts, settings, versions, settings.trial_temperature)
-    learn = roll(parts, settings, versions, cache, shown, name=name, close=close)
-    probe = roll(parts, settings, versions, cache, tried, name=name, close=close)
+    more: dict[str, Any] = {"name": name, "close": close, "slots": slots, "meter": meter}
+    learn, probe = (roll(parts, settings, versions, cache, graph, **more) for graph in (shown, tried))
     ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks})
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
     batch = Batch(schedule)

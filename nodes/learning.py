@@ -9,14 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import add
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
-from ..memory.library import Library, Limits, Versions
+from ..memory.library import Library, Limits, Versions, opened
 from ..memory.records import Comparison, Rollout, Task, Usage, UserError
 from ..memory.rows import Rows
 from .advantage import draw
@@ -163,7 +162,7 @@ class Start:
 
     versions: Versions = field(repr=False)
     library: str = ""
-    """A YAML file; empty: no lessons."""
+    """A YAML file, or a run whose product it is; empty: no lessons."""
     arm: str = "learned"
 
     def __call__(self, state: Asked) -> dict[str, Any]:
@@ -189,10 +188,8 @@ class Start:
     def _read(self) -> Library:
         if not self.library or self.arm == "empty":
             return Library()
-        path = Path(self.library)
-        if not path.is_file():
-            raise UserError(f"training-free-grpo: there is no library {self.library}; a YAML file of lessons would do")
-        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path))
+        found = opened(self.library)
+        return found if isinstance(found, Library) else found.at(found.head)
 
 
 def _cleared() -> dict[str, Any]:
@@ -331,7 +328,7 @@ class Candidate:
         return "untested" if same or not self.tests else "candidate"
 
 
-def nothing(state: State) -> dict[str, Any]:
+def nothing(state: Any) -> dict[str, Any]:
     """A node from which work is handed out."""
     return {}
 

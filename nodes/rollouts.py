@@ -16,31 +16,35 @@ attempts need, kept in the cache. A rollout that fails (an error, no reward, out
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field, replace
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
 from ..memory.cache import Cache, CacheError, key
 from ..memory.journal import Journal
-from ..memory.library import LibraryError, Versions
+from ..memory.library import Library, LibraryError, Versions
 from ..memory.records import Rollout, Task, Trajectory, Transition, Usage, UserError
 from ..memory.rows import RowsError
 from .attempts import Layout, Running
 from .episode import Environment
-from .recorded import BudgetSpent
+from .recorded import BudgetSpent, Meter, Slots
+from .semantic import trimmed
 
-__all__ = ["Lectured", "Roll", "restored", "stored", "trimmed"]
+__all__ = ["Lectured", "Roll", "restored", "stored"]
 
+_log = logging.getLogger(__name__)
 THROUGH = (BudgetSpent, CacheError, RowsError, LibraryError, GraphBubbleUp)
 """What is no rollout's failure, but the run's."""
-MARK = "[… {} lines left out …]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,42 +57,26 @@ class Lectured(Running):
     ids: bool = True
     """Whether they stand with their ids."""
 
+    _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Libraries by name: a version never changes."""
+
     def before(self, state: Mapping[str, Any]) -> str:
-        """The lessons: the same text at every step of an episode."""
-        told = self.versions.at(state["library"]).text(state["task"].instruction, self.top, self.ids)
+        """The lessons: the same text at every step of an episode. Where only some are shown, those that fit the task and what
+        it showed first."""
+        name = state["library"]
+        library = self._known.get(name)
+        if library is None:
+            library = self._known[name] = self.versions.at(name)
+        told = library.text(self._query(state) if self.top else "", self.top, self.ids)
         return f"Lessons:\n{told}" if told else ""
 
+    def _query(self, state: Mapping[str, Any]) -> str:
+        steps = self.journal.history(state["head"])
+        return f"{state['task'].instruction}\n{steps[0].state if steps else state['observation'].text}"
+
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if self.before(state) or not self.brief else replace(self, brief="")
+        shown = self if not self.brief or self.before(state) else replace(self, brief="")
         return super(Lectured, shown).__call__(state)
-
-
-def trimmed(text: str, count: Callable[[str], int], room: int) -> str:
-    """A text in at most `room` tokens: its first and last lines, and a mark for those left out between them.
-
-    A line too long for its half is cut in the middle, too.
-    """
-    if count(text) <= room:
-        return text
-    lines = text.splitlines()
-
-    def cut(kept: int) -> str:
-        head, tail = lines[: (kept + 1) // 2], lines[len(lines) - kept // 2 :]
-        return "\n".join([*head, MARK.format(len(lines) - kept), *tail]) + "\n"
-
-    low, high = 0, len(lines) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if count(cut(middle)) <= room else (low, middle - 1)
-    if low >= 2:
-        return cut(low)
-    kept, least = len(text), 16  # a few long lines: cut by characters
-    while kept > least:
-        kept = kept * 3 // 4
-        short = f"{text[: kept - kept // 2]} […] {text[len(text) - kept // 2 :]}"
-        if count(short) <= room:
-            return short
-    return text[:least]
 
 
 def stored(rollout: Rollout) -> dict[str, Any]:
@@ -140,6 +128,10 @@ class Roll(Runnable[Any, Any]):
     """Tokens of a transcript; the middle of longer ones is left out."""
     timeout: float | None = None
     """Seconds that a rollout may take."""
+    slots: Slots | None = None
+    """How many rollouts are played at once: the time of one begins when it is its turn."""
+    meter: Meter | None = field(default=None, repr=False)
+    """Asked before a rollout that nobody else asks for: see `paid`."""
     paid: bool = True
     """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
@@ -157,35 +149,44 @@ class Roll(Runnable[Any, Any]):
         place = self.key(input)
         if (known := self.cache.get(place)) is not None:
             return restored(known)
-        asked, start = self._asked(input), time.monotonic()
-        try:
-            out = self._in_time(lambda: self.rollout.invoke(asked, _config(config, place)))
-        except THROUGH:
-            raise
-        except Exception as error:
-            return self._failed(input, error, time.monotonic() - start)
-        finally:
-            self._close(asked)
-        return self._kept(place, input, out, time.monotonic() - start)
+        asked = self._asked(input)
+        with cast(AbstractContextManager[Any], self.slots or nullcontext()):
+            start = self._start()
+            try:
+                out = self._in_time(lambda: self.rollout.invoke(asked, _config(config, place)))
+                rollout = self._made(input, out, start)
+            except THROUGH:
+                raise
+            except Exception as error:
+                return self._failed(input, error, start)
+            finally:
+                self._close(asked)
+        return self._kept(place, rollout)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
         place = self.key(input)
         if (known := self.cache.get(place)) is not None:
             return restored(known)
-        asked, start = self._asked(input), time.monotonic()
-        try:
-            async with asyncio.timeout(self.timeout) as scope:
-                out = await self.rollout.ainvoke(asked, _config(config, place))
-        except THROUGH:
-            raise
-        except Exception as error:
-            late = isinstance(error, TimeoutError) and scope.expired()
-            return self._failed(
-                input, OutOfTime(f"took longer than {self.timeout:g} s") if late else error, time.monotonic() - start
-            )
-        finally:
-            self._close(asked)
-        return self._kept(place, input, out, time.monotonic() - start)
+        asked = self._asked(input)
+        async with cast(AbstractAsyncContextManager[Any], self.slots or nullcontext()):
+            start = self._start()
+            try:
+                async with asyncio.timeout(self.timeout) as scope:
+                    out = await self.rollout.ainvoke(asked, _config(config, place))
+                rollout = self._made(input, out, start)
+            except THROUGH:
+                raise
+            except Exception as error:
+                late = isinstance(error, TimeoutError) and scope.expired()
+                return self._failed(input, OutOfTime(f"took longer than {self.timeout:g} s") if late else error, start)
+            finally:
+                self._close(asked)
+        return self._kept(place, rollout)
+
+    def _start(self) -> float:
+        if self.meter and self.paid:
+            self.meter.check()
+        return time.monotonic()
 
     @staticmethod
     def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,19 +214,20 @@ class Roll(Runnable[Any, Any]):
         if self.close:
             self.close(asked["run"], asked["task"].id, asked["episode"])
 
-    def _failed(self, state: Mapping[str, Any], error: Exception, seconds: float) -> Rollout:
+    def _failed(self, state: Mapping[str, Any], error: Exception, start: float) -> Rollout:
+        _log.debug("%s failed", _id(state), exc_info=error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        said = " ".join(f"{kind}{error}".split())[:500]
-        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, error=said or type(error).__name__)
+        said = " ".join(f"{kind}{error}".split())[:500] or "no reason was given"
+        seconds = round(time.monotonic() - start, 3)
+        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, error=said)
 
-    def _kept(self, place: str, state: Mapping[str, Any], out: Mapping[str, Any], seconds: float) -> Rollout:
-        rollout = self._made(state, out, seconds)
+    def _kept(self, place: str, rollout: Rollout) -> Rollout:
         if rollout.error:
             return rollout
-        value = self.cache.put(place, stored(rollout), "rollout", rollout.usage if self.paid else Usage(), seconds)
-        return restored(value)
+        usage = rollout.usage if self.paid else Usage()
+        return restored(self.cache.put(place, stored(rollout), "rollout", usage, rollout.seconds))
 
-    def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], seconds: float) -> Rollout:
+    def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
         task, world = state["task"], self.environment
         steps = self.journal.history(out["head"]) if out.get("head") else ()
         reward, error = self._reward(task, out, steps)
@@ -237,11 +239,11 @@ class Roll(Runnable[Any, Any]):
             state["episode"],
             reward,
             answer=out.get("answer") or (steps[-1].action if steps else ""),
-            transcript=trimmed(transcript, self.count, self.room),
+            transcript=trimmed(transcript, self.room, self.count),
             steps=out.get("step", len(steps)),
             tool_calls=out.get("tool_calls", 0),
             usage=out.get("usage", Usage()),
-            seconds=round(seconds, 3),
+            seconds=round(time.monotonic() - start, 3),
             trajectory=None
             if alone
             else Trajectory(_id(state), task, steps, state["run"], state["episode"], out["score"], world.name),
@@ -253,7 +255,10 @@ class Roll(Runnable[Any, Any]):
         if out.get("earned", 0.0) is None or any(step.reward is None for step in steps):
             why = out.get("unjudged") or self.environment.observe(task, [step.action for step in steps]).text
             return None, " ".join(f"no reward: {why}".split())[:500]
-        return min(max(out["score"] / best(self.environment, task), 0.0), 1.0), ""
+        share = out["score"] / best(self.environment, task)
+        if not math.isfinite(share):
+            return None, f"no reward: {self.environment.name} paid {out['score']}"
+        return min(max(share, 0.0), 1.0), ""
 
 
 class OutOfTime(UserError, TimeoutError):

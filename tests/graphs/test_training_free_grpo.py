@@ -1,0 +1,980 @@
+"""Training-Free GRPO from end to end, with a scripted model that does as a lesson says if, and only if, it is shown.
+
+The names D1 to E10 are the defects of the published code (facts of the method, section 6): each is a test here or in the tests
+of the part that it belongs to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from pydantic import Field
+
+from learngraph.graphs import flow, training_free_grpo
+from learngraph.graphs.parts import Parts
+from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
+from learngraph.memory.cache import Cache
+from learngraph.memory.checkpoints import open_checkpoints, serializer
+from learngraph.memory.journal import Journal
+from learngraph.memory.library import Library, LibraryError, Versions
+from learngraph.memory.records import Candidate, Lesson, Observation, Task, UserError
+from learngraph.memory.rows import Rows
+from learngraph.nodes.learning import Schedule, distinct
+from learngraph.nodes.recorded import Meter, Prices, Recorded
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+PICTURES = Path(__file__).parents[1] / "pictures"
+LESSON = "When a riddle asks for the secret of a word, write the word backwards."
+WORDS = "lamp rope bell coin mask door gate fork gem key moon star".split()  # noqa: SIM905
+
+
+class Riddles:
+    """A world of one written answer: the secret of a word is the word backwards."""
+
+    name = "riddles"
+    instant = True
+    solved = 1.0
+    horizon = 1
+
+    def __init__(self, gold: Callable[[str], str] = lambda word: word[::-1], grade: Callable[[bool], float] = float) -> None:
+        self._gold, self._grade = gold, grade
+        self.judged = 0
+
+    def task(self, seed: int, split: str = "train") -> Task:
+        return Task(
+            f"{split}-{seed}", f"What is the secret of {split}{WORDS[seed % len(WORDS)]}{seed // len(WORDS) or ''}?", seed
+        )
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        if not actions:
+            return Observation(task.instruction)
+        self.judged += 1
+        right = self.answer(actions[-1]) == self.gold(task)[0]
+        return Observation(
+            "VERDICT right" if right else f"VERDICT wrong, it is {self.gold(task)[0]}", (), self._grade(right), True
+        )
+
+    def abstract(self, observation: Observation) -> str:
+        return observation.text
+
+    def read(self, reply: str) -> list[str]:
+        return [reply.strip()]
+
+    def answer(self, text: str) -> str:
+        return text.strip().lower()
+
+    def gold(self, task: Task) -> tuple[str, ...]:
+        return (self._gold(re.findall(r"\w+", task.instruction)[-1]),)
+
+    def optimum(self, task: Task) -> float:
+        return 1.0
+
+
+KINDS = {
+    "You solve a task": "act",
+    "You study how": "summary",
+    "You compare attempts": "contrast",
+    "Several reviewers": "consolidate",
+    "You keep a library": "propose",
+    "You examine attempts": "discriminate",
+    "You write lessons": "invent",
+}
+
+
+class Chat(BaseChatModel):
+    """Answers right where the lesson is shown, else by luck that the seed of the call decides."""
+
+    seed: int | None = None
+    temperature: float = 0.7
+    luck: float = 0.5
+    teaches: str = LESSON
+    """What comparing leads to; empty: nothing."""
+    delay: float = 0.0
+    """Seconds that a call may take at most."""
+    stop_at: int = 10**9
+    """The call that fails, counted from 0; those after it, too."""
+    wrong: str = "nonsense"
+    obeys: str = "backwards"
+    mangled: tuple[str, ...] = ()
+    """Kinds of replies that cannot be read."""
+    asked: list[tuple[str, str, int | None]] = Field(default_factory=list)
+    """(kind, all of the prompt, seed)."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def kinds(self) -> Counter[str]:
+        return Counter(kind for kind, _, _ in self.asked)
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+        told = "\n".join(str(message.content) for message in messages)
+        kind = next(kind for mark, kind in KINDS.items() if mark in told)
+        if len(self.asked) >= self.stop_at:
+            raise ConnectionError("the line is dead")
+        self.asked.append((kind, told, more.get("seed")))
+        draw = random.Random(f"{more.get('seed')} {kind}")
+        if self.delay:
+            time.sleep(random.random() * self.delay)
+        reply = "I have no idea." if kind in self.mangled else getattr(self, f"_{kind}")(told, draw)
+        usage: Any = {"input_tokens": 100, "output_tokens": 10, "total_tokens": 110}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+
+    def _act(self, told: str, draw: random.Random) -> str:
+        word = re.findall(r"secret of (\w+)", told)[-1]
+        lessons = told.partition("Lessons:")[2]
+        return word[::-1] if self.obeys in lessons or draw.random() < self.luck else f"{self.wrong} {draw.randrange(10**6)}"
+
+    def _summary(self, told: str, draw: random.Random) -> str:
+        return f"It answered {(re.findall(r'> (.*)', told) or ['nothing'])[-1]}."
+
+    def _contrast(self, told: str, draw: random.Random) -> str:
+        known = self.teaches and self.teaches in told
+        return json.dumps({"lessons": [self.teaches] if self.teaches and not known else [], "helpful": ["L0"] if known else []})
+
+    def _propose(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"edits": [{"op": "add", "text": self.teaches}]})
+
+    def _consolidate(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"edits": [{"op": "add", "text": self.teaches, "from": [1]}]})
+
+    def _discriminate(self, told: str, draw: random.Random) -> str:
+        answers = re.findall(r"^> (.*)$", told, re.MULTILINE)
+        return json.dumps({"grades": [0.0 if self.wrong in answer else 1.0 for answer in answers]})
+
+    def _invent(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"lessons": [LESSON, "When in doubt, read the riddle again."]})
+
+
+class Bench:
+    """A run with all that it needs, which can be started again with the same files."""
+
+    def __init__(self, chat: Chat | None = None, settings: TrainingFreeGRPO | None = None, **more: Any) -> None:
+        self.chat = chat or Chat()
+        self.settings = settings or TrainingFreeGRPO(group=4, epochs=2)
+        self.world: Any = more.pop("world", None) or Riddles()
+        self.versions, self.cache, self.log = Versions(), more.pop("cache", None) or Cache(), Rows()
+        self.name = more.pop("name", "scripted")
+        self.problems = more.pop("problems", [self.world.task(n) for n in range(4)])
+        self.held_out = more.pop("held_out", [self.world.task(n, "dev") for n in range(5)])
+        self.meter = more.pop("meter", None)
+        self.more = more
+
+    def graph(self, **compile: Any) -> Any:
+        model = Recorded(self.chat, self.name, self.cache, "rollout", self.meter)
+        parts = Parts.written(self.world, Journal(), model)
+        return training_free_grpo.build(
+            parts,
+            self.settings,
+            problems=self.problems,
+            held_out=self.held_out,
+            versions=self.versions,
+            cache=self.cache,
+            log=self.log,
+            **{**self.more, **compile},
+        )
+
+    def run(self, run: str = "r", **compile: Any) -> dict[str, Any]:
+        return dict(self.graph(**compile).invoke({"run": run}))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [dict(row) for row in self.log.values()]
+
+    def product(self, out: dict[str, Any]) -> Library:
+        return self.versions.at(out["best"])
+
+
+# From end to end
+
+
+def test_a_lesson_is_learned_tested_kept_and_obeyed() -> None:
+    bench = Bench()
+    out = bench.run()
+    first, second = bench.rows
+    # Before, by luck; the candidate gets everything right, and then nothing is left to be compared.
+    assert first["truths"] == {
+        "train-0": [1.0, 0.0, 0.0, 0.0],
+        "train-1": [0.0, 0.0, 0.0, 0.0],
+        "train-2": [0.0, 0.0, 1.0, 0.0],
+        "train-3": [1.0, 0.0, 0.0, 1.0],
+    }
+    assert (first["train"], first["passed"], first["kinds"]) == (0.25, 0.75, {"mixed": 3, "alike": 1})
+    assert first["trial"]["current"] == 0.6
+    assert first["trial"]["candidate"] == 1.0
+    assert (first["trial"]["wins"], first["trial"]["losses"], first["trial"]["problems"]) == (2, 0, 5)
+    assert (first["accepted"], first["before"], first["library"], first["lessons"]) == (True, "r/0", "r/1", 1)
+    assert (second["train"], second["passed"], second["kinds"], second["candidate"]) == (1.0, 1.0, {"alike": 4}, "")
+    assert {name: out[name] for name in ("library", "best", "best_score", "step")} == {
+        "library": "r/1",
+        "best": "r/1",
+        "best_score": 1.0,
+        "step": 2,
+    }
+    assert bench.versions.head == "r/1"
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+    # A call for every rollout and every probe; summaries of mixed groups alone; one consolidation.
+    kinds = bench.chat.kinds()
+    assert kinds["act"] == 2 * 4 * 4 + 2 * 5
+    assert kinds["contrast"] == 3
+    assert 3 * 3 <= kinds["summary"] <= 3 * 4  # right answers look the same: one call, or two at the same time
+    assert kinds["consolidate"] == 1
+    assert out["usage"].calls == 2 * 4 * 4 + 2 * 5 + 3 * 4 + 3 + 3 + 1
+
+
+async def test_awaited_it_comes_to_the_same() -> None:
+    plain, awaited = Bench(), Bench()
+    out = plain.run()
+    assert await awaited.graph().ainvoke({"run": "r"}) == out
+    assert awaited.product(out).to_yaml() == plain.product(out).to_yaml()
+    assert [quiet(row) for row in awaited.rows] == [quiet(row) for row in plain.rows]
+
+
+def quiet(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the log without the time that it took."""
+    return {**row, "seconds": None}
+
+
+def test_every_rollout_is_shown_the_library_of_its_step_at_the_same_place() -> None:
+    bench = Bench()
+    bench.run()
+    for kind, told, _ in bench.chat.asked:
+        if kind == "act":
+            lessons = [line for line in told.splitlines() if line.startswith("- [")]
+            assert lessons in ([], [f"- [L0] {LESSON}"])
+            if lessons:
+                assert told.index("Lessons:") < told.index("What is the secret", told.index("Lessons:"))
+
+
+def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_episode() -> None:
+    toy, versions, journal = KeywordKeep(), Versions(), Journal()
+    task = toy.task(0)
+    first = toy.observe(task, ()).text
+    lessons = [f"{place} {word}" for place, word in zip(toy.path(task), toy.gold(task), strict=True)]
+    versions.put("r/0", Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(reversed(lessons)))))
+    told: list[str] = []
+
+    def policy(seen: Any) -> Any:
+        def propose(state: Any) -> Any:
+            told.append(seen(state)["steps"])
+            return {"candidates": [Candidate(toy.gold(task)[state["step"]], 0.0)]}
+
+        return RunnableLambda(propose)
+
+    parts = Parts(toy, journal, policy)
+    asked = {"task": task, "run": "r", "episode": 0, "library": "r/0"}
+    for top, shown in ((0, lessons[::-1]), (1, [lessons[0]])):
+        told.clear()
+        graph = training_free_grpo.episode(parts, TrainingFreeGRPO(top=top), versions)
+        assert graph.invoke(asked)["score"] == 10
+        assert len(told) == 9
+        assert first in lessons[0]
+        assert all(one.startswith("Lessons:\n" + "".join(f"- {text}\n" for text in shown)) for one in told)
+
+
+def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
+    """No language model at all: a uniform policy plays, a rule compares; the library holds answers of this keep alone."""
+    toy = KeywordKeep()
+    task = toy.task(3)
+    versions, log = Versions(), Rows()
+    settings = TrainingFreeGRPO(group=8, epochs=2).rule()
+    graph = training_free_grpo.build(
+        Parts(toy),
+        replace(settings, accept="always", keep_best=False),
+        problems=[toy.variant(task, n) for n in range(3)],
+        versions=versions,
+        log=log,
+    )
+    out = graph.invoke({"run": "toy"})
+    gold = dict(zip(toy.path(task), toy.gold(task), strict=True))
+    texts = [lesson.text for lesson in versions.at(out["best"]).lessons]
+    assert len(texts) >= 3
+    assert sum(text.rpartition(" ")[2] == gold[text.rpartition(" ")[0]] for text in texts) >= 0.7 * len(texts)
+    assert settings.remark == "rule-written"
+
+
+# The loop's defects
+
+
+def test_d4_a_rollout_that_takes_too_long_ends_and_the_rest_goes_on() -> None:
+    closed: list[tuple[str, str, int]] = []
+    release = threading.Event()
+
+    def play(asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["task"].id == "train-0" and asked["episode"] == 1:
+            release.wait(20)
+        return {
+            "score": float(asked["episode"] % 2),
+            "transcript": f"> try {asked['episode']}\n",
+            "answer": str(asked["episode"]),
+        }
+
+    start = time.monotonic()
+    bench = Bench(
+        settings=TrainingFreeGRPO(group=4, epochs=1, timeout=0.3, accept="always", keep_best=False),
+        rollout=RunnableLambda(play),
+        close=lambda run, task, number: closed.append((run, task, number)),
+        problems=[Riddles().task(0), Riddles().task(1)],
+        held_out=[],
+    )
+    bench.run()
+    release.set()
+    assert time.monotonic() - start < 10
+    row = bench.rows[0]
+    assert row["truths"] == {"train-0": [0.0, None, 0.0, 1.0], "train-1": [0.0, 1.0, 0.0, 1.0]}
+    assert row["failures"] == ["train-0: rollout 1: took longer than 0.3 s; its thread is left to end by itself"]
+    assert row["train"] == 3 / 8  # what is missing counts as 0
+    assert sorted(closed) == sorted((f"r/0/{task}", task, n) for task in ("train-0", "train-1") for n in range(4))
+
+
+async def test_d4_awaited_the_rollout_is_cancelled() -> None:
+    cancelled: list[int] = []
+
+    async def play(asked: dict[str, Any]) -> dict[str, Any]:
+        if asked["episode"] == 1:
+            try:
+                await asyncio.sleep(30)
+            except asyncio.CancelledError:
+                cancelled.append(asked["episode"])
+                raise
+        if asked["episode"] == 2:
+            raise TimeoutError("the server's own")
+        return {"score": float(asked["episode"] == 3), "transcript": "> try\n", "answer": "a"}
+
+    bench = Bench(
+        settings=TrainingFreeGRPO(group=4, epochs=1, timeout=0.2, accept="always", keep_best=False),
+        rollout=RunnableLambda(play),
+        problems=[Riddles().task(0)],
+        held_out=[],
+    )
+    await bench.graph().ainvoke({"run": "r"})
+    assert cancelled == [1]
+    assert bench.rows[0]["failures"] == [
+        "train-0: rollout 1: took longer than 0.2 s",
+        "train-0: rollout 2: TimeoutError: the server's own",
+    ]
+    assert bench.rows[0]["kinds"] == {"mixed": 1}
+
+
+def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on() -> None:
+    problems = [Riddles().task(n) for n in range(7)]
+    schedule = Schedule(tuple(problems), batch=3, epochs=3)
+    assert schedule.steps == 3
+    epochs = [[[task.id for task in schedule.tasks("r", 3 * epoch + n)] for n in range(3)] for epoch in range(3)]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [3, 3, 1]
+        assert sorted(id for batch in batches for id in batch) == sorted(task.id for task in problems)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert len({epoch[2][0] for epoch in epochs}) > 1  # not the same one is left over
+    assert schedule.tasks("r", 4) == schedule.tasks("r", 4)
+    assert any(schedule.tasks("another run", n) != schedule.tasks("r", n) for n in range(9))
+    bench = Bench(
+        settings=TrainingFreeGRPO(group=2, epochs=2, batch=3, patience=0, least_groups=0), problems=problems, held_out=[]
+    )
+    bench.run()
+    assert [(row["epoch"], row["batch"], len(row["problems"])) for row in bench.rows] == [
+        *((0, 0, 3), (0, 1, 3), (0, 2, 1)),
+        *((1, 0, 3), (1, 1, 3), (1, 2, 1)),
+    ]
+
+
+def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() -> None:
+    world, cache, versions = Riddles(), Cache(), Versions()
+    hot, cool, critic = (Chat(temperature=t) for t in (0.7, 0.3, 0.0))
+    settings = TrainingFreeGRPO(group=4, epochs=1)
+    parts, others = (Parts.written(world, Journal(), Recorded(chat, f"at {chat.temperature}", cache)) for chat in (hot, cool))
+    training_free_grpo.build(
+        parts,
+        settings,
+        problems=[world.task(n) for n in range(4)],
+        held_out=[world.task(n, "dev") for n in range(5)],
+        versions=versions,
+        cache=cache,
+        trial=training_free_grpo.episode(others, settings, versions),
+        critic=critic,
+    ).invoke({"run": "r"})
+    assert (set(hot.kinds()), set(cool.kinds())) == ({"act"}, {"act"})
+    assert hot.kinds()["act"] == 4 * 4
+    assert cool.kinds()["act"] == 2 * 5
+    assert "act" not in critic.kinds()
+    toy = KeywordKeep()
+    drawn = [training_free_grpo.episode(Parts(toy), settings, versions, t) for t in (None, settings.trial_temperature)]
+    names = [training_free_grpo.roll(Parts(toy), settings, versions, cache, graph).name for graph in drawn]
+    assert names[0] != names[1]
+
+
+def test_d7_every_accept_test_is_of_its_own_steps_library_and_the_old_ones_probes_are_not_paid_again() -> None:
+    """A second lesson that does harm is found out in the second step, with the first step's probes at hand."""
+    chat = Chat()
+    bench = Bench(chat, TrainingFreeGRPO(group=4, epochs=3, patience=0, least_groups=0))
+    bench.run()
+    before = chat.kinds()["act"]
+    assert before == 3 * 4 * 4 + 2 * 5  # the accept test of step 0 alone: later steps have no candidate
+    # Now one that always finds something new to teach, so that each step has a candidate of its own.
+    chat = Novel()
+    bench = Bench(chat, TrainingFreeGRPO(group=4, epochs=3, patience=0, least_groups=0, accept="always"))
+    bench.run()
+    tried = [row["candidate"] for row in bench.rows if row["trial"]]
+    assert tried == ["r/1", "r/2", "r/3"]
+    assert chat.kinds()["act"] == 3 * 4 * 4 + (1 + len(tried)) * 5  # every library is tried once
+    assert [row["trial"]["current"] for row in bench.rows[1:]] == [row["trial"]["candidate"] for row in bench.rows[:-1]]
+
+
+class Novel(Chat):
+    """Teaches something else in every step, of no use."""
+
+    def _contrast(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"lessons": [self._new(told)]})
+
+    def _propose(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"edits": [{"op": "add", "text": self._new(told)}]})
+
+    def _consolidate(self, told: str, draw: random.Random) -> str:
+        return json.dumps({"edits": [{"op": "add", "text": self._new(told), "from": [1]}]})
+
+    @staticmethod
+    def _new(told: str) -> str:
+        known = len(set(re.findall(r"\[L\d+\]", told)))
+        return f"When riddle number {known} comes up, {WORDS[known]} and {WORDS[known + 1]} are of no use at all."
+
+
+def test_d9_without_a_mixed_group_nobody_is_asked_and_nothing_is_invented() -> None:
+    for luck in (0.0, 1.0):
+        bench = Bench(Chat(luck=luck), TrainingFreeGRPO(group=4, epochs=2, least_groups=0, patience=0))
+        out = bench.run()
+        assert set(bench.chat.kinds()) == {"act"}
+        assert bench.product(out).lessons == ()
+        assert [row["why"] for row in bench.rows] == ["no group had something to compare"] * 2
+        assert bench.versions.names() == ["r/0"]
+
+
+class Misled(Chat):
+    """Shown the lesson it gets everything wrong."""
+
+    def _act(self, told: str, draw: random.Random) -> str:
+        return self.wrong if self.obeys in told.partition("Lessons:")[2] else super()._act(told, draw)
+
+
+def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -> None:
+    gated = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0))
+    out = gated.run()
+    first = gated.rows[0]
+    assert (first["accepted"], first["library"], first["candidate"]) == (False, "r/0", "r/1")
+    assert first["trial"]["gain"] < 0
+    assert first["why"].startswith("worse: ")
+    assert gated.product(out).lessons == ()
+    assert gated.rows[1]["train"] > 0
+    always = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0).always())
+    out = always.run()
+    assert [lesson.text for lesson in always.product(out).lessons] == [LESSON]
+    assert always.rows[1]["train"] == 0.0
+    # Tested all the same, the best version is the product, whichever holds last.
+    kept = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0, accept="always"))
+    out = kept.run()
+    assert (out["best"], out["library"]) == ("r/0", "r/1")
+    assert kept.versions.head == "r/0"
+
+
+def test_d13_a_library_that_gains_nothing_ends_the_run() -> None:
+    bench = Bench(Novel(), TrainingFreeGRPO(group=4, epochs=9, patience=2, least_groups=0))
+    out = bench.run()
+    assert out["stopped"] == "no gain in 2 steps"
+    assert out["step"] == 2
+    assert all(row["trial"]["gain"] == 0 for row in bench.rows)
+    strict = Bench(Novel(), TrainingFreeGRPO(group=4, epochs=2, least_groups=0, accept="better"))
+    assert strict.product(strict.run()).lessons == ()
+
+
+def test_d14_groups_in_which_all_failed_are_compared_with_the_answer_if_asked_for() -> None:
+    settings = TrainingFreeGRPO(group=4, epochs=1, hard=True)
+    bench = Bench(Chat(luck=0.0), settings)
+    out = bench.run()
+    assert bench.rows[0]["kinds"] == {"hard": 4}
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+    asked = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
+    assert all("all of which failed" in told and "True answer: pmalniart" in told for told in asked if "trainlamp" in told)
+    assert Bench(Chat(luck=1.0), settings).run()["best"] == "r/0"  # nobody failed
+
+
+def test_d14_what_an_attempt_costs_may_count() -> None:
+    """All are right, but some take longer: with a price per action the group has winners."""
+
+    def play(asked: dict[str, Any]) -> dict[str, Any]:
+        return {"score": 1.0, "step": asked["episode"], "transcript": "> a\n" * asked["episode"], "answer": "a"}
+
+    for turns, kind in ((0.0, "alike"), (0.1, "mixed")):
+        bench = Bench(
+            settings=TrainingFreeGRPO(group=3, epochs=1, turns=turns, accept="always", keep_best=False),
+            rollout=RunnableLambda(play),
+            problems=[Riddles().task(0)],
+            held_out=[],
+        )
+        bench.run()
+        assert bench.rows[0]["kinds"] == {kind: 1}
+    assert bench.rows[0]["rewards"]["train-0"] == pytest.approx([1.0, 0.9, 0.8])
+
+
+def test_5_6_graded_rewards_that_are_all_the_same_are_no_reason_to_compare() -> None:
+    bench = Bench(world=Riddles(grade=lambda right: 0.5), settings=TrainingFreeGRPO(group=4, epochs=1))
+    bench.run()
+    assert bench.rows[0]["kinds"] == {"alike": 4}
+    near = Riddles(grade=lambda right: 1.0 if right else 0.999)
+    kinds = [Bench(world=near, settings=TrainingFreeGRPO(group=4, epochs=1, spread=spread)) for spread in (0.0, 0.01)]
+    for bench in kinds:
+        bench.run()
+    assert kinds[0].rows[0]["kinds"]["mixed"] == 3
+    assert kinds[1].rows[0]["kinds"] == {"alike": 4}
+
+
+def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end() -> None:
+    def play(asked: dict[str, Any]) -> dict[str, Any]:
+        middle = "".join(f"line {n} of what a tool said\n" for n in range(20_000))
+        return {"score": float(asked["episode"] % 2), "transcript": f"> begin\n{middle}> the end\n", "answer": "a"}
+
+    bench = Bench(
+        settings=TrainingFreeGRPO(group=2, epochs=1, accept="always", keep_best=False),
+        rollout=RunnableLambda(play),
+        problems=[Riddles().task(0)],
+        held_out=[],
+    )
+    bench.run()
+    told = [told for kind, told, _ in bench.chat.asked if kind == "summary"]
+    assert told
+    assert all("> begin\n" in one and "> the end\n" in one and "left out" in one for one in told)
+    assert all(len(one) < 150_000 for one in told)
+    assert bench.rows[0]["failures"] == []
+
+
+def test_d16_a_group_keeps_its_size_when_nobody_can_summarise() -> None:
+    bench = Bench(Chat(mangled=("summary",)), TrainingFreeGRPO(group=4, epochs=1))
+    bench.run()  # an answer in words is a summary, too
+    silent = Bench(Silent(), TrainingFreeGRPO(group=4, epochs=1))
+    out = silent.run()
+    told = [told for kind, told, _ in silent.chat.asked if kind == "contrast"]
+    assert len(told) == 3
+    assert all(f"Attempt {n}" in one for one in told for n in range(1, 5))
+    assert len([failure for failure in silent.rows[0]["failures"] if "no summary" in failure]) == 3 * 4
+    assert [lesson.text for lesson in silent.product(out).lessons] == [LESSON]
+
+
+class Silent(Chat):
+    """Summarises nothing."""
+
+    def _summary(self, told: str, draw: random.Random) -> str:
+        return " "
+
+
+def test_d17_the_order_in_which_things_end_changes_nothing_and_seeds_reach_the_model() -> None:
+    whole = Bench()
+    out = whole.run()
+    for _ in range(3):
+        slow = Bench(Chat(delay=0.01))
+        assert slow.run() == out
+        assert slow.product(out).to_yaml() == whole.product(out).to_yaml()
+        assert [quiet(row) for row in slow.rows] == [quiet(row) for row in whole.rows]
+    seeds = [seed for kind, _, seed in whole.chat.asked if kind == "act"]
+    assert None not in seeds
+    assert len(set(seeds)) == 2 * 4 * 4 + 5  # both libraries are tried with the same ones
+    other = Bench()
+    other.run("another run")
+    assert not set(seeds) & {seed for kind, _, seed in other.chat.asked if kind == "act"}
+
+
+async def test_d17_awaited_too() -> None:
+    whole, slow = Bench(), Bench(Chat(delay=0.01))
+    out = whole.run()
+    assert await slow.graph().ainvoke({"run": "r"}) == out
+    assert slow.product(out).to_yaml() == whole.product(out).to_yaml()
+
+
+# Its engineering
+
+
+def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp_path: Path) -> None:
+    cache = Cache()
+    first = Bench(cache=cache)
+    out = first.run()
+    again = Bench(cache=cache)
+    assert again.run() == out
+    assert not again.chat.asked  # all of it was there
+    changed = {
+        "model": Bench(cache=cache, name="another model"),
+        "data": Bench(cache=cache, problems=[Riddles().task(n) for n in range(4, 8)]),
+        "answers": Bench(cache=cache, world=Riddles(gold=lambda word: word)),
+        "prompts": Bench(cache=cache),
+    }
+    (tmp_path / "cot").mkdir()
+    (tmp_path / "cot" / "answer.md").write_text(
+        "## system\nYou solve a task. $brief\n## user\n$instruction\n$steps$observation\n"
+    )
+    graph = training_free_grpo.build(
+        Parts.written(Riddles(), Journal(), Recorded(changed["prompts"].chat, "scripted", cache), prompts=tmp_path),
+        changed["prompts"].settings,
+        problems=changed["prompts"].problems,
+        cache=cache,
+    )
+    graph.invoke({"run": "r"})
+    for what in ("model", "data", "answers"):
+        changed[what].run()
+    for what, bench in changed.items():
+        assert bench.chat.asked or bench.world.judged, what
+    assert changed["model"].chat.kinds()["act"] == first.chat.kinds()["act"]
+    assert changed["answers"].rows[0]["truths"] != first.rows[0]["truths"]  # the same replies, judged anew
+    assert changed["answers"].chat.kinds()["act"] == 0
+    # Another size of batches: the rollouts of the first step are those of other problems, and only they are shared.
+    batched = Bench(cache=cache, settings=TrainingFreeGRPO(group=4, epochs=2, batch=2))
+    batched.run()
+    assert batched.rows[0]["problems"] == first.rows[0]["problems"][:2]
+
+
+def test_e2_a_name_that_stands_for_another_library_is_refused() -> None:
+    bench = Bench()
+    bench.run()
+    other = Bench(Novel())
+    other.versions = bench.versions
+    with pytest.raises(LibraryError, match="another library already"):
+        other.run()
+
+
+class Broken(Riddles):
+    """Its verifier raises for some problems, or for all."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        super().__init__()
+        self.ids = ids
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        if actions and task.id in self.ids:
+            raise ArithmeticError("signal only works in main thread")
+        return super().observe(task, actions)
+
+
+class Unsure(Riddles):
+    """Its verifier cannot say for some problems."""
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        found = super().observe(task, actions)
+        return replace(found, reward=None, text="the checker timed out") if actions and task.id == "train-0" else found
+
+
+def test_e6_what_could_not_be_verified_counts_as_0_is_told_and_is_in_no_comparison() -> None:
+    for world, why in (
+        (Broken(["train-0"]), "ArithmeticError: signal only works in main thread"),
+        (Unsure(), "no reward: the checker timed out"),
+    ):
+        bench = Bench(world=world)
+        bench.run()
+        row = bench.rows[0]
+        assert row["truths"]["train-0"] == [None] * 4
+        assert row["groups"]["train-0"] == "failed"
+        assert row["failures"] == [f"train-0: rollout {n}: {why}" for n in range(4)]
+        assert row["train"] == 3 / 16  # of train-2 and train-3
+        assert row["passed"] == 2 / 4
+
+
+def test_e6_a_verifier_that_raises_everywhere_is_an_error_and_not_a_reward_of_0() -> None:
+    bench = Bench(world=Broken([f"train-{n}" for n in range(4)]))
+    with pytest.raises(UserError, match="all 16 rollouts of step 0 failed for one reason: ArithmeticError: signal only works"):
+        bench.run()
+    assert set(bench.chat.kinds()) == {"act"}
+
+
+def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
+    cache = Cache()
+    forwards = Bench(Chat(luck=1.0), cache=cache, world=Riddles())
+    backwards = Bench(Chat(luck=1.0), cache=cache, world=Riddles(gold=lambda word: "never"))
+    forwards.run()
+    backwards.run()
+    assert forwards.rows[0]["train"] == 1.0
+    assert backwards.rows[0]["train"] == 0.0
+
+
+# Without ground truth
+
+
+def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
+    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group=5, epochs=1).no_truth(), agreement=0.6))
+    bench.run()
+    row = bench.rows[0]
+    for task, rewards in row["rewards"].items():
+        truths = row["truths"][task]
+        if row["groups"][task] == "mixed":
+            assert rewards == truths  # here most are right
+            assert sum(rewards) >= 3
+        elif row["groups"][task] == "disagreed":
+            assert max(Counter(rewards)[1.0], 0) < 3
+    assert {"mixed", "disagreed"} & set(row["kinds"])
+    for kind, told, _ in bench.chat.asked:
+        if kind != "act":
+            assert not re.search(r"VERDICT|True answer|Grade, from 0|\breward [01]|^= [01]", told, re.MULTILINE), kind
+    blind = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
+    assert blind
+    assert all("agrees with most" in told for told in blind)
+
+
+def test_a_majority_that_is_too_small_is_none() -> None:
+    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group=5, epochs=1).no_truth(), agreement=1.0))
+    bench.run()
+    assert set(bench.rows[0]["kinds"]) <= {"disagreed", "alike"}
+    assert "contrast" not in bench.chat.kinds()
+
+
+def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
+    settings = TrainingFreeGRPO(group=5, epochs=1).no_truth()
+    assert settings.truth == "majority"
+    whole, unsure = Bench(Chat(luck=0.7), settings), Bench(Chat(luck=0.7), settings, world=Unsure())
+    assert whole.run()["best"] == unsure.run()["best"]
+    assert unsure.rows[0]["rewards"] == whole.rows[0]["rewards"]
+    assert unsure.rows[0]["truths"]["train-0"] == [None] * 5
+
+
+def test_the_model_itself_may_say_which_attempts_are_right() -> None:
+    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group=4, epochs=1, truth="self", accept="always", keep_best=False))
+    out = bench.run()
+    assert bench.rows[0]["rewards"] == bench.rows[0]["truths"]  # the scripted examiner is right
+    assert bench.chat.kinds()["discriminate"] >= 3
+    assert not any("VERDICT" in told or "True answer" in told for kind, told, _ in bench.chat.asked if kind != "act")
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+
+
+# Budget, arms, problems
+
+
+@pytest.mark.slow
+def test_a_spent_budget_ends_the_run_with_the_library_so_far() -> None:
+    whole = Bench()
+    out = whole.run()
+    total = sum(one.calls for one in whole.cache.spent().values())
+    seen = set()
+    for calls in (1, 10, 20, 30, 34, 40, 60):
+        cache = Cache()
+        limited = Bench(cache=cache, meter=Meter(cache, Prices(1, 1), tokens=110 * calls))
+        ended = limited.run()
+        seen.add(ended["best"])
+        if calls < total:
+            assert ended["stopped"].startswith(f"the budget of {110 * calls:,} tokens is spent"), calls
+            assert limited.rows[-1]["stopped"] == ended["stopped"]
+        assert limited.versions.head == ended["best"]
+        # With a larger budget it goes on, and pays for nothing again.
+        more = Bench(limited.chat, cache=cache)
+        assert {**more.run(), "usage": None} == {**out, "usage": None}
+        assert more.product(out).to_yaml() == whole.product(out).to_yaml()
+        assert limited.chat.kinds()["act"] == whole.chat.kinds()["act"]
+    assert seen == {"r/0", "r/1"}
+
+
+def test_a_budget_holds_for_models_that_only_score() -> None:
+    toy, cache = KeywordKeep(), Cache()
+
+    class Scores:
+        def score(self, messages: Any, options: Sequence[str]) -> list[float]:
+            found = Priced([0.0] * len(options))
+            found.prompt_tokens = 50
+            return found
+
+        window = 4096
+
+        def get_num_tokens(self, text: str) -> int:
+            return len(text.split())
+
+    class Priced(list[float]):
+        prompt_tokens = 0
+
+    graph = training_free_grpo.build(
+        Parts.scored(toy, Journal(), Scores()),
+        TrainingFreeGRPO(group=2, epochs=1).rule(),
+        problems=[toy.task(n) for n in range(3)],
+        cache=cache,
+        meter=Meter(cache, tokens=1000),
+    )
+    assert "1,000 tokens is spent" in graph.invoke({"run": "r"}, {"max_concurrency": 1})["stopped"]
+
+
+def test_the_arms() -> None:
+    texts = {}
+    for arm in ("learned", "empty", "self-generated", "random", "shuffled"):
+        bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1, arm=arm, lessons=2))  # type: ignore[arg-type]
+        out = bench.run()
+        texts[arm] = [lesson.text for lesson in bench.product(out).lessons]
+        if arm == "empty":
+            assert not bench.chat.asked
+        if arm == "self-generated":
+            assert set(bench.chat.kinds()) == {"invent"}
+            assert not any("backwards" in told for _, told, _ in bench.chat.asked)
+        assert bench.versions.head == out["best"]
+    assert texts["learned"] == [LESSON]
+    assert texts["empty"] == []
+    assert texts["self-generated"] == [LESSON, "When in doubt, read the riddle again."]
+    assert len(texts["random"]) == len(texts["shuffled"]) == 1
+    assert texts["random"] != [LESSON]
+    assert sorted(texts["shuffled"][0].split()) == sorted(LESSON.split())
+    assert texts["shuffled"] != [LESSON]
+
+
+def test_a_library_to_start_from(tmp_path: Path) -> None:
+    file = tmp_path / "library.yaml"
+    file.write_text(f"- {LESSON}\n")
+    bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1, library=str(file)))
+    assert bench.product(bench.run()).lessons[0].text == LESSON
+    assert bench.rows[0]["train"] == 1.0
+    with pytest.raises(UserError, match="none.yaml"):
+        Bench(settings=TrainingFreeGRPO(library=str(tmp_path / "none.yaml"))).run()
+
+
+def test_problems_that_are_there_twice_or_held_out_too_are_refused_or_dropped() -> None:
+    world = Riddles()
+    one, two = world.task(0), world.task(1)
+    with pytest.raises(UserError, match="1 of the problems have an id that another one has: \\['train-0'\\]"):
+        Bench(problems=[one, two, one]).graph()
+    with pytest.raises(UserError, match="1 held-out problems are also learned on"):
+        Bench(problems=[one, two], held_out=[replace(one, id="other")]).graph()
+    same = replace(one, id="again", instruction=one.instruction.replace(" is ", "  is "))
+    assert distinct([one, two, same], [], True) == ([one, two], [], ["again"])
+    assert distinct([one, two, same], [], False) == ([one, two, same], [], [])  # another world behind the same words
+    bench = Bench(problems=[one, two, same], settings=TrainingFreeGRPO(group=2, epochs=1))
+    bench.run()
+    assert bench.rows[0]["dropped"] == ["again"]
+    assert sorted(bench.rows[0]["problems"]) == ["train-0", "train-1"]
+
+
+def test_without_problems_those_of_the_environment_are_taken() -> None:
+    bench = Bench(problems=[], held_out=[], settings=TrainingFreeGRPO(problems=3, held_out=2, group=2, epochs=1))
+    bench.run()
+    assert sorted(bench.rows[0]["problems"]) == ["train-0", "train-1", "train-2"]
+    if bench.rows[0]["trial"]:
+        assert bench.rows[0]["trial"]["problems"] == 2
+
+
+# Crashes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kept", ["checkpoints and cache", "cache alone"])
+def test_stopped_at_any_call_a_run_ends_as_if_nothing_had_happened_and_pays_for_nothing_twice(kept: str) -> None:
+    whole = Bench(settings=TrainingFreeGRPO(group=3, epochs=2))
+    out = dict(whole.graph().invoke({"run": "r"}, {"max_concurrency": 1}))
+    calls = len(whole.chat.asked)
+    told = Counter(whole.chat.asked)
+    for stop in range(0, calls, 5):
+        # Failing calls are failed rollouts, so the process ends at the call itself.
+        chat, saver = Fatal(stop_at=stop), InMemorySaver(serde=serializer())
+        bench = Bench(chat, TrainingFreeGRPO(group=3, epochs=2))
+        config: Any = {"configurable": {"thread_id": "t"}, "max_concurrency": 1}
+        with pytest.raises(Killed):
+            bench.graph(checkpointer=saver).invoke({"run": "r"}, config)
+        chat.stop_at = 10**9
+        if kept == "cache alone":
+            saver = InMemorySaver(serde=serializer())
+        resumed = saver.get_tuple({"configurable": {"thread_id": "t"}}) is not None
+        ended = bench.graph(checkpointer=saver).invoke(None if resumed else {"run": "r"}, config)
+        assert ended == out, stop
+        assert bench.product(ended).to_yaml() == whole.product(out).to_yaml()
+        assert [quiet(row) for row in bench.rows] == [quiet(row) for row in whole.rows]
+        assert Counter(chat.asked) == told, stop
+
+
+class Fatal(Chat):
+    """Ends the process at a call."""
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+        if len(self.asked) >= self.stop_at:
+            raise Killed
+        return super()._generate(messages, stop, run_manager, **more)
+
+
+class Killed(BaseException):
+    """The end of the process, as far as the graph can tell: no failure of a rollout."""
+
+
+@pytest.mark.parametrize("node", ["begin", "batch", "group", "consolidate", "hold_out", "probe", "accept", "close", "finish"])
+def test_stopped_at_any_stage_a_run_goes_on_from_there(node: str, tmp_path: Path) -> None:
+    whole = Bench()
+    out, told = whole.run(), Counter(whole.chat.asked)
+    bench = Bench()
+    config: Any = {"configurable": {"thread_id": "t"}}
+    asked: Any = {"run": "r"}
+    with open_checkpoints(tmp_path / "checkpoints.db") as saver:
+        for _ in range(20):
+            graph = bench.graph(checkpointer=saver)  # everything is made anew, from the files
+            ended = graph.invoke(asked, config, interrupt_before=[node])
+            asked = None
+            if not graph.get_state(config).next:
+                break
+        else:
+            raise AssertionError("it does not end")
+    assert {name: ended[name] for name in out} == out
+    assert bench.product(out).to_yaml() == whole.product(out).to_yaml()
+    assert [quiet(row) for row in bench.rows] == [quiet(row) for row in whole.rows]
+    assert set(bench.chat.asked) == set(told)  # two that are equal may be asked at the same time, and twice then
+    assert bench.chat.kinds()["act"] == whole.chat.kinds()["act"]
+
+
+def test_checkpoints_hold_names_and_no_libraries(tmp_path: Path) -> None:
+    bench = Bench()
+    with open_checkpoints(tmp_path / "checkpoints.db") as saver:
+        graph = bench.graph(checkpointer=saver)
+        config: Any = {"configurable": {"thread_id": "t"}}
+        graph.invoke({"run": "r"}, config)
+        namespaces = {found.config["configurable"]["checkpoint_ns"] for found in saver.list(None)}
+        values = graph.get_state(config).values
+    assert namespaces == {""}  # nothing of groups and rollouts
+    assert not any(isinstance(value, Library) for value in values.values())
+
+
+# Drawings
+
+
+@pytest.mark.parametrize("name", ["training-free-grpo", "training-free-grpo-group"])
+def test_the_graphs_are_those_in_the_pictures(name: str) -> None:
+    bench = Bench()
+    graph = bench.graph()
+    if name.endswith("group"):
+        graph = graph.builder.nodes["group"].runnable.graph
+    assert flow.draw(graph) == (PICTURES / f"{name}.mmd").read_text()
+
+
+def test_the_drawings_are_the_flows_in_the_source() -> None:
+    for name, source in (("", training_free_grpo.FLOW), ("-group", training_free_grpo.GROUP)):
+        assert set(flow.parse((PICTURES / f"training-free-grpo{name}.mmd").read_text())) == set(flow.parse(source))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"group": 1}, "group is at least 2, got 1: a rollout has nothing to be compared with"),
+        ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
+        ({"truth": "none"}, "truth is one of given, majority, self"),
+        ({"arm": "best"}, "arm is one of learned, empty"),
+        ({"agreement": 0.0}, "agreement is a share"),
+        ({"timeout": 0}, "timeout is a positive number"),
+        ({"epochs": 0}, "epochs is at least 1"),
+        ({"similar": 0.0}, "similar is above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        TrainingFreeGRPO(**settings)
+
+
+def test_presets_change_what_they_name() -> None:
+    paper = TrainingFreeGRPO.paper()
+    assert (paper.epochs, paper.batch, paper.group, paper.problems, paper.held_out) == (3, 0, 5, 100, 0)
+    assert (paper.accept, paper.keep_best, paper.patience, paper.least_groups, paper.words) == ("always", False, 0, 0, 32)
+    for name in TrainingFreeGRPO.ablations:
+        assert getattr(TrainingFreeGRPO(), name)() != TrainingFreeGRPO()
