@@ -1,0 +1,459 @@
+"""A learning step of Training-Free GRPO against slow models: row 21 of the performance targets. Asserts nothing.
+
+    OMP_NUM_THREADS=1 python tests/performance/bench_training_free.py [--quick]
+    python tests/performance/bench_training_free.py --serve SECONDS      a chat server on its own; prints its base URL
+
+The model is scripted: what it says is drawn from what it is asked, and names it, so that an answer that went to the wrong place
+shows. How long it takes is drawn likewise, from a log-normal distribution. Makespans are told as multiples of a lower bound, the
+larger of all work / slots and the longest chain of calls that need each other. `barrier` is what the same calls take where each
+stage waits for all of the one before, as in the reference code. `virtual` has a clock that jumps, so that only the schedule
+counts; the others wait in earnest, and this process's own work comes on top: on a busy machine they say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import itertools
+import json
+import random
+import re
+import selectors
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from learngraph.graphs.parts import Parts
+from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
+from learngraph.memory.cache import Cache, key
+from learngraph.memory.journal import Journal
+from learngraph.memory.library import Versions
+from learngraph.memory.records import Observation, Task, Usage
+from learngraph.memory.rows import Rows
+from learngraph.nodes.recorded import Meter, Recorded, Slots
+from learngraph.tools.models import open_model
+
+MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "consolidate": 0.5}
+"""Mean latency of a call by stage, in units of a rollout's."""
+SIGMA = 0.6
+"""Of the logarithm of a latency."""
+
+
+# The world and what is said in it
+
+
+class Marked:
+    """Problems with a number that nothing about any other problem contains; a right answer names it. Half of them earn 1."""
+
+    name, instant, horizon, solved = "marked", True, 1, 1.0
+
+    def task(self, seed: int, split: str = "train") -> Task:
+        """Say the number."""
+        return Task(f"marked-{split}-{seed}", f"Say the number of this problem, #{seed}#, and a word.", seed)
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        """Over after one answer. One that belongs to another problem is nobody's."""
+        if not actions:
+            return Observation("Answer.")
+        found = re.fullmatch(rf"#{task.seed}# =(\w+)=", actions[0])
+        if not found:
+            raise ValueError(f"{task.id} was answered {actions[0]!r}")
+        return Observation("over", (), float(int(found.group(1), 16) % 2), True)
+
+    def abstract(self, observation: Observation) -> str:
+        """The text."""
+        return observation.text
+
+    def read(self, reply: str) -> tuple[str, ...]:
+        """The answer at the end of a reply."""
+        return (reply.rpartition("Answer: ")[2],)
+
+    def optimum(self, task: Task) -> float:
+        """1."""
+        return 1.0
+
+
+def drawn(*parts: Any) -> str:
+    """A word that says from what it was drawn."""
+    return blake2b(repr(parts).encode(), digest_size=4).hexdigest()
+
+
+@dataclass(frozen=True)
+class Gist:
+    """What counts in a prompt; how it is worded may change, and no reply or latency with it."""
+
+    problems: tuple[str, ...]
+    """Numbers of problems."""
+    words: tuple[str, ...]
+    """Of answers."""
+    insights: tuple[str, ...]
+    """Lessons and what is to become lessons."""
+
+    @classmethod
+    def of(cls, told: str) -> Gist:
+        """Of a prompt."""
+        patterns = r"#(\d+)#", r"=(\w+)=", r"When \d+ comes up, do \w+"
+        return cls(*(tuple(dict.fromkeys(re.findall(pattern, told))) for pattern in patterns))
+
+
+def say(stage: str, told: str, seed: int | None) -> str:
+    """A reply to a prompt, made of it. `MIXED`, if the prompt holds what belongs to different problems."""
+    gist = Gist.of(told)
+    if len(gist.problems) > 1 or (stage in ("rollout", "summarise", "contrast") and not gist.problems):
+        return f"MIXED {stage} {gist}"
+    number = min(gist.problems, default="")
+    if stage == "rollout":
+        return f"The number is easy to see.\nAnswer: #{number}# ={drawn(gist, seed)}="
+    if stage == "summarise":
+        return f"At #{number}# the agent said ={gist.words[0]}=." if len(gist.words) == 1 else f"MIXED {stage} {gist}"
+    if stage == "contrast":
+        return json.dumps({"lessons": [f"When {number} comes up, do {drawn(gist)}"], "helpful": [], "harmful": []})
+    new = [insight for insight in gist.insights if f"] {insight}" not in told]
+    edits = [{"op": "add", "text": insight, "from": [n]} for n, insight in enumerate(new, 1)]
+    if not edits or (stage == "propose" and len(edits) > 1):
+        return f"MIXED {stage} {gist}"
+    return json.dumps({"edits": edits})
+
+
+def latency(stage: str, told: str, seed: int | None, salt: str) -> float:
+    """Of a call, in units of a rollout's mean."""
+    chance = random.Random(drawn(stage, Gist.of(told), seed if stage == "rollout" else None, salt))
+    return MEANS[stage] * chance.lognormvariate(-SIGMA * SIGMA / 2, SIGMA)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One that was made."""
+
+    stage: str
+    problem: str
+    latency: float
+
+
+@dataclass(frozen=True)
+class Slow(Runnable[Any, Any]):
+    """A scripted model in this process."""
+
+    stage: str
+    unit: float = 1.0
+    """Seconds of a rollout's call on average."""
+    salt: str = ""
+    """Other latencies, the same replies."""
+    calls: list[Call] = field(default_factory=list)
+    seed: None = None
+
+    def _told(self, messages: Sequence[BaseMessage], seed: int | None) -> tuple[AIMessage, float]:
+        told = "\n".join(message.text for message in messages)
+        reply, takes = say(self.stage, told, seed), latency(self.stage, told, seed, self.salt)
+        gist = Gist.of(told)
+        number = "" if self.stage == "consolidate" else [*gist.problems, *(text.split()[1] for text in gist.insights[-1:])][0]
+        self.calls.append(Call(self.stage, number, takes))
+        read, written = len(told) // 4, len(reply) // 4
+        used = UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
+        return AIMessage(reply, usage_metadata=used, response_metadata={"finish_reason": "stop"}), takes * self.unit
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        reply, seconds = self._told(input, kwargs.get("seed"))
+        time.sleep(seconds)
+        return reply
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
+        reply, seconds = self._told(input, kwargs.get("seed"))
+        await asyncio.sleep(seconds)
+        return reply
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class Played:
+    """A learning run, with all that must not depend on what ended first."""
+
+    result: dict[str, Any]
+    libraries: dict[str, str]
+    """By version: their YAML."""
+    rulings: dict[str, tuple[Any, ...]]
+    log: list[dict[str, Any]]
+    """Without times."""
+    spent: dict[str, Usage]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is played, and on what."""
+
+    problems: int = 32
+    group: int = 8
+    slots: Slots = field(default_factory=lambda: Slots(128))
+    cache: Cache = field(default_factory=Cache)
+    settings: dict[str, Any] = field(default_factory=dict)
+    held_out: int = 0
+    meter: Meter | None = None
+
+    def graph(self, model: Callable[[str], Runnable[Any, Any]]) -> tuple[Any, Callable[[Any], Played]]:
+        """The graph, and what makes a `Played` of its output. `model`: stage -> a model."""
+        world, versions, log = Marked(), Versions(), Rows()
+
+        def recorded(_: Any, stage: str) -> Recorded:
+            return Recorded(model(stage), stage, self.cache, stage, self.meter, self.slots)
+
+        parts = Parts.written(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
+        chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "keep_best": False, "epochs": 1}
+        limits: dict[str, Any] = {"similar": 2.0, "lessons": 10_000, "tokens": 10**6}
+        built = build(
+            parts,
+            TrainingFreeGRPO(**{"problems": self.problems, "group": self.group, **chosen, **limits, **self.settings}),
+            problems=[world.task(n) for n in range(self.problems)],
+            held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],
+            versions=versions,
+            cache=self.cache,
+            recorded=recorded,
+            log=log,
+        )
+
+        def played(result: Any) -> Played:
+            names = versions.names()
+            kept = [{name: value for name, value in row.items() if name != "seconds"} for row in log.values()]
+            return Played(
+                result,
+                {name: versions.at(name).to_yaml() for name in names},
+                {name: versions.rulings(name) for name in names},
+                kept,
+                self.cache.spent(),
+            )
+
+        return built, played
+
+    def run(self, model: Callable[[str], Runnable[Any, Any]]) -> Played:
+        """In threads, as `invoke` does."""
+        graph, played = self.graph(model)
+        return played(graph.invoke({"run": "run"}))
+
+    async def play(self, model: Callable[[str], Runnable[Any, Any]]) -> Played:
+        """In this event loop."""
+        graph, played = self.graph(model)
+        return played(await graph.ainvoke({"run": "run"}))
+
+
+def scripted(unit: float = 1.0, salt: str = "") -> tuple[Callable[[str], Slow], list[Call]]:
+    """Stage -> a scripted model; and the calls that they will have made."""
+    calls: list[Call] = []
+    return lambda stage: Slow(stage, unit, salt, calls), calls
+
+
+class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """What is there; where there is nothing to do, it is later at once."""
+        found: list[Any] = super().select(0)
+        if not found:
+            if timeout is None:
+                raise RuntimeError("everybody waits, and nothing will happen")
+            self.now += max(timeout, 0.0)
+        return found
+
+
+class Virtual(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next thing that will happen; work in threads is done on the spot."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        """Seconds since the start, as far as anybody waited for them."""
+        return self._jumping.now
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Now, and here."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def virtually(work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+    """The result, and how long it took by the jumping clock."""
+    with asyncio.Runner(loop_factory=Virtual) as runner:
+        result = runner.run(work)
+        return result, runner.get_loop().time()
+
+
+# Bounds
+
+
+def chain(calls: Sequence[Call]) -> float:
+    """The longest chain of calls that need each other: the slowest of each stage of a group, then `consolidate`."""
+    slowest: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for call in calls:
+        slowest[call.problem][call.stage] = max(slowest[call.problem][call.stage], call.latency)
+    last = sum(slowest.pop("", {}).values())
+    return max(sum(stages.values()) for stages in slowest.values()) + last
+
+
+def bound(calls: Sequence[Call], slots: int) -> float:
+    """No schedule takes less."""
+    return max(sum(call.latency for call in calls) / slots, chain(calls))
+
+
+def barrier(calls: Sequence[Call], slots: int) -> float:
+    """Every stage waits for all of the one before; within a stage, calls go in the order of problems."""
+    end = 0.0
+    for stage in MEANS:
+        free = [end] * slots
+        for call in sorted((call for call in calls if call.stage == stage), key=lambda call: int(call.problem or 0)):
+            heapq.heappush(free, heapq.heappop(free) + call.latency)
+        end = max(free)
+    return end
+
+
+def ratios(plan: Plan, salt: str = "") -> tuple[float, float, list[Call]]:
+    """(the graph's makespan, that of barriers), as multiples of the lower bound, in virtual time; and the calls."""
+    model, calls = scripted(salt=salt)
+    _, took = virtually(plan.play(model))
+    least = bound(calls, plan.slots.limit)
+    return took / least, barrier(calls, plan.slots.limit) / least, calls
+
+
+# A chat server in a process of its own
+
+
+class Chat(asyncio.Protocol):
+    """One connection. Reads just enough of HTTP to serve clients that behave."""
+
+    def __init__(self, unit: float) -> None:
+        self.unit, self.read = unit, bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.read += data
+        while (end := self.read.find(b"\r\n\r\n")) >= 0:
+            fields = [line.split(b":", 1) for line in bytes(self.read[:end]).lower().split(b"\r\n")[1:]]
+            length = next(int(value) for name, value in fields if name == b"content-length")
+            if len(self.read) < end + 4 + length:
+                return
+            asked = json.loads(self.read[end + 4 : end + 4 + length])
+            del self.read[: end + 4 + length]
+            stage, seed = asked["model"], asked.get("seed")
+            told = "\n".join(message["content"] for message in asked["messages"])
+            body = json.dumps(completion(say(stage, told, seed), told)).encode()
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            asyncio.get_running_loop().call_later(latency(stage, told, seed, "") * self.unit, self.answer, head + body)
+
+    def answer(self, content: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(content)  # type: ignore[attr-defined]
+
+
+def completion(text: str, told: str) -> dict[str, Any]:
+    """A chat completion."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "logprobs": None}
+    read, written = len(told) // 4, len(text) // 4
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {"id": "s", "object": "chat.completion", "created": 0, "model": "s", "choices": [choice], "usage": usage}
+
+
+async def serve(unit: float) -> None:
+    server = await asyncio.get_running_loop().create_server(lambda: Chat(unit), "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await server.serve_forever()
+
+
+@contextmanager
+def served(unit: float) -> Iterator[Callable[[str], Runnable[Any, Any]]]:
+    """Stage -> a model behind such a server."""
+    process = subprocess.Popen([sys.executable, __file__, "--serve", str(unit)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout
+        url = process.stdout.readline().strip()
+        yield lambda stage: open_model(f"openai:{stage}", base_url=url)
+    finally:
+        process.kill()
+        process.wait()
+
+
+# The table
+
+
+def in_earnest(plan: Plan, model: Callable[[str], Runnable[Any, Any]]) -> tuple[Played, float, float]:
+    """(what came of it, wall seconds, CPU seconds)."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    played = asyncio.run(plan.play(model))
+    return played, time.perf_counter() - wall, time.process_time() - cpu
+
+
+def cache_costs(folder: Path, count: int = 4000, size: int = 3000) -> dict[str, float]:
+    """Microseconds a call."""
+    cache, value = Cache(folder / "costs.sqlite"), {"content": "x" * size}
+    keys = [key("m", n) for n in range(count)]
+    todo: dict[str, Callable[[str], Any]] = {
+        "put": lambda k: cache.put(k, value, "s", Usage(1, 100, 10), 0.1),
+        "get": cache.get,
+        "get, not there": lambda k: cache.get("no " + k),
+        "spent": lambda k: cache.spent(),
+    }
+    found = {}
+    for name, work in todo.items():
+        start = time.perf_counter()
+        for k in keys:
+            work(k)
+        found[name] = (time.perf_counter() - start) / count * 1e6
+    return found
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--serve", type=float)
+    asked.add_argument("--quick", action="store_true")
+    options = asked.parse_args()
+    if options.serve is not None:
+        asyncio.run(serve(options.serve))
+        return
+    print(f"{'32 problems x 8':<36}{'slots':>6}{'graph':>8}{'barrier':>9}{'calls':>7}{'work/slots':>12}{'chain':>7}")
+    for slots, salt in itertools.product((16, 64, 128, 256), ("",) if options.quick else ("", "a", "b")):
+        ours, theirs, calls = ratios(Plan(slots=Slots(slots)), salt)
+        work = sum(call.latency for call in calls) / slots
+        print(
+            f"{'virtual':<36}{slots:>6}{ours:>8.3f}{theirs:>9.3f}{len(calls):>7}{work:>12.2f}{chain(calls):>7.2f}", flush=True
+        )
+    unit = 1.0 if options.quick else 4.0
+    model, calls = scripted(unit)
+    virtually(Plan().play(model))
+    least = bound(calls, 128) * unit
+    with tempfile.TemporaryDirectory() as folder:
+        for name, path in (("in this process", "a"), ("the same, all in the cache", "a"), ("over HTTP", "b")):
+            plan = Plan(cache=Cache(Path(folder) / path))
+            before = sum(usage.calls for usage in plan.cache.spent().values())
+            if name == "over HTTP":
+                with served(unit) as behind:
+                    _, wall, cpu = in_earnest(plan, behind)
+            else:
+                _, wall, cpu = in_earnest(plan, scripted(unit)[0])
+            made = sum(usage.calls for usage in plan.cache.spent().values()) - before
+            ratio = f"{wall / least:.3f}" if made else ""
+            per = f"{cpu / made * 1e3:.2f} ms CPU a call" if made else ""
+            print(f"{name:<36}{128:>6}{ratio:>8}{'':>9}{made:>7}   wall {wall:.2f} s, CPU {cpu:.2f} s  {per}", flush=True)
+        print("cache, us a call:", {name: round(us) for name, us in cache_costs(Path(folder)).items()})
+
+
+if __name__ == "__main__":
+    main()
