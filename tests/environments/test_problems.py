@@ -66,6 +66,8 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Problems]:
         ("## Final Answer: \\(42\\)", "42"),
         ("The final answer: 42\nAnswer: 43", "43"),
         ("<answer> 42 </answer>", "42"),
+        ("<think>Perhaps \\boxed{41}?</think>\nAnswer: 42", "42"),
+        ("<think>Perhaps \\boxed{41}?</think>\nI do not know.", None),
         ("Answer:", None),
         ("We have 42 cases. So 41 + 1.", None),
         ("The answer is 42.", None),
@@ -140,7 +142,8 @@ def test_a_verifier_that_raises_says_nothing_of_the_answer(env: Problems) -> Non
     assert env.observe(env.task(5), ["\\boxed{7}"]).text == verdict.reason
 
 
-@pytest.mark.parametrize("endless", ["10^{10^{10}}", pytest.param("9!!!!", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("endless", ["10^{10^{10}}", "9!!!!"])
 def test_an_answer_that_never_gets_done_is_given_up(env: Problems, endless: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(env.workers, "seconds", 0.7)
     with ThreadPoolExecutor(1) as pool:  # in a thread, where signals do not work
@@ -175,6 +178,7 @@ def test_votes_are_counted_over_equal_answers(env: Problems) -> None:
 # The processes
 
 
+@pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced() -> None:
     workers = Workers("math", most=1)
     assert workers.ask("equal", gold="2", answer="1 + 1") is True

@@ -41,6 +41,7 @@ def countdown() -> Iterator[Reasoning]:
         ("It is \\boxed{7}.\nAnswer: 8", "7"),
         ("**Answer:**\n1 2\n3 4", "1 2\n3 4"),
         ("Answer: 5\nFinal answer: 6", "6"),
+        ("<think><answer>4</answer></think>Answer: 5", "5"),
         ("Answer:", None),
         ("The answer is 5.", None),
         ("5", None),

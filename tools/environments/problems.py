@@ -6,7 +6,8 @@ One action is the whole written solution. What counts in it is the final answer,
   answer with several parts: who offers a choice has not answered.
 - without a box: in a line that begins with `Answer:` or `Final answer:`, or in `<answer>…</answer>`; the last of them.
 - else there is none, and the reward is 0, whatever numbers the text has in it: "We have 42 cases. So 41 + 1." is no 42, which
-  math-verify by itself would take it for. A box beats every number after it.
+  math-verify by itself would take it for. A box beats every number after it. What was thought between `<think>` and `</think>`
+  is no part of the solution.
 
 The answer is right (reward 1) if math-verify (Kydlíček, 2024) finds it equal to the true one, else the reward is 0. It reads LaTeX
 and compares as SymPy does, decimals to 6 places (0.333333 is 1/3). If it raises or is not done in 5 seconds of computing time,
@@ -134,6 +135,7 @@ def final_answer(solution: str) -> str | None:
 
     Markup around it ($, \(, **, a full stop) is taken off; else it is left as it was written.
     """
+    solution = solution.rpartition("</think>")[2]
     boxes = _boxes(solution)
     if boxes:
         parts = [boxes[-1]]
@@ -204,13 +206,12 @@ class Problems:
         settings: `file` (a path) or `dataset` (a name, with `subset` and `part`); `split` (all problems belong to it); `test` and
             `dev` (their shares, 0.4 and 0.2); `limit` (how many problems at most).
         horizon: at least 1; the written solution ends the episode.
-        workers: what checks the answers; its own processes if not given.
     """
 
     solved = 1.0
     """The score from which a problem counts as solved."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1, *, workers: Workers | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         settings = settings or {}
         for key in settings:
             if key not in _SETTINGS:
@@ -225,7 +226,8 @@ class Problems:
         if find_spec("math_verify") is None:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
         self.horizon = horizon
-        self._workers = workers or Workers("math")
+        self.workers = Workers("math")
+        """What checks the answers; its `seconds` are the limit."""
         self._compared = lru_cache(maxsize=65536)(self._compare)
         self._normal = lru_cache(maxsize=65536)(self._normalise)
         source, read = self._source(settings)
@@ -382,14 +384,14 @@ class Problems:
 
     def close(self) -> None:
         """End the processes that check answers."""
-        self._workers.close()
+        self.workers.close()
 
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
         """Whether the answer is right, or why nobody can say. What another try may change is raised, so that it is not kept."""
         if gold == answer:
             return True, ""
         try:
-            return self._workers.ask("equal", gold=gold, answer=answer) is True, ""
+            return self.workers.ask("equal", gold=gold, answer=answer) is True, ""
         except Unverified as cause:
             if cause.passing:
                 raise
@@ -397,7 +399,7 @@ class Problems:
 
     def _normalise(self, answer: str) -> str:
         try:
-            return str(self._workers.ask("normal", answer=answer))
+            return str(self.workers.ask("normal", answer=answer))
         except Unverified as cause:
             if cause.passing:
                 raise

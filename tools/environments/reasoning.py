@@ -47,6 +47,7 @@ _LINE = re.compile(r"(?im)^[\s>#*_`-]*(?:the\s+)?(?:final\s+)?answer[*_`]*\s*[:ï
 
 def written_answer(reply: str) -> str | None:
     """The answer in a reply, by the rule above; None if it has none."""
+    reply = reply.rpartition("</think>")[2]  # what was thought is no part of the reply
     tags = list(_OPEN.finditer(reply))
     for tag in reversed(tags[-20:]):
         inside = _CLOSE.split(reply[tag.end() :], maxsplit=1)[0].strip()
@@ -65,20 +66,12 @@ class Reasoning:
         generator: its name, e.g. `countdown`.
         settings: the generator's own.
         horizon: at least 1; the reply ends the episode.
-        workers: what draws and scores; its own processes if not given.
     """
 
     solved = 1.0
     """The score from which a problem counts as solved."""
 
-    def __init__(
-        self,
-        generator: str,
-        settings: Mapping[str, str] | None = None,
-        horizon: int = 1,
-        *,
-        workers: Workers | None = None,
-    ) -> None:
+    def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         if horizon < 1:
             raise UserError(f"reasoning: horizon must be at least 1, got {horizon}")
         if generator in REFUSED:
@@ -87,7 +80,8 @@ class Reasoning:
             raise UserError("reasoning: the problems are drawn by reasoning-gym: pip install reasoning-gym")
         self.generator = generator
         self.horizon = horizon
-        self._workers = workers or Workers("reasoning")
+        self.workers = Workers("reasoning")
+        """What draws and scores; its `seconds` are the limit of a score."""
         self._settings = json.dumps(self._checked(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
         self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
@@ -99,11 +93,11 @@ class Reasoning:
     def _checked(self, settings: Mapping[str, str]) -> dict[str, object]:
         """The settings as values; the generator and all of them exist."""
         try:
-            names = self._workers.ask("names")
+            names = self.workers.ask("names")
             if self.generator not in names:
                 near = ", ".join(name for name in names if name not in REFUSED)
                 raise UserError(f"reasoning: no generator {self.generator!r}; there are {near}")
-            known = self._workers.ask("fields", name=self.generator) if settings else []
+            known = self.workers.ask("fields", name=self.generator) if settings else []
         except Unverified as cause:
             raise UserError(f"reasoning: {cause}") from cause
         for key in settings:
@@ -195,12 +189,12 @@ class Reasoning:
 
     def close(self) -> None:
         """End the processes that draw and score."""
-        self._workers.close()
+        self.workers.close()
 
     def _draw(self, code: int) -> tuple[str, str | None]:
         """A problem and its answer, if the generator knows one."""
         try:
-            drawn = self._workers.ask("problem", seconds=_DRAWING, name=self.generator, settings=self._settings, seed=code)
+            drawn = self.workers.ask("problem", seconds=_DRAWING, name=self.generator, settings=self._settings, seed=code)
         except Unverified as cause:
             raise UserError(f"reasoning: {self.generator} cannot draw problem {code} with {self._settings}: {cause}") from cause
         return drawn["question"], drawn["answer"]
@@ -209,7 +203,7 @@ class Reasoning:
         """What an answer is worth, or why nobody can say. What another try may change is raised, so that it is not kept."""
         problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
         try:
-            score = self._workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self._workers.seconds, **problem)
+            score = self.workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
             return float(score), ""
         except Unverified as cause:
             if cause.passing:
