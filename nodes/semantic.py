@@ -383,9 +383,13 @@ def _contrast_plainly(model: Runnable[Any, Any], critic: Critic) -> Node:
     layout = Layout() if critic.truth == "given" else Layout(rewards="sparse")
 
     def messages(state: State) -> list[BaseMessage]:
-        sheet = Sheet(layout, critic.count, critic.left(prompt))
-        attempts = [Ended(r.trajectory, None) for r in rewarded(state, critic.truth) if r.trajectory is not None]
-        told = sheet(attempts, outcomes=False) if attempts else ""
+        room = critic.left(prompt)
+        shown = [rollout for rollout in rewarded(state, critic.truth) if rollout.trajectory is not None]
+        while len(shown) > max(room // _STEPS, 2):  # too many to say anything of each: the best and the worst say most
+            ranked = sorted(shown, key=lambda rollout: state["rewards"][rollout.number])
+            shown.remove(ranked[len(ranked) // 2])
+        attempts = [Ended(rollout.trajectory, None) for rollout in shown if rollout.trajectory is not None]
+        told = Sheet(layout, critic.count, room)(attempts, outcomes=False) if attempts else ""
         return prompt.messages(instruction=state["task"].instruction, attempts=told)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -400,6 +404,10 @@ def _contrast_plainly(model: Runnable[Any, Any], critic: Critic) -> Node:
         return {"insights": [], "votes": [], "failures": [f"contrast of {state['task'].id}: {bad}"]}
 
     return critic.ask("contrast", model, messages, read, lost)
+
+
+_STEPS = 80
+"""Tokens of an attempt below which a model that writes a line would see no steps of it."""
 
 
 # Edits

@@ -450,7 +450,7 @@ REPLIES = st.one_of(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4),
     REPLIES,

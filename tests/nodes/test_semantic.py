@@ -521,6 +521,16 @@ def test_a_plain_writer_is_shown_the_attempts_and_its_items_are_insights() -> No
     assert lost["failures"]
 
 
+def test_a_plain_writer_with_a_small_window_is_shown_the_best_and_the_worst() -> None:
+    rollouts = [walk(n, *[("door black", "fern", 0.0)] * 50, *[("gate wolf", "lamp", n / 8)] * 8) for n in range(12)]
+    model, known = Scripted("door black mist"), critic(plain=True, room=450)
+    contrast(model, known).invoke(group(rollouts, rewards=[n / 12 for n in range(12)]))
+    assert known.count(model.prompts[0]) <= 450
+    assert "total 0\n" in model.prompts[0]
+    assert "> lamp\n= 1.375\ntotal 11\n" in model.prompts[0]
+    assert "total 6\n" not in model.prompts[0]
+
+
 # Controls
 
 
