@@ -11,8 +11,8 @@ PATH is a YAML file, a file of versions (`.jsonl`), or the folder of a run of tr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,7 +178,7 @@ def bring(args: Sequence[str]) -> int:
         target = located(target)
     elif target.suffix != ".jsonl":
         raise LibraryError(f"there is no run folder {place}; a file of versions ends in .jsonl, and need not be there yet")
-    with closing(Versions(target)) as versions:
+    with _writing(target) as versions:
         head = versions.head
         before = versions.at(head) if head else Library()
         held = _edited(file, before.taken)
@@ -191,6 +191,20 @@ def bring(args: Sequence[str]) -> int:
         versions.sync()
     _tell(f"{name} holds now: {len(held.lessons)} lessons\n{diff(before, held)}".rstrip("\n"))
     return 0
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Versions]:
+    """The versions of a file, for this process alone: no learner may be at work on them."""
+    from filelock import FileLock, Timeout
+
+    with ExitStack() as stack:
+        if path.name == "library.jsonl":
+            try:
+                stack.enter_context(FileLock(path.parent / "owner.lock", timeout=0))
+            except Timeout:
+                raise LibraryError(f"{path} is being written to by a run; try again when it has ended or was stopped") from None
+        yield stack.enter_context(closing(Versions(path)))
 
 
 def _edited(file: str, taken: int = 0) -> Library:
@@ -206,7 +220,7 @@ def rollback(args: Sequence[str]) -> int:
     path = located(place)
     if path.suffix != ".jsonl":
         raise _single(place, name)
-    with closing(Versions(path)) as versions:
+    with _writing(path) as versions:
         was = versions.head
         versions.rollback(name)
         versions.sync()
