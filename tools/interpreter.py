@@ -47,8 +47,8 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Generator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -57,7 +57,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 
 from ..memory.records import UserError
 
-__all__ = ["Cell", "Interpreter", "InterpreterError", "python_tool"]
+__all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
 
 HIDDEN = ("learngraph", "reasoning_gym")
 """Packages (beginnings of names) that sessions do not see: they hold tasks and their answers."""
@@ -599,6 +599,37 @@ def python_tool(interpreter: Interpreter) -> BaseTool:
         return (await interpreter.arun(_unfenced(code))).text or "[No output.]"
 
     return StructuredTool.from_function(run, arun, name="python", description=DESCRIPTION)
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of rollouts: to each an interpreter of its own, closed when the rollout ends, and to all what remembers nothing.
+
+        toolbox = Toolbox(python={"seconds": 10}, shared=(search_tool(),))
+        with toolbox("run", "task-3", 0) as tools: ...
+
+    Equal rollouts (run, task, episode) draw equal random numbers.
+    """
+
+    python: Mapping[str, Any] | None = field(default_factory=dict)
+    """Arguments of `Interpreter`; None: there is no interpreter."""
+    shared: Sequence[BaseTool] = field(default=(), repr=False)
+    names: tuple[str, ...] = field(init=False)
+    """Of the shared tools: with `python`, this is what `repr` tells."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(tool.name for tool in self.shared))
+        if self.python is not None:
+            Interpreter(**self.python)  # settings that cannot work are refused now
+
+    @contextmanager
+    def __call__(self, run: str, task: str, episode: int) -> Iterator[Sequence[BaseTool]]:
+        """The tools of one rollout. The interpreter starts with its first cell."""
+        if self.python is None:
+            yield self.shared
+            return
+        with Interpreter(**{"seed": f"{run}/{task}/{episode}", **self.python}) as interpreter:
+            yield (python_tool(interpreter), *self.shared)
 
 
 def _unfenced(code: str) -> str:
