@@ -111,7 +111,7 @@ class Library:
     """From which n on ids are free in the history (`Versions`) that it came from; not written down with the library."""
 
     def __post_init__(self) -> None:
-        tidy = tuple(replace(lesson, text=one_line(lesson.text)) for lesson in self.lessons)
+        tidy = tuple(x if x.text == (text := one_line(x.text)) else replace(x, text=text) for x in self.lessons)
         seen: set[str] = set()
         for lesson in tidy:
             if not re.fullmatch(r"L(0|[1-9][0-9]{0,8})", lesson.id):
@@ -645,6 +645,7 @@ class Versions:
     def __init__(self, path: Path | str | None = None) -> None:
         self._rows = Rows(path)
         self._lock = Lock()
+        self._made: dict[str, Library] = {}  # every rollout asks for its library
 
     @classmethod
     def read(cls, path: Path | str) -> Versions:
@@ -739,7 +740,11 @@ class Versions:
             if before and other["name"] == before:
                 break
             taken = max(taken, other["next"])
-        return Library(tuple(Lesson(**lesson) for lesson in row["lessons"]), row["next"], taken)
+        made = self._made.get(name)
+        if made is None or made.taken != taken:
+            made = Library(tuple(Lesson(**lesson) for lesson in row["lessons"]), row["next"], taken)
+            self._made[name] = made
+        return made
 
     def names(self) -> list[str]:
         """Of all versions, the oldest first."""
