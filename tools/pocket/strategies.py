@@ -39,15 +39,16 @@ from ..environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
 from .chores import invent
 from .transcripts import Decision, Paid, Piece, Played, Reader, clip, rename, soften
 
-__all__ = ["advised", "experienced", "obeyed", "recounted"]
+__all__ = ["IDLE", "advised", "experienced", "golden", "obeyed", "recounted", "step_text"]
 
 Step = tuple[str, str, Decision, float]
 """As in `Played`: observation, its abstract state, decision, reward."""
 
-_IDLE = ("look around", "inventory", "task", "look")
+IDLE = ("look around", "inventory", "task", "look")
+"""Actions that only show what the observation has said already."""
 
 
-def _gold(decision: Decision) -> list[str]:
+def golden(decision: Decision) -> list[str]:
     """What the expert would do there: nothing where it does not know."""
     top = max(decision.probabilities.values())
     return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
@@ -157,7 +158,7 @@ def advised(
     if draw.random() < renamed:
         (played,) = rename([played], draw, words)
     steps = played.steps
-    known = [n for n, (_, _, decision, _) in enumerate(steps) if _gold(decision)]
+    known = [n for n, (_, _, decision, _) in enumerate(steps) if golden(decision)]
     if not known:
         return
     at = draw.choice(known)
@@ -168,13 +169,13 @@ def advised(
     short = draw.random() < 0.5
     before = steps[max(0, at - max(shown, draw.choice((0, 0, 1, 2, 3, 3, at)))) : at]
     room = 1.6 * longest  # characters for earlier steps: half a text
-    past = [_told(clip(state) if short else state, d.taken, reward if rewards else None) for _, state, d, reward in before]
+    past = [step_text(clip(state) if short else state, d.taken, reward if rewards else None) for _, state, d, reward in before]
     while past and sum(map(len, past)) > room:
         del past[0]
     yield "".join(past)
     many = draw.random() < 0.5
     for seen, _, decision, reward in steps[at : at + 5 if many else at + 1]:
-        gold = _gold(decision)
+        gold = golden(decision)
         if not gold:
             return
         named = [action for action in items if action in gold][:1]
@@ -188,12 +189,12 @@ def advised(
 def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[str], int]:
     """A strategy for the decision after `at` steps, and how many of the steps before it must be seen to act on it."""
     here = steps[at][2]
-    gold, options = _gold(here), [action for action in here.probabilities if action not in _IDLE]
+    gold, options = golden(here), [action for action in here.probabilities if action not in IDLE]
     now = draw.choice(gold)
     future = [now]
     for _, _, decision, _ in steps[at + 1 :]:
-        later = _gold(decision)
-        if later and later[0] not in future and later[0] not in _IDLE:
+        later = golden(decision)
+        if later and later[0] not in future and later[0] not in IDLE:
             future.append(later[0])
     others = [action for action in options if action not in gold]
     count = draw.choice((1, 1, 1, 2, 3, 4, 5))
@@ -201,7 +202,7 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
     form = draw.choices(("next", "done", "later", "wrong", "not"), (64, 14, 7, 9, 6))[0]
     if form == "done" and at:
         shown = draw.randint(1, min(at, 3))
-        done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in _gold(d) and d.taken not in future]
+        done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in golden(d) and d.taken not in future]
         items = [*dict.fromkeys(done), *future[:count]][:5]
     elif form == "later":
         items = [action for action in future[1:] if action not in options][:count] or future[:count]
@@ -224,7 +225,8 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
     return list(dict.fromkeys(items or [now]))[:6], shown
 
 
-def _told(state: str, action: str, reward: float | None) -> str:
+def step_text(state: str, action: str, reward: float | None) -> str:
+    """An earlier step as prompts show it."""
     return f"{state}\n> {action}\n" + (f"= {reward:g}\n" if reward is not None else "")
 
 
@@ -268,7 +270,7 @@ def experienced(draw: random.Random, world: KeywordKeep, split: str = "train", l
         yield _heading(number, total > 9.99, judged)
         for visit in piece:
             reader.step(visit.place, visit.action, visit.after, True)
-            yield _told(visit.place, visit.action, visit.reward * unit)
+            yield step_text(visit.place, visit.action, visit.reward * unit)
         if totals:
             yield f"total {total * unit:g}\n"
         number += 1
@@ -343,7 +345,7 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
     more = draw.choice((1, 2, 3, 4))
     head = f"Task: {running.task.instruction}\n"
     yield head
-    past = [_told(clip(s), d.taken, r) for _, s, d, r in running.steps[max(0, at - draw.choice((0, 1, 2, 3))) : at]]
+    past = [step_text(clip(s), d.taken, r) for _, s, d, r in running.steps[max(0, at - draw.choice((0, 1, 2, 3))) : at]]
     used = len(head) + len(seen) + sum(map(len, past)) + 200  # characters
     pieces: list[tuple[float, float, list[Step]]] = []
     for played in earlier[: draw.choice((1, 2, 3, 4, 6))]:
@@ -354,7 +356,7 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
         piece = list(played.steps[start : start + 1 + more])
         total = sum(reward for *_, reward in played.steps)
         first = clip(piece[0][1]) if short else piece[0][1]
-        lines = [_told(first if n == 0 else clip(s), d.taken, r) for n, (_, s, d, r) in enumerate(piece)]
+        lines = [step_text(first if n == 0 else clip(s), d.taken, r) for n, (_, s, d, r) in enumerate(piece)]
         used += sum(map(len, lines)) + 40
         if used > 3 * longest:
             break
@@ -367,7 +369,7 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
     best = max(pieces, key=lambda piece: piece[:2], default=None)
     good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
     if draw.random() < 0.3:
-        gold = _gold(decision)
+        gold = golden(decision)
         first_action = best[2][0][2].taken if best is not None and good else ""
         share = {action: 1 / len(gold) for action in gold}
         if first_action in decision.probabilities and best is not None and best[2][0][1] == state:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ...memory.records import UserError
 from ..environments.keyword_keep import KeywordKeep
 from ..environments.text_world_express import DEFAULTS, TextWorldExpress
-from . import strategies, transcripts
+from . import lessons, strategies, transcripts
 from .chores import Chores, invent
 from .errands import Errands
 from .tokenizer import train_tokenizer
@@ -112,6 +112,10 @@ class PocketTraining:
     """Of those batches, strategies to be written (or actions to be taken) from past experiences of the toy world."""
     recounted: float = 0.0
     """The same, from past experiences of games."""
+    sought: float = 0.0
+    """Of those batches, those from the exercise of finding a line of a list of lessons."""
+    heeded: float = 0.0
+    """Of those batches, those of games with a list of lessons before the steps."""
     reading: float = 0.05
     """Weight of the tokens of a game's texts; those of an action have weight 1. Texts repeat: learning to predict them is
     learning to copy names, also those of things never seen."""
@@ -467,6 +471,8 @@ class _Run:
             "advised": settings.advised,
             "experienced": settings.experienced,
             "recounted": settings.recounted,
+            "sought": settings.sought,
+            "heeded": settings.heeded,
         }
         shares["keep"] = max(0.0, 1 - sum(shares.values()))
         return self.draw.choices(list(shares), list(shares.values()))[0]
@@ -521,10 +527,16 @@ class _Run:
             case "recounted":
                 room, longest, count = self.draw.choice(((300, 400, 8), (600, 700, 5)))
                 sources = (strategies.recounted(self.draw, *self._tried(), longest=room) for _ in range(count * batches))
+            case "sought":
+                longest, count = self.draw.choice(((400, 8), (800, 4)))
+                sources = (lessons.sought(self.draw, longest, self.words) for _ in range(count * batches))
+            case "heeded":
+                most, longest, count, reading = self.draw.choice(((8, 480, 6, 0.005), (40, 900, 3, 0.005)))
+                sources = (lessons.heeded(self.draw, *self._among(), most, self.words) for _ in range(count * batches))
             case _:
                 sources = (transcripts.keep(self.draw, self.world, longest=longest) for _ in range(count * batches))
         made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
-        if source in ("obeyed", "advised"):
+        if source in ("obeyed", "advised", "heeded"):
             # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
             for sequence in made:
                 sequence.targets[:] = [replace(t, weight=FIRST * t.weight) if t.known else t for t in sequence.targets]
@@ -549,6 +561,27 @@ class _Run:
                 return self._chore(1), 0.6
             case _:
                 return [self._errand()], 0.6
+
+    def _among(self) -> tuple[Played, list[Played], float]:
+        """An attempt to be shown under lessons, what is done at other tasks of the game, how often with other names."""
+        draw, played = self.draw, self.played.result()
+        match draw.choices(("paths", "tries", "chores"), (3, 2, 5) if played.paths else (0, 0, 1))[0]:
+            case "paths":
+                group: Sequence[Played] = draw.choice(played.paths)
+            case "tries":
+                group = [draw.choice(attempts) for attempts in draw.choice(played.tries)]
+            case _:
+                (attempt,) = self._chore(1)
+                rooms = [self.chores.task(draw.randrange(10**9)) for _ in range(draw.randint(0, 14))]
+                # The game has few kinds of furniture: things of other rooms go where this room's may, too.
+                places = sorted(
+                    {a.partition(" in ")[2] for _, _, d, _ in attempt.steps for a in d.probabilities if " in " in a}
+                )
+                lent = [lessons.lend(draw, self.chores.gold(room), places) for room in rooms]
+                return attempt, [lessons.bare(room, actions) for room, actions in zip(rooms, lent, strict=True)], 0.5
+        attempt = draw.choice(group)
+        others = [other for other in draw.sample(group, min(len(group), 16)) if other.task != attempt.task]
+        return attempt, [lessons.bare(other.task, lessons.deeds(other)) for other in others], 0.65
 
     def _tried(self) -> tuple[Sequence[Played], float]:
         """Attempts at one task, and how often they are to be shown with other names."""
