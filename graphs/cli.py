@@ -1,4 +1,4 @@
-"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `adamem`, `pocket`. Joins tools to graphs.
+"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `library`, `adamem`, `pocket`. Joins tools to graphs.
 
 Every import that takes time stands inside the command that needs it: `learngraph --help` answers at once.
 """
@@ -21,6 +21,7 @@ from ..memory.records import UserError
 from .adamem_cli import adamem
 from .flags import CommandError
 from .flags import parse as _parse
+from .library_cli import library
 from .training_free_cli import learn
 
 if TYPE_CHECKING:
@@ -996,6 +997,7 @@ COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "list": listing,
     "draw": draw,
     "memory": memory,
+    "library": library,
     "adamem": adamem,
     "pocket": pocket,
 }

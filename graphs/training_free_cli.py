@@ -54,8 +54,8 @@ class Learn:
 
     env: str = "toy"
     """The world: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of the
-    seed's task: the same hidden rules in another order. In other worlds the problems to learn from are tasks of the split
-    train, those held out are of dev, those of the test are of test, and no seed gets those of another."""
+    seed's task: the same hidden rules in another order. In other worlds problems are tasks of --splits, and no seed gets those of
+    another."""
     model: str = "pocket"
     """The model that acts: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
     critic: str | None = None
@@ -76,14 +76,18 @@ class Learn:
     """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
     test_env: str | None = None
     """Where the unseen problems come from, if not from --env: `math?dataset=NAME`."""
+    splits: str = "train,dev,test"
+    """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
+    tasks of one fold for each, where folds have nothing in common that could be learned."""
     same_problems: bool = False
     """Give every seed the same problems, where there are few: then seeds differ in their draws alone."""
     curve: bool = False
     """Play the unseen problems with the library of every learning step, too. It takes as many rollouts again for each."""
     tools: str = ""
-    """Tools that a model may call while it works on a problem with one written answer: `python`, `search`, or `python,search`."""
+    """Tools that a model may call while it works on a problem with one written answer, joined by commas: `python`, `search` (of
+    --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
     corpus: Path | None = None
-    """What the tool `search` finds: a JSONL file with `title` and `text`."""
+    """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
     horizon: int | None = None
     """Steps after which a rollout ends; the environment's own if not given. With --tools, turns."""
     max_tokens: int | None = None
@@ -131,9 +135,9 @@ class Learn:
             raise CommandError(f"--dollars {self.dollars:g} needs --price-in and --price-out, in dollars per million tokens")
         for tool in self.asked_tools:
             if tool not in TOOLS:
-                raise CommandError(f"--tools is {', '.join(TOOLS)}, or both joined by a comma; got {self.tools!r}")
-        if "search" in self.asked_tools and self.corpus is None and not os.environ.get("TAVILY_API_KEY"):
-            raise CommandError("--tools search needs a --corpus to search, or a TAVILY_API_KEY for the web")
+                raise CommandError(f"--tools is {', '.join(TOOLS)}, or several of them joined by commas; got {self.tools!r}")
+        if len(self.folds) != 3 or not {"train", "dev", "test"}.issuperset(self.folds):
+            raise CommandError(f"--splits names three of train, dev and test, such as train,dev,test; got {self.splits!r}")
 
     @property
     def asked_tools(self) -> tuple[str, ...]:
@@ -141,12 +145,17 @@ class Learn:
         return tuple(name.strip() for name in self.tools.split(",") if name.strip())
 
     @property
+    def folds(self) -> tuple[str, ...]:
+        """Splits of what is learned on, held out, and unseen."""
+        return tuple(name.strip() for name in self.splits.split(","))
+
+    @property
     def judges(self) -> str:
         """The critic's model."""
         return self.critic or self.model
 
 
-TOOLS = ("python", "search")
+TOOLS = ("python", "search", "web")
 
 
 @dataclass(frozen=True)
@@ -285,11 +294,7 @@ def _splits(setup: Setup) -> dict[int, Split]:
         UserError: there are not so many, or two of them are the same.
     """
     options, learning = setup.options, [arm.settings for arm in setup.arms if arm.way != "method"]
-    counts = {
-        "train": max(settings.problems for settings in learning),
-        "dev": max(settings.held_out for settings in learning),
-        "test": options.test,
-    }
+    counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test)
     environment = _environment(options.env, options.horizon)
     tested = environment if options.test_env is None else _environment(options.test_env, options.horizon)
     found: dict[int, Split] = {}
@@ -299,16 +304,13 @@ def _splits(setup: Setup) -> dict[int, Split]:
         if hasattr(environment, "variant") and tested is environment:
             found[seed] = _variants(environment, at, counts)
             continue
-        found[seed] = Split(
-            _tasks(environment, options.env, "train", counts["train"], at),
-            _tasks(environment, options.env, "dev", counts["dev"], at),
-            _tasks(tested, options.test_env or options.env, "test", counts["test"], at),
-        )
+        worlds = (environment, environment, tested)
+        found[seed] = Split(*(_tasks(worlds, options, counts, at, n) for n in range(3)))
         _distinct(environment, found[seed], {} if options.same_problems else seen)
     return found
 
 
-def _variants(environment: Any, seed: int, counts: Mapping[str, int]) -> Split:
+def _variants(environment: Any, seed: int, counts: Sequence[int]) -> Split:
     """Variants of the seed's task: the same rules in different orders."""
     stem, seen, numbers = environment.task(seed), set[Any](), iter(range(1, 100_000))
 
@@ -320,16 +322,21 @@ def _variants(environment: Any, seed: int, counts: Mapping[str, int]) -> Split:
                 count -= 1
                 yield task
 
-    return Split(tuple(some(counts["train"])), tuple(some(counts["dev"])), tuple(some(counts["test"])))
+    return Split(*(tuple(some(count)) for count in counts))
 
 
-def _tasks(environment: Any, spec: str, split: str, count: int, seed: int) -> tuple[Task, ...]:
+def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: int, part: int) -> tuple[Task, ...]:
+    """The problems of a seed that are learned on (part 0), held out (1) or unseen (2): numbers of the fold that no other part and
+    no other seed has."""
+    world, fold, count = worlds[part], options.folds[part], counts[part]
+    alike = [n for n in range(3) if worlds[n] is world and options.folds[n] == fold]
+    first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < part)
     try:
-        return tuple(environment.task(seed * count + n, split) for n in range(count))
+        return tuple(world.task(first + n, fold) for n in range(count))
     except UserError as error:
         raise UserError(
-            f"{spec} has no {count} tasks of split {split} for seed {seed}, which gets number {seed * count} to "
-            f"{(seed + 1) * count - 1}: {error}; ask for fewer problems or seeds, or give --same-problems"
+            f"{world.name}: seed {seed} is to have {count} tasks of {fold} from number {first} on, and there are not so many "
+            f"({error}); ask for fewer problems or seeds, or give --same-problems"
         ) from error
 
 
@@ -372,7 +379,7 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
         "seeds": list(setup.seeds),
         "arms": {arm.name: asdict(arm.settings) for arm in setup.arms},
         "digests": {
-            "problems": _digest([[asdict(task) for task in (*s.train, *s.held_out, *s.test)] for s in splits.values()]),
+            "problems": _digest([_contents(setup.options, split) for split in splits.values()]),
             **{f"model {model}": _weights(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
             **{f"library {path}": _file(Path(path)) for path in _libraries(setup)},
             **{
@@ -383,6 +390,17 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
             "prompts of the package": _files(Path(__file__).parents[1] / "nodes" / "prompts"),
         },
     }
+
+
+def _contents(options: Learn, split: Split) -> list[Any]:
+    """The problems of a seed with their answers, where there is one."""
+    tested = _environment(options.test_env or options.env, options.horizon)
+    worlds = ((split.train + split.held_out, _environment(options.env, options.horizon)), (split.test, tested))
+    return [
+        [asdict(task), list(world.gold(task)) if hasattr(world, "answer") and hasattr(world, "gold") else []]
+        for tasks, world in worlds
+        for task in tasks
+    ]
 
 
 def _public(url: str | None) -> str | None:
@@ -746,6 +764,9 @@ class Bench:
             remote = "openai" in (self.options.model.partition(":")[0], self.options.judges.partition(":")[0])
             self.limit = self.options.concurrency or (16 if remote else 1)
             self.meter, self.slots = _meter(self.options, self.cache), Slots(self.limit)
+            # Of their own: a rollout that waits for its turn holds no call's. A model in this process remembers the prompt
+            # before, and reads all of it anew where rollouts take turns.
+            self.rollouts = Slots(self.limit)
             for arm in self.setup.arms:
                 if not _finished(self.setup, arm, self.seed):
                     await self._arm(arm)
@@ -871,6 +892,7 @@ class Bench:
                 log=log,
                 meter=self.meter,
                 name=self._fingerprint(arm),
+                slots=self.rollouts,
                 checkpointer=saver,
             )
             config = await self._thread(graph, saver)
@@ -909,12 +931,9 @@ class Bench:
     async def _played(
         self, roll: Any, run: str, library: str, work: Sequence[tuple[Task, int]], log: Any = None
     ) -> list[Rollout]:
-        turns = asyncio.Semaphore(self.limit)
 
         async def one(task: Task, number: int) -> Rollout:
-            async with turns:
-                self.meter.check()
-                rollout: Rollout = await roll.ainvoke({"task": task, "run": run, "episode": number, "library": library})
+            rollout: Rollout = await roll.ainvoke({"task": task, "run": run, "episode": number, "library": library})
             if log is not None and not rollout.error:  # what failed is tried again by whoever resumes
                 log.append(_brief(rollout))
             return rollout
@@ -934,7 +953,8 @@ class Bench:
         settings = arm.settings if arm.way != "method" else self.setup.arms[0].settings
         parts = self._parts(self._world_of(stage), journal, stage, temperature)
         graph = self._graph(arm, versions, journal, stage, temperature)
-        return training_free_grpo.roll(parts, settings, versions, self.cache, graph, name=self._fingerprint(arm))
+        more: dict[str, Any] = {"name": self._fingerprint(arm), "slots": self.rollouts, "meter": self.meter}
+        return training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
 
     def _graph(self, arm: Arm, versions: Versions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""

@@ -54,7 +54,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, calibrate, list, draw, memory, adamem, pocket"),
+        ("jump", "there are run, calibrate, list, draw, memory, library, adamem, pocket"),
         ("run", "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, best-of-n, self-refine, reflexion, synapse, "),
         ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
