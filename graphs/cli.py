@@ -21,7 +21,6 @@ from ..memory.records import UserError
 from .adamem_cli import adamem
 from .flags import CommandError
 from .flags import parse as _parse
-from .library_cli import library
 from .training_free_cli import learn
 
 if TYPE_CHECKING:
@@ -944,6 +943,16 @@ def _prune(where: str, keep: int) -> int:
         for shelf in shelves:
             _say(f"{shelf}: {Experiences(shelf).prune(keep_last=keep)} episodes deleted")
     return 0
+
+
+# learngraph library
+
+
+def library(args: Sequence[str]) -> int:
+    """show, compare, edit or roll back a learned library: learngraph library show|diff|export|import|rollback"""
+    from .library_cli import library as command
+
+    return command(args)
 
 
 # learngraph pocket
