@@ -445,6 +445,7 @@ def main() -> None:
             before = sum(usage.calls for usage in plan.cache.spent().values())
             if name == "over HTTP":
                 with served(unit) as behind:
+                    behind("rollout")  # imports the client
                     _, wall, cpu = in_earnest(plan, behind)
             else:
                 _, wall, cpu = in_earnest(plan, scripted(unit)[0])
