@@ -49,7 +49,7 @@ import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -620,6 +620,9 @@ class Toolbox:
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(tool.name for tool in self.shared))
         if self.python is not None:
+            known = {one.name for one in fields(Interpreter) if one.init}
+            if unknown := sorted(self.python.keys() - known):
+                raise InterpreterError(f"interpreter: there is no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
             Interpreter(**self.python)  # settings that cannot work are refused now
 
     @contextmanager

@@ -214,8 +214,9 @@ def watch(folder: str, readable: Iterable[str], files: bool) -> None:
 # Limits
 
 
-def limit(memory: int, disk: int, cpu: int) -> None:
-    """Set this process's limits, which it cannot raise again: bytes of addresses, bytes of a file, seconds of CPU."""
+def limit(memory: int, disk: int, cpu: int) -> bool:
+    """Set this process's limits, which it cannot raise again: bytes of addresses, bytes of a file, seconds of CPU. Whether all
+    of them hold (macOS knows no limit of addresses)."""
     wanted = {
         "RLIMIT_AS": (memory, memory),
         "RLIMIT_FSIZE": (disk, disk),
@@ -223,12 +224,16 @@ def limit(memory: int, disk: int, cpu: int) -> None:
         "RLIMIT_NOFILE": (128, 128),
         "RLIMIT_CORE": (0, 0),
     }
+    hold = True
     for name, (soft, hard) in wanted.items():
-        if hasattr(resource, name):
+        try:
             which = getattr(resource, name)
             top = resource.getrlimit(which)[1]
             lower = hard if top == resource.RLIM_INFINITY else min(hard, top)
             resource.setrlimit(which, (min(soft, lower), lower))
+        except (AttributeError, OSError, ValueError):
+            hold = False
+    return hold
 
 
 def die_with_the_host(line: int) -> None:
@@ -384,8 +389,7 @@ def main(argument: str) -> NoReturn:
     for at in dict.fromkeys(map(os.path.realpath, ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"))):
         readable += entries(at, "python")
     readable += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/proc/cpuinfo", "/proc/meminfo"]
-    walls = ["limits"]
-    limit(told["memory"], told["disk"], told["cpu"])
+    walls = ["limits"] * limit(told["memory"], told["disk"], told["cpu"])
     if LINUX:
         try:
             with open("/proc/self/oom_score_adj", "w") as score:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import importlib.util
 import json
 import random
 import re
@@ -451,6 +452,7 @@ def by_task(messages: list[BaseMessage]) -> AIMessage:
     return reply
 
 
+@pytest.mark.slow
 async def test_one_graph_plays_many_rollouts_at_once_and_their_sessions_never_mix() -> None:
     graph, _ = agent(by_task, pause=0.002)
     played = await asyncio.gather(*(graph.ainvoke({"task": task(n), "run": "r", "episode": 0}) for n in range(100, 132)))
@@ -505,6 +507,7 @@ async def test_tools_are_closed_however_the_rollout_ends(script: Script) -> None
         assert not children()
 
 
+@pytest.mark.slow
 async def test_a_rollout_cancelled_at_any_moment_leaves_nothing() -> None:
     watched = Watched()
     graph, _ = agent(
@@ -641,3 +644,47 @@ def test_chained_it_plays_the_same() -> None:
     plain, chained = agent(script)[0], agent(script, chain=True)[0]
     assert play(plain) == play(chained)
     assert play(flow.Loop(plain)) == play(plain)
+
+
+def over_http(request: dict[str, Any]) -> dict[str, Any]:
+    """What a server says: one call that is right and one that is no JSON, then what came of the first."""
+    answers = [message for message in request["messages"] if message["role"] == "tool"]
+    calls = [("a", '{"code": "6 * 7"}'), ("b", '{"code": "6 * ')]
+    made = [{"id": id, "type": "function", "function": {"name": "python", "arguments": given}} for id, given in calls]
+    message = (
+        {"role": "assistant", "content": answers[0]["content"]}
+        if answers
+        else {"role": "assistant", "content": None, "tool_calls": made}
+    )
+    choice = {"index": 0, "message": message, "finish_reason": "stop" if answers else "tool_calls"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    return {
+        "body": json.dumps(
+            {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+        )
+    }
+
+
+async def test_it_plays_over_the_chat_protocol() -> None:
+    path = Path(__file__).parents[1] / "tools" / "openai_server.py"
+    spec = importlib.util.spec_from_file_location("openai_server_of_tools", path)
+    assert spec is not None
+    assert spec.loader is not None
+    server_module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(server_module)
+    from learngraph.tools.openai_model import OpenAIChatModel
+
+    with server_module.OpenAIServer(over_http) as server:
+        model = OpenAIChatModel(model="m", base_url=server.url, api_key="k", max_retries=0)
+        parts = Parts(Sums(), Journal(), model=Recorded(model, "m", Cache()))
+        graph = tool_agent.build(parts, ToolAgent(temperature=0.5), tools=Toolbox())
+        out = await graph.ainvoke({"task": task(42), "run": "r", "episode": 0})
+        first, second = server.requests
+    assert (out["score"], out["tool_calls"], out["usage"]) == (1.0, 2, Usage(2, 20, 10))
+    assert first["tools"][0]["function"]["name"] == "python"
+    assert list(first["tools"][0]["function"]["parameters"]["properties"]) == ["code"]
+    assert first["temperature"] == 0.5
+    assert [message["role"] for message in second["messages"]] == ["system", "user", "assistant", "tool", "tool"]
+    assert [call["id"] for call in second["messages"][2]["tool_calls"]] == ["a", "b"]
+    assert [message["tool_call_id"] for message in second["messages"][3:]] == ["a", "b"]
+    assert "cannot be read" in second["messages"][4]["content"]
