@@ -180,7 +180,8 @@ class TrainingFreeGRPO:
     lessons: int = 40
     """In the library, at most. Paper: not given (shipped: 27 and 46)."""
     tokens: int = 2000
-    """Of the library in a prompt, at most. Paper: not given (shipped: about 1300 and 2800)."""
+    """Of the library in a prompt, at most, and at most half of what a prompt has room for. Paper: not given (shipped: about
+    1300 and 2800)."""
     similar: float = 0.8
     """Jaccard similarity of shingles from which two lessons say the same; above 1: never. Paper: a model's judgement."""
     top: int = 0
@@ -387,11 +388,19 @@ def _fingerprint(parts: Parts, graph: Runnable[Any, Any], name: str) -> str:
     return key(*told)
 
 
-def _plain(node: Any) -> dict[str, Any]:
-    """A node's settings: its fields that are plain values."""
-    if not is_dataclass(node) or isinstance(node, type):
+def _plain(node: Any, depth: int = 3) -> dict[str, Any]:
+    """A node's settings: its fields that are plain values, and those of its parts. Not what it is recorded and paid by."""
+    if not is_dataclass(node) or isinstance(node, type | Recorded | Meter) or not depth:
         return {}
-    return {f.name: value for f in fields(node) if isinstance(value := getattr(node, f.name), str | int | float | bool)}
+    found: dict[str, Any] = {}
+    for name, value in ((f.name, getattr(node, f.name)) for f in fields(node)):
+        if isinstance(value, str | int | float | bool):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            found[name] = {str(k): v for k, v in value.items() if isinstance(v, str | int | float | bool)}
+        elif inner := _plain(value, depth - 1):
+            found[name] = inner
+    return found
 
 
 def _model(model: Any) -> str:
@@ -462,7 +471,8 @@ def build(
             `problems` are not either.
         versions: where libraries are kept; in memory if not given. The product is `versions.at(result["best"])`.
         cache: of rollouts and of the critic's calls; in memory if not given.
-        rollout: a graph from `Attempt` and `Equipped` to `Played` that plays what is learned from; `episode` if not given.
+        rollout: a graph from `Attempt` and `Equipped` to `Played` that plays what is learned from, with the journal of
+            `parts`; `episode` if not given.
         trial: one that plays the accept test; `rollout`, or `episode` at `settings.trial_temperature`, if not given.
         critic: the chat model that compares and edits; the one that plays if not given.
         recorded: (model, stage) -> the model with its calls cached, counted and limited, for each of the critic's stages; by
@@ -505,8 +515,8 @@ def build(
             settings.least_groups,
             tuple(dropped),
         ),
-        "invent": Invent(ask.invent(), versions, tuple(tasks), settings.limits, parts.count),
-        "finish": Finish(versions, learn, schedule, settings.limits, settings.arm, settings.group),
+        "invent": Invent(ask.invent(), versions, tuple(tasks), limits(parts, settings), parts.count),
+        "finish": Finish(versions, learn, schedule, limits(parts, settings), settings.arm, settings.group),
     }
     routers: dict[str, Router] = {
         "begin": Learns(settings.arm),
@@ -563,6 +573,11 @@ def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking) -> Graph:
     return compiled(wired, name="training-free-grpo-group", checkpointer=False)
 
 
+def limits(parts: Parts, settings: TrainingFreeGRPO) -> Limits:
+    """What a library may hold that these prompts have room for."""
+    return replace(settings.limits, tokens=max(min(settings.tokens, parts.room // 2), 1))
+
+
 def _success(world: Any, task: Task) -> float:
     """The reward from which an attempt is a success."""
     solved = getattr(world, "solved", None)
@@ -615,7 +630,7 @@ class _Asking:
         return Critic(
             self.versions,
             questions(parts.prompts),
-            settings.limits,
+            limits(parts, settings),
             settings.most,
             settings.truth,
             settings.objective,

@@ -14,6 +14,7 @@ Whatever they come from, tokens and actions may cost something (`graded`).
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -150,7 +151,10 @@ class Reward(Runnable[Any, Any]):
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         state = self._sorted(input)
         asks = self._asks(state)
-        return self._found(state, await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {})
+        said = await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {}
+        if self.truth != "majority":
+            return self._found(state, said)
+        return await asyncio.to_thread(self._found, state, said)  # to find out what an answer means may take a while
 
     @staticmethod
     def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -255,7 +255,7 @@ class Consolidate(Runnable[Any, Any]):
     """Make a candidate of the groups' edits, if there is a group to learn from.
 
     Raises:
-        UserError: no rollout of the step came to anything, and all for one reason: there is something to put right.
+        UserError: no rollout of any problem of the step came to anything: there is something to put right.
     """
 
     role: ClassVar[str] = "model"
@@ -304,14 +304,15 @@ class Consolidate(Runnable[Any, Any]):
 
 
 def _refuse_failure(step: int, comparisons: Sequence[Comparison]) -> None:
-    if not comparisons or any(truth is not None for one in comparisons for truth in one.truths):
+    """One problem may be such that nobody can verify it; where none can be, something is to be put right."""
+    if len(comparisons) < 2 or any(one.kind != "failed" for one in comparisons):
         return
-    if any(one.kind not in ("failed", "disagreed") for one in comparisons):
+    if any(truth is not None for one in comparisons for truth in one.truths):
         return
-    reasons = {failure.partition(": ")[2] for one in comparisons for failure in one.failures if failure.startswith("rollout ")}
-    if len(reasons) == 1:
-        count = sum(len(one.truths) for one in comparisons)
-        raise UserError(f"training-free-grpo: all {count} rollouts of step {step} failed for one reason: {reasons.pop()}")
+    told = [failure.partition(": ")[2] for one in comparisons for failure in one.failures if failure.startswith("rollout ")]
+    (first, count), *others = Counter(told).most_common()
+    what = "for one reason" if not others else f"for {1 + len(others)} reasons, {count} of them"
+    raise UserError(f"training-free-grpo: all {len(told)} rollouts of step {step} failed, {what}: {first}")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
 from ..memory.cache import Cache, CacheError, key
-from ..memory.journal import Journal
+from ..memory.journal import Journal, JournalError
 from ..memory.library import Library, LibraryError, Versions
 from ..memory.records import Rollout, Task, Trajectory, Transition, Usage, UserError
 from ..memory.rows import RowsError
@@ -43,7 +43,7 @@ from .semantic import trimmed
 __all__ = ["Lectured", "Roll", "restored", "stored"]
 
 _log = logging.getLogger(__name__)
-THROUGH = (BudgetSpent, CacheError, RowsError, LibraryError, GraphBubbleUp)
+THROUGH = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, GraphBubbleUp)
 """What is no rollout's failure, but the run's."""
 
 
@@ -173,7 +173,10 @@ class Roll(Runnable[Any, Any]):
             try:
                 async with asyncio.timeout(self.timeout) as scope:
                     out = await self.rollout.ainvoke(asked, _config(config, place))
-                rollout = self._made(input, out, start)
+                if getattr(self.environment, "instant", False):
+                    rollout = self._made(input, out, start)
+                else:
+                    rollout = await asyncio.to_thread(self._made, input, out, start)
             except THROUGH:
                 raise
             except Exception as error:

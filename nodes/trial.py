@@ -100,6 +100,18 @@ def tested(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> 
     )
 
 
+def refuse_failure(probes: Sequence[Probe]) -> None:
+    """Refuse a test in which no rollout came to anything.
+
+    Raises:
+        UserError: naming the reason; two libraries that were never tried would be equally good.
+    """
+    if probes and all(probe.error for probe in probes):
+        reasons = sorted({probe.error for probe in probes})
+        more = f" ({len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+        raise UserError(f"accept test: all {len(probes)} rollouts failed: {reasons[0]}{more}")
+
+
 def score(probes: Sequence[Probe], library: str) -> float:
     """Mean reward of a library's probes, of every problem the same weight."""
     by_task: dict[str, list[float]] = {}
@@ -188,6 +200,9 @@ class Accept:
 
     A candidate that was not tested (nothing is held out, or it shows the same lessons) is accepted. Where the budget did not
     last for the test, it is not: nobody knows what it is worth.
+
+    Raises:
+        UserError: all rollouts of the test failed.
     """
 
     role: ClassVar[str] = "compute"
@@ -201,6 +216,7 @@ class Accept:
         candidate, current = state["candidate"], state["library"]
         if state["stops"]:
             return {"accepted": False, "why": f"not tested: {state['stops'][0]}"}
+        refuse_failure(state["probes"])
         test = tested(state["probes"], candidate, current, f"{state['run']}/{state['step']}/accept")
         takes, why = accepted(test, self.rule)
         library = candidate if takes else current

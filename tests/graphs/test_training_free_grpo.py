@@ -27,11 +27,12 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
 from learngraph.graphs import flow, training_free_grpo
+from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.parts import Parts
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.cache import Cache
 from learngraph.memory.checkpoints import open_checkpoints, serializer
-from learngraph.memory.journal import Journal
+from learngraph.memory.journal import Journal, JournalError
 from learngraph.memory.library import Library, LibraryError, Versions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, UserError
 from learngraph.memory.rows import Rows
@@ -87,7 +88,7 @@ class Riddles:
 
 
 KINDS = {
-    "You solve a task": "act",
+    "You solve": "act",
     "You study how": "summary",
     "You compare attempts": "contrast",
     "Several reviewers": "consolidate",
@@ -398,7 +399,8 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     world, cache, versions = Riddles(), Cache(), Versions()
     hot, cool, critic = (Chat(temperature=t) for t in (0.7, 0.3, 0.0))
     settings = TrainingFreeGRPO(group=4, epochs=1)
-    parts, others = (Parts.written(world, Journal(), Recorded(chat, f"at {chat.temperature}", cache)) for chat in (hot, cool))
+    journal = Journal()
+    parts, others = (Parts.written(world, journal, Recorded(chat, f"at {chat.temperature}", cache)) for chat in (hot, cool))
     training_free_grpo.build(
         parts,
         settings,
@@ -690,9 +692,49 @@ def test_e6_what_could_not_be_verified_counts_as_0_is_told_and_is_in_no_comparis
 
 def test_e6_a_verifier_that_raises_everywhere_is_an_error_and_not_a_reward_of_0() -> None:
     bench = Bench(world=Broken([f"train-{n}" for n in range(4)]))
-    with pytest.raises(UserError, match="all 16 rollouts of step 0 failed for one reason: ArithmeticError: signal only works"):
+    with pytest.raises(UserError, match="all 16 rollouts of step 0 failed, for one reason: ArithmeticError: signal only works"):
         bench.run()
     assert set(bench.chat.kinds()) == {"act"}
+
+
+def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
+    bench = Bench(world=Broken(["train-1"]), settings=TrainingFreeGRPO(group=4, epochs=1, batch=1, patience=0))
+    bench.run()
+    assert Counter(kind for row in bench.rows for kind in row["kinds"])["failed"] == 1
+    assert len(bench.rows) == 4
+
+
+def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() -> None:
+    bench = Bench()
+    parts = Parts.written(bench.world, Journal(), Recorded(bench.chat, "scripted", bench.cache))
+    bench.more["rollout"] = training_free_grpo.episode(parts, bench.settings, bench.versions)
+    with pytest.raises(JournalError, match="another journal"):
+        bench.run()
+
+
+def test_the_agent_with_tools_may_play_the_rollouts() -> None:
+    bench = Bench()
+    model = Recorded(bench.chat, "scripted", bench.cache)
+    parts = Parts.written(bench.world, Journal(), model)
+    agent = tool_agent.build(parts, lessons=bench.versions)
+    graph = training_free_grpo.build(
+        parts,
+        bench.settings,
+        problems=bench.problems,
+        held_out=bench.held_out,
+        versions=bench.versions,
+        cache=bench.cache,
+        log=bench.log,
+        rollout=agent,
+    )
+    out = graph.invoke({"run": "r"})
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+    assert [row["train"] for row in bench.rows][1] == 1.0
+    names = {
+        training_free_grpo.roll(parts, bench.settings, bench.versions, bench.cache, one).name
+        for one in (agent, tool_agent.build(parts, tool_agent.ToolAgent(turns=3), lessons=bench.versions))
+    }
+    assert len(names) == 2  # other settings, other rollouts
 
 
 def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
@@ -833,7 +875,7 @@ def test_a_library_to_start_from(tmp_path: Path) -> None:
     bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1, library=str(file)))
     assert bench.product(bench.run()).lessons[0].text == LESSON
     assert bench.rows[0]["train"] == 1.0
-    with pytest.raises(UserError, match="none.yaml"):
+    with pytest.raises(UserError, match=r"none\.yaml"):
         Bench(settings=TrainingFreeGRPO(library=str(tmp_path / "none.yaml"))).run()
 
 

@@ -1,0 +1,122 @@
+"""kill -9 at any point of a learning run, then the same again: the same library in the end, and no rollout played twice.
+
+The policy is uniform and a rule compares, so that nothing but the graph, the cache, the versions and the log is at work.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.memory.cache import Cache
+from learngraph.memory.library import Versions
+
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["learngraph.graphs.training_free_grpo", "learngraph.memory.checkpoints", "learngraph.tools.environments.keyword_keep"]
+)
+
+
+def learn(folder: str, pause: float = 0.0) -> None:
+    """A run whose files are all in a folder; goes on where an earlier process left off."""
+    from learngraph.graphs import training_free_grpo
+    from learngraph.graphs.parts import Parts
+    from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
+    from learngraph.memory.checkpoints import open_checkpoints
+    from learngraph.memory.journal import Journal
+    from learngraph.memory.rows import Rows
+    from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+    class Slow(KeywordKeep):
+        def observe(self, task: Any, actions: Any) -> Any:
+            if not actions:
+                (home / "played").open("a").write(f"{task.id}\n")
+                time.sleep(pause)
+            return super().observe(task, actions)
+
+    home, toy = Path(folder), Slow()
+    task = toy.task(3)
+    versions, log, cache = Versions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
+    with open_checkpoints(home / "checkpoints.db") as saver:
+        graph = training_free_grpo.build(
+            Parts(toy, Journal()),
+            TrainingFreeGRPO(group=4, epochs=2, batch=2, least_groups=0, patience=0).rule(),
+            problems=[toy.variant(task, n) for n in range(4)],
+            held_out=[toy.variant(task, n) for n in range(10, 13)],
+            versions=versions,
+            cache=cache,
+            log=log,
+            checkpointer=saver,
+        )
+        config: Any = {"configurable": {"thread_id": "run"}}
+        begun = graph.get_state(config).values
+        out = graph.invoke(None if begun else {"run": "run"}, config)
+    (home / "result.json").write_text(
+        json.dumps({name: out[name] for name in ("library", "best", "best_score", "step", "stopped")})
+    )
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run leaves behind, but for times."""
+    versions, cache = Versions(folder / "library.jsonl"), Cache(folder / "cache.db")
+    rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
+    found = {
+        "result": json.loads((folder / "result.json").read_text()),
+        "versions": {name: (versions.at(name).to_yaml(), versions.rulings(name)) for name in versions.names()},
+        "head": versions.head,
+        "moves": versions.moves(),
+        "rows": [{**row, "seconds": None} for row in rows],
+        "spent": cache.spent(),
+    }
+    versions.close()
+    cache.close()
+    return found
+
+
+def start(folder: Path, pause: float) -> Any:
+    process = CONTEXT.Process(target=learn, args=(str(folder), pause))
+    process.start()
+    return process
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_learns_the_same_library(tmp_path: Path) -> None:
+    (whole := tmp_path / "whole").mkdir()
+    learn(str(whole))
+    expected = outcome(whole)
+    assert expected["result"]["step"] == 4
+    assert len(expected["versions"]) > 2
+    chance = random.Random("kill")
+    kills = runs = 0
+    while kills < 6:
+        (folder := tmp_path / str(runs)).mkdir()
+        lost = 0
+        while not (folder / "result.json").exists():
+            played = folder / "played"
+            before = played.stat().st_size if played.exists() else 0
+            process, until = start(folder, 0.002), before + chance.randrange(0, 1500)
+            while process.is_alive() and (played.stat().st_size if played.exists() else 0) <= until:
+                time.sleep(0.001)
+            time.sleep(chance.uniform(0, 0.05))
+            if process.is_alive():
+                kills += 1
+                lost += 1
+                process.kill()
+                if chance.random() < 0.3:  # what a power cut may leave
+                    for name in ("library.jsonl", "steps.jsonl"):
+                        if (folder / name).exists():
+                            with (folder / name).open("ab") as file:
+                                file.write(b'{"id": "half a ro')
+            process.join()
+        assert outcome(folder) == expected
+        # What was being played when the process ended is played again; as many at a time as LangGraph has threads.
+        again = len(played.read_text().splitlines()) - len((whole / "played").read_text().splitlines())
+        assert again <= lost * 64 * (os.cpu_count() or 1)
+        runs += 1

@@ -1,0 +1,68 @@
+"""Training-Free GRPO: what of GRPO's arithmetic is left, against its definition; the interval of the accept test, exactly."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learngraph.nodes.groups import advantages, comparable, majority, spread_of
+from learngraph.nodes.trial import bootstrap
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_binary_rewards_have_an_advantage_where_the_paper_sees_winners_and_losers(size: int) -> None:
+    """Sec. 3: groups with std(r) = 0 have no advantage. For rewards of 0 and 1 that is 0 < mean < 1, and A is known in closed
+    form: with k of G right, sqrt((G - k) / k) for the winners, and -sqrt(k / (G - k)) for the losers."""
+    for rewards in product((0.0, 1.0), repeat=size):
+        right = sum(rewards)
+        assert comparable(rewards) == (0 < right / size < 1)
+        for reward, advantage in zip(rewards, advantages(rewards), strict=True):
+            if not 0 < right < size:
+                assert advantage == 0
+            elif reward:
+                assert advantage == pytest.approx(math.sqrt((size - right) / right))
+            else:
+                assert advantage == pytest.approx(-math.sqrt(right / (size - right)))
+
+
+@given(st.lists(st.integers(0, 20), min_size=2, max_size=6))
+def test_the_deviation_is_that_of_the_population(twentieths: list[int]) -> None:
+    exact = [Fraction(n, 20) for n in twentieths]
+    middle = sum(exact) / len(exact)
+    variance = sum((x - middle) ** 2 for x in exact) / len(exact)
+    assert spread_of([float(x) for x in exact]) == pytest.approx(math.sqrt(variance), abs=1e-12)
+
+
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=7))
+def test_no_answer_is_more_frequent_than_the_majoritys(answers: list[str]) -> None:
+    answer, share = majority(answers)
+    counts = Counter(answers)
+    assert counts[answer] == max(counts.values())
+    assert share == counts[answer] / len(answers)
+    assert answers.index(answer) == min(answers.index(a) for a in counts if counts[a] == counts[answer])
+
+
+@pytest.mark.parametrize("values", [(0, 0, 1), (-1, 0, 0, 1), (0, 1, 1, 1, 1), (-2, -1, 0, 1, 2)])
+def test_the_bootstrap_is_that_of_all_resamples(values: tuple[int, ...]) -> None:
+    """The 2.5 and 97.5 % points of the mean over all n^n resamples, each as likely as the others."""
+    size = len(values)
+    exact = Counter(Fraction(sum(drawn), size) for drawn in product(values, repeat=size))
+    low, high = bootstrap([float(v) for v in values], "exact", draws=40_000)
+
+    def below(point: float) -> float:
+        return sum(count for value, count in exact.items() if value < point - 1e-9) / size**size
+
+    def upto(point: float) -> float:
+        return sum(count for value, count in exact.items() if value <= point + 1e-9) / size**size
+
+    slack = 0.005  # of 40,000 draws: five standard errors
+    assert below(low) <= 0.025 + slack
+    assert upto(low) >= 0.025 - slack
+    assert below(high) <= 0.975 + slack
+    assert upto(high) >= 0.975 - slack
