@@ -102,7 +102,9 @@ def _passages(item: Any, where: str) -> list[tuple[str, str]]:
 
 def _passage(item: Any, where: str) -> tuple[str, str]:
     if not isinstance(item, Mapping) or not isinstance(item.get("text"), str) or not isinstance(item.get("title", ""), str):
-        raise SearchError(f'search: {where}: a passage is an object like {{"title": "...", "text": "..."}}, got {str(item)[:80]!r}')
+        raise SearchError(
+            f'search: {where}: a passage is an object like {{"title": "...", "text": "..."}}, got {str(item)[:80]!r}'
+        )
     return item.get("title", ""), item["text"]
 
 
