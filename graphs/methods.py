@@ -12,7 +12,19 @@ from ..memory.q_table import QTable
 from ..memory.records import UserError
 from ..nodes.policies import Recent
 from . import adamem, icrl, jitrl, training_free_grpo
-from .baselines import best_of_n, cot, long_cot, react, reasoning_bank, reflexion, self_refine, static, synapse, tabular
+from .baselines import (
+    best_of_n,
+    cot,
+    long_cot,
+    react,
+    reasoning_bank,
+    reflexion,
+    self_refine,
+    static,
+    synapse,
+    tabular,
+    tool_agent,
+)
 from .parts import Parts, uniform
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
@@ -88,6 +100,13 @@ METHODS: Mapping[str, Method] = {
     "long-cot": Method(
         "tries, checks and tries again within one reply, then answers",
         *(long_cot.LongChainOfThought, long_cot.build),
+        remembers=False,
+        reasons=True,
+        commit="last",
+    ),
+    "tool-agent": Method(
+        "calls tools as its API offers it, until it writes its answer; what run training-free-grpo --tools gives them to",
+        *(tool_agent.ToolAgent, tool_agent.build),
         remembers=False,
         reasons=True,
         commit="last",

@@ -88,8 +88,10 @@ class Learn:
     --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
     corpus: Path | None = None
     """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
+    tool_turns: int = 20
+    """How often a model with tools is asked at most in a rollout. The paper: 50 for mathematics, 20 for the web."""
     horizon: int | None = None
-    """Steps after which a rollout ends; the environment's own if not given. With --tools, turns."""
+    """Steps after which a rollout ends; the environment's own if not given."""
     max_tokens: int | None = None
     """Longest reply of a model that writes, in tokens; its own if not given."""
     window: int | None = None
@@ -125,7 +127,16 @@ class Learn:
     """Print one JSON object per arm to stdout, and nothing else."""
 
     def __post_init__(self) -> None:
-        least: Mapping[str, float] = {"test": 1, "k": 1, "workers": 1, "budget": 0, "dollars": 0, "price_in": 0, "price_out": 0}
+        least: Mapping[str, float] = {
+            "test": 1,
+            "k": 1,
+            "workers": 1,
+            "tool_turns": 1,
+            "budget": 0,
+            "dollars": 0,
+            "price_in": 0,
+            "price_out": 0,
+        }
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {getattr(self, name):g}")
@@ -642,6 +653,16 @@ def _check_models(setup: Setup) -> None:
     """Find mistakes in their names before workers start; local ones load their weights there."""
     from ..tools.models import MODELS
 
+    options = setup.options
+    if options.asked_tools:
+        if not hasattr(_environment(options.env, options.horizon), "read"):
+            raise CommandError(
+                f"--tools is for worlds with one written answer, such as math; {options.env} is played step by step"
+            )
+        if not options.model.startswith("openai:"):
+            raise CommandError(f"--tools is for models that call tools (--model openai:NAME); {options.model} does not")
+        _toolbox(options.asked_tools, options.corpus)
+
     known = {name.partition(":")[0] for name in MODELS}
     for spec, url in ((setup.options.model, setup.options.base_url), (setup.options.judges, _critic_url(setup.options))):
         kind = spec.partition(":")[0]
@@ -726,6 +747,18 @@ def _opened(spec: str, base_url: str | None, max_tokens: int | None, temperature
     from ..tools.models import open_model
 
     return open_model(spec, base_url=base_url, max_tokens=max_tokens, temperature=temperature, threads=1)
+
+
+@lru_cache(maxsize=2)
+def _toolbox(names: tuple[str, ...], corpus: Path | None) -> Any:
+    """The tools of these names; None without any."""
+    from ..tools.interpreter import Toolbox
+    from ..tools.search import search_tool, web_search_tool
+
+    made = {"search": lambda: search_tool(corpus), "web": web_search_tool}
+    if not names:
+        return None
+    return Toolbox(python={} if "python" in names else None, shared=tuple(made[name]() for name in names if name in made))
 
 
 def _critic_url(options: Learn) -> str | None:
@@ -959,12 +992,20 @@ class Bench:
     def _graph(self, arm: Arm, versions: Versions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""
         from . import training_free_grpo
+        from .baselines import tool_agent
+        from .baselines.tool_agent import ToolAgent
         from .methods import method
 
         parts = self._parts(self._world_of(stage), journal, stage, temperature)
+        tools = _toolbox(self.options.asked_tools, self.options.corpus)
         if arm.way == "method":
-            settings = replace(arm.settings, temperature=temperature) if hasattr(arm.settings, "temperature") else arm.settings
-            return method(arm.method).build(parts, settings)
+            settings = arm.settings
+            if getattr(settings, "temperature", None) is not None:  # of a softmax over scored actions
+                settings = replace(settings, temperature=temperature)
+            return method(arm.method).build(parts, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
+        if tools is not None:
+            agent = ToolAgent(self.options.tool_turns, top=arm.settings.top)
+            return tool_agent.build(parts, agent, tools=tools, lessons=versions)
         return training_free_grpo.episode(parts, arm.settings, versions, temperature)
 
     def _world_of(self, stage: str) -> Any:
@@ -1013,8 +1054,8 @@ class Bench:
     def _fingerprint(self, arm: Arm) -> str:
         """What rollouts depend on beside graph, model and prompts. Arms with libraries share theirs where the lessons are the same."""
         options = self.options
-        corpus = _file(options.corpus) if options.corpus else ""
-        return json.dumps([arm.method if arm.way == "method" else "", options.tools, corpus])
+        told = [_file(options.corpus) if options.corpus else "", repr(_toolbox(options.asked_tools, options.corpus))]
+        return json.dumps([arm.method if arm.way == "method" else "", *(told if options.asked_tools else [])])
 
 
 def _ran_out(state: Mapping[str, Any]) -> bool:

@@ -37,7 +37,7 @@ def test_the_picture_is_the_flow_in_the_source(name: str) -> None:
 
 
 def test_no_picture_is_left_over() -> None:
-    parts = {"training-free-grpo-group", "tool-agent"}  # of graphs that are no method by themselves: compared in their own tests
+    parts = {"training-free-grpo-group"}  # of a graph that is no method by itself: compared in its own tests
     assert {path.stem for path in PICTURES.glob("*.mmd")} - parts == set(NAMES)
 
 
