@@ -457,7 +457,6 @@ def build(
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
     slots: Slots | None = None,
-    chain: bool = False,
     **compile: Any,
 ) -> Graph:
     """The graph of a learning run, from `{"run": name}` to `Result`.
@@ -480,7 +479,6 @@ def build(
         log: where steps are noted, one row each.
         meter: says in the log what was spent, and ends a run whose rollouts cost more than they may.
         name, close, slots: see `roll`.
-        chain: run nodes that follow each other without a choice as one super-step.
         compile: as for `StateGraph.compile`: a checkpointer, for example.
 
     Raises:
@@ -525,7 +523,7 @@ def build(
     }
     fan_outs = {"batch": batch.groups, "hold_out": tries(tests, settings.trials)}
     builder = StateGraph(State, input_schema=Asked, output_schema=Result)
-    return compiled(wire(builder, FLOW, nodes, routers, fan_outs, chain=chain), **{"name": "training-free-grpo", **compile})
+    return compiled(wire(builder, FLOW, nodes, routers, fan_outs), **{"name": "training-free-grpo", **compile})
 
 
 def _problems(

@@ -37,8 +37,9 @@ from learngraph.memory.library import Library, LibraryError, Versions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, UserError
 from learngraph.memory.rows import Rows
 from learngraph.nodes.learning import Schedule, distinct
-from learngraph.nodes.recorded import Meter, Prices, Recorded
+from learngraph.nodes.recorded import Meter, Prices, Recorded, Slots
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.models import open_model
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 LESSON = "When a riddle asks for the secret of a word, write the word backwards."
@@ -310,6 +311,29 @@ def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
     assert settings.remark == "rule-written"
 
 
+@pytest.mark.slow
+def test_pocket_writes_lines_of_its_own_and_gets_better_by_them() -> None:
+    """A model of a million parameters plays and compares; what it writes is edited into the library by code."""
+    pytest.importorskip("torch")
+    toy = KeywordKeep()
+    task = toy.task(0)
+    versions, log = Versions(), Rows()
+    graph = training_free_grpo.build(
+        Parts.scored(toy, Journal(), open_model("pocket")),  # type: ignore[arg-type]
+        TrainingFreeGRPO(group=4, epochs=1),
+        problems=[toy.variant(task, n) for n in range(4)],
+        held_out=[toy.variant(task, n) for n in range(50, 56)],
+        versions=versions,
+        log=log,
+    )
+    out = graph.invoke({"run": "pocket"})
+    gold = dict(zip(toy.path(task), toy.gold(task), strict=True))
+    texts = [lesson.text for lesson in versions.at(out["best"]).lessons]
+    assert len(texts) >= 3
+    assert sum(gold.get(text.rpartition(" ")[0]) == text.rpartition(" ")[2] for text in texts) >= len(texts) / 2
+    assert log.values()[0]["trial"]["gain"] > 0.05
+
+
 # The loop's defects
 
 
@@ -371,6 +395,27 @@ async def test_d4_awaited_the_rollout_is_cancelled() -> None:
         "train-0: rollout 2: TimeoutError: the server's own",
     ]
     assert bench.rows[0]["kinds"] == {"mixed": 1}
+
+
+async def test_d4_only_so_many_rollouts_are_played_at_once_and_their_time_begins_when_it_is_their_turn() -> None:
+    playing: list[int] = [0, 0]
+
+    async def play(asked: dict[str, Any]) -> dict[str, Any]:
+        playing[0] += 1
+        playing[1] = max(playing)
+        await asyncio.sleep(0.1)
+        playing[0] -= 1
+        return {"score": float(asked["episode"] % 2), "transcript": "> a\n", "answer": "a"}
+
+    bench = Bench(
+        settings=TrainingFreeGRPO(group=8, epochs=1, timeout=0.8, accept="always", keep_best=False),
+        rollout=RunnableLambda(play),
+        slots=Slots(2),  # 16 turns of 0.1 s
+        held_out=[],
+    )
+    await bench.graph().ainvoke({"run": "r"})
+    assert playing[1] == 2
+    assert bench.rows[0]["failures"] == []
 
 
 def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on() -> None:
@@ -994,6 +1039,13 @@ def test_the_graphs_are_those_in_the_pictures(name: str) -> None:
 def test_the_drawings_are_the_flows_in_the_source() -> None:
     for name, source in (("", training_free_grpo.FLOW), ("-group", training_free_grpo.GROUP)):
         assert set(flow.parse((PICTURES / f"training-free-grpo{name}.mmd").read_text())) == set(flow.parse(source))
+
+
+def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
+    toy = KeywordKeep()
+    graph = training_free_grpo.build(Parts(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
+    plain = flow.draw(graph.builder.nodes["group"].runnable.graph)  # type: ignore[union-attr]
+    assert set(flow.parse(plain)) == set(flow.parse(training_free_grpo.PLAIN))
 
 
 @pytest.mark.parametrize(
