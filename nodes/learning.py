@@ -23,7 +23,7 @@ from .recorded import BudgetSpent, Meter
 from .rollouts import Roll
 from .semantic import as_library, random_lessons, shuffled
 from .state import Learning, Problem
-from .trial import tested
+from .trial import Tested, tested
 
 __all__ = [
     "Asked",
@@ -405,7 +405,7 @@ class Close:
                 "rejected": sum(not ruling.accepted for ruling in rulings),
             },
             "candidate": candidate,
-            "held_out": state["best_score"] if test is None else test.candidate if state["accepted"] else test.current,
+            "held_out": self._worth(state, test),
             "trial": asdict(test) if test else None,
             "probe_failures": [f"{p.library} on {p.task}, {p.number}: {p.error}" for p in state["probes"] if p.error],
             "accepted": state["accepted"],
@@ -422,6 +422,13 @@ class Close:
             "seconds": round(time.time() - state["began"], 3),
             "stopped": stopped,
         }
+
+    @staticmethod
+    def _worth(state: State, test: Tested | None) -> float | None:
+        """What the library that holds now earned on the held-out problems; None where it was not tried."""
+        if test is not None:
+            return test.candidate if state["accepted"] else test.current
+        return state["best_score"] if state["best"] == state["library"] else None
 
 
 def _passed(groups: Sequence[Comparison]) -> float | None:
