@@ -288,9 +288,6 @@ def _check_arms(arms: Sequence[Arm], options: Learn) -> None:
             raise CommandError(
                 f"--compare {arm.name}: it is made of what {arms[0].name} learned, which learns nothing; leave out --arm"
             )
-    titles = [arm.title for arm in arms]
-    if len(set(titles)) < len(titles):
-        raise CommandError(f"--compare names an arm twice: {', '.join(titles)}")
     if options.asked_tools and not any(arm.way != "method" for arm in arms):
         raise CommandError("--tools is for arms of training-free-grpo")
 
@@ -692,7 +689,7 @@ def _progress(setup: Setup) -> Iterator[Callable[[], None]]:
 
     def tick() -> None:
         nonlocal said, before
-        if monotonic() - said < 10:
+        if monotonic() - said < 30:
             return
         parts = []
         for arm in setup.arms:
