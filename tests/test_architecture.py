@@ -86,12 +86,30 @@ def loaded_after(code: str) -> set[str]:
     return set(out.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["graphs.jitrl", "graphs.methods", "graphs.cli", "graphs.baselines.tabular"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "graphs.jitrl",
+        "graphs.methods",
+        "graphs.cli",
+        "graphs.training_free_grpo",
+        "graphs.training_free_cli",
+        "graphs.baselines.tabular",
+    ],
+)
 def test_importing_a_graph_is_light_and_leaves_no_bare_names(module: str) -> None:
     loaded = loaded_after(f"import learngraph.{module}")
     assert "learngraph" in loaded
     assert not loaded & {"torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express"}
+    assert not loaded & {"langchain", "math_verify", "reasoning_gym", "datasets", "yaml", "bm25s"}
     assert not loaded & set(FOLDERS)
+
+
+@pytest.mark.parametrize("module", ["graphs.cli", "graphs.training_free_grpo"])
+def test_agents_of_langchain_are_loaded_by_those_who_use_them(module: str) -> None:
+    look = f"import learngraph.{module}, sys; print([name for name in sys.modules if name.startswith('langgraph.prebuilt')])"
+    shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, cwd="/").stdout
+    assert shown.strip() == "[]"
 
 
 @pytest.mark.slow
