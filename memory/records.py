@@ -307,8 +307,13 @@ class Rollout:
     """Wall time."""
     trajectory: Trajectory | None = None
     """Its steps, for worlds played step by step."""
+    shown: tuple[str, ...] = ()
+    """Ids of the lessons that its prompts carried."""
     error: str = ""
     """Why there is no reward: the rollout failed, ran out of time, or could not be verified."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "shown", self.shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +334,7 @@ class Comparison:
     task: str
     """Id of the problem."""
     rewards: tuple[float | None, ...] = ()
-    """One per rollout, by number: what the comparison went by. None: missing."""
+    """One per rollout, by number: what the comparison went by, costs taken off. None: missing."""
     truths: tuple[float | None, ...] = ()
     """The verifier's rewards, for the record alone: without ground truth no prompt has seen them."""
     kind: str = "mixed"

@@ -220,7 +220,9 @@ class Group(Problem):
     rollouts: Annotated[list[Rollout], add]
     """In the order in which they ended; sort by `number` before use."""
     rewards: list[float | None]
-    """One per rollout, by number: what the comparison goes by. None: missing."""
+    """One per rollout, by number: what the comparison goes by, costs taken off. None: missing."""
+    plain: list[float | None]
+    """The same before costs: what is said of an attempt."""
     kind: str
     """See `memory.records.Comparison`."""
     summaries: Annotated[list[Summary], add]
