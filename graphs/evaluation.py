@@ -58,7 +58,9 @@ class Outcome:
     lessons: int = 0
     """In the library that it was given."""
     tool_calls: int = 0
-    """Of all its rollouts; of a world played step by step, where no tool is called, the actions."""
+    """Of all its rollouts."""
+    actions: int = 0
+    """In the world, of all its rollouts; a written answer is one."""
     usage: Usage = field(default_factory=Usage)
     """Of all its rollouts."""
     failures: tuple[tuple[str, str], ...] = ()
@@ -86,7 +88,8 @@ class Outcome:
             seed,
             {task: tuple(rollout.reward for rollout in runs) for task, runs in ordered.items()},
             lessons,
-            sum(rollout.tool_calls or rollout.steps for rollout in flat),
+            sum(rollout.tool_calls for rollout in flat),
+            sum(rollout.steps for rollout in flat),
             sum((rollout.usage for rollout in flat), Usage()),
             tuple((rollout.id, rollout.error or "no reward") for rollout in flat if rollout.reward is None),
         )
@@ -263,7 +266,9 @@ class Row:
     lessons: float
     """In the library, mean over seeds."""
     tool_calls: float
-    """Per rollout; of a world played step by step, actions."""
+    """Per rollout."""
+    actions: float
+    """In the world, per rollout."""
     tokens: float
     """Input and output of all model calls, per rollout, whether they were paid for or came from the cache."""
     failures: int
@@ -312,6 +317,7 @@ def _row(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequen
         difference=None if base is None else difference(seeds, base),
         lessons=mean([outcome.lessons for outcome in seeds]),
         tool_calls=sum(outcome.tool_calls for outcome in seeds) / rollouts,
+        actions=sum(outcome.actions for outcome in seeds) / rollouts,
         tokens=tokens / rollouts,
         failures=sum(len(outcome.failures) for outcome in seeds),
         rollouts=rollouts,
@@ -326,13 +332,13 @@ def compared(rows: Sequence[Row]) -> str:
     return f"95 % over {rows[0].problems} problems (bootstrap, {DRAWS:,} draws); one seed says nothing about others"
 
 
-def table(rows: Sequence[Row], calls: str = "tool calls") -> str:
+def table(rows: Sequence[Row]) -> str:
     """A Markdown table with one row per arm.
 
     Brackets are intervals over seeds, or, with a single seed, over problems (`compared` says which). Delta, and the problems won
-    and lost, are to the arm that the others are measured against. `calls`: what is counted as calls, per rollout.
+    and lost, are to the arm that the others are measured against. What says nothing of any arm has no column.
     """
-    first = rows[0]
+    first, empty = rows[0], ["–"] * len(rows)
 
     def delta(row: Row) -> str:
         found = row.difference
@@ -354,7 +360,8 @@ def table(rows: Sequence[Row], calls: str = "tool calls") -> str:
         ("delta", [delta(row) for row in rows]),
         ("wins / losses / ties", [standing(row) for row in rows]),
         ("lessons", [f"{row.lessons:.3g}" for row in rows]),
-        (f"{calls}/rollout", [shown(row.tool_calls or None, ".1f") for row in rows]),
+        ("tool calls/rollout", [f"{row.tool_calls:.1f}" for row in rows] if any(row.tool_calls for row in rows) else empty),
+        ("actions/rollout", [f"{row.actions:.1f}" for row in rows] if any(row.actions > 1 for row in rows) else empty),
         ("tokens/rollout", [shown(row.tokens or None, ",.0f") for row in rows]),
         ("failures", [f"{row.failures} of {row.rollouts}" if row.failures else "0" for row in rows]),
     ]

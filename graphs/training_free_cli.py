@@ -59,7 +59,8 @@ class Learn:
     model: str = "pocket"
     """The model that acts: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
     critic: str | None = None
-    """The model that compares rollouts and edits the library; the acting one if not given."""
+    """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
+    writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""
     critic_temperature: float = 0.0
     """The critic's temperature. The acting model has --temperature."""
     test_temperature: float | None = None
@@ -846,7 +847,7 @@ class Bench:
                         "held_out": [task.id for task in self.split.of(arm.settings)[1]] if arm.learns else [],
                         "test": [task.id for task in self.split.test],
                     },
-                    "rollouts": [_brief(rollout) for rollout in rollouts],
+                    "rollouts": [_brief(rollout, "answer", "error") for rollout in rollouts],
                     "steps": [asdict(step) for step in steps],
                     "failures": [[row["id"], said] for row in rows for said in (*row["failures"], *row["probe_failures"])],
                 },
@@ -965,7 +966,7 @@ class Bench:
         async def one(task: Task, number: int) -> Rollout:
             rollout: Rollout = await roll.ainvoke({"task": task, "run": run, "episode": number, "library": library})
             if log is not None and not rollout.error:  # what failed is tried again by whoever resumes
-                log.append(_brief(rollout))
+                log.append(_brief(rollout, "answer", "transcript"))
             return rollout
 
         tasks = [asyncio.ensure_future(one(task, number)) for task, number in work]
@@ -1060,10 +1061,9 @@ def _ran_out(state: Mapping[str, Any]) -> bool:
     return bool(state.get("stops")) or str(state.get("stopped", "")).startswith("the budget of")
 
 
-def _brief(rollout: Rollout) -> dict[str, Any]:
-    """A rollout of the test as a row: without its trajectory, which is in steps.jsonl."""
-    names = ("id", "number", "reward", "answer", "transcript", "steps", "tool_calls", "seconds", "error")
-    told = {name: getattr(rollout, name) for name in names}
+def _brief(rollout: Rollout, *texts: str) -> dict[str, Any]:
+    """A rollout of the test as a row, with these texts; its steps are in steps.jsonl."""
+    told = {name: getattr(rollout, name) for name in ("id", "number", "reward", "steps", "tool_calls", "seconds", *texts)}
     return {**told, "task": rollout.task.id, "usage": asdict(rollout.usage)}
 
 
@@ -1124,8 +1124,7 @@ def _report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
         if setup.against in arms and len(arms) > 1:
             _tell(f"delta, wins, losses and ties: to {setup.against}, problem by problem")
         _tell("")
-        calls = "tool calls" if options.asked_tools else "actions"
-        _tell(evaluation.table(rows, calls))
+        _tell(evaluation.table(rows))
     for title, seeds in learning.items():
         if any(seeds):
             _tell(f"\n{title}, step by step; train is under the library before the step\n")
@@ -1135,6 +1134,10 @@ def _report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
         _tell(evaluation.ledger(spent, cost if sum(cost.values()) else {}))
         _tell(_spared(results, spent))
     _tell("")
+    for spec in filter(None, (options.env, options.test_env)):
+        found = getattr(_environment(spec, options.horizon), "report", None)
+        if getattr(found, "dropped", 0):
+            _tell(f"data             {spec}: {found}")
     if failures:
         _tell(
             f"failures         {len(failures)}, each counted as 0 where a reward is missing: {setup.folder / 'failures.jsonl'}"

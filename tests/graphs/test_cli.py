@@ -55,7 +55,10 @@ def objects(text: str) -> list[dict[str, Any]]:
     ("command", "says"),
     [
         ("jump", "there are run, calibrate, list, draw, memory, library, adamem, pocket"),
-        ("run", "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, "),
+        (
+            "run",
+            "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
+        ),
         ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
         ("run jitrl --env nowhere", "there are toy, twx:coin"),

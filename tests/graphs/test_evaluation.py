@@ -94,7 +94,8 @@ def test_an_outcome_is_by_problem_and_run_index_whatever_the_order() -> None:
     found = Outcome.of("learned", 3, played, lessons=7)
     assert found == Outcome.of("learned", 3, played[::-1], lessons=7)
     assert found.rewards == {"a": (1.0, 0.0), "b": (0.5, None)}
-    assert (found.tool_calls, found.usage, found.lessons, found.k, found.rollouts) == (11, Usage(4, 150, 10), 7, 2, 4)
+    assert (found.tool_calls, found.actions, found.usage) == (6, 5, Usage(4, 150, 10))
+    assert (found.lessons, found.k, found.rollouts) == (7, 2, 4)
     assert found.failures == (("r/test/b/1", "ran out of time"),)
 
 
@@ -166,6 +167,19 @@ def test_table_is_aligned_markdown_without_columns_that_say_nothing() -> None:
     assert cells[2][3].startswith("+0.375 [")
     assert cells[2][4:] == ["3 / 0 / 1", "0", "1 of 8"]
     assert cells[3][3:] == ["–", "–", "0", "0"]
+
+
+def test_tool_calls_and_actions_are_told_apart() -> None:
+    played = {
+        "learned": [rollout("a", 0, 1.0, tool_calls=4, steps=1), rollout("b", 0, 1.0, tool_calls=1, steps=1)],
+        "empty": [rollout("a", 0, 0.0, steps=1), rollout("b", 0, 0.0, steps=1)],
+    }
+    rows = evaluation.rows({arm: [Outcome.of(arm, 0, found)] for arm, found in played.items()}, "math", "api")
+    assert [(row.tool_calls, row.actions) for row in rows] == [(2.5, 1.0), (0.0, 1.0)]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in evaluation.table(rows).splitlines()]
+    assert "actions/rollout" not in lines[0]  # a written answer each
+    column = lines[0].index("tool calls/rollout")
+    assert [line[column] for line in lines[2:]] == ["2.5", "0.0"]
 
 
 def test_a_single_seed_has_intervals_over_problems_and_says_so() -> None:

@@ -109,7 +109,10 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
             tick()
 
     def opened(spec: str, **settings: Any) -> Any:
-        made: dict[str, Callable[[], Any]] = {"pocket": Obeys, "openai:adds": lambda: Adds(temperature=settings["temperature"] or 0.0)}
+        made: dict[str, Callable[[], Any]] = {
+            "pocket": Obeys,
+            "openai:adds": lambda: Adds(temperature=settings["temperature"] or 0.0),
+        }
         if spec not in made:
             raise UserError(f"there is no model {spec!r}; there are pocket, openai:MODEL")
         return made[spec]()
@@ -257,7 +260,7 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
     found = results(here / "out")
     one, two = found[f"{METHOD}-s0"], found[f"{METHOD}-s1"]
     assert one["problems"] == two["problems"]
-    assert [row["answer"] for row in one["rollouts"]] != [row["transcript"] for row in two["rollouts"]]
+    assert [row["id"] for row in one["rollouts"]] != [row["id"] for row in two["rollouts"]]
     assert {row["id"].partition("/")[0] for row in two["rollouts"]} == {"s1"}  # draws of its own
 
 
@@ -343,6 +346,34 @@ def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     assert results(here / "out") == results(here / "whole")
     for stage in ("rollout", "contrast", "consolidate"):  # nothing was paid for twice; in other stages there are equal calls
         assert Adds.asked[stage] == whole[stage]
+
+
+def test_rollouts_call_tools_of_their_own(
+    here: Path, sums: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model asks its interpreter for the sum where a lesson says so."""
+
+    class Calls(Adds):
+        def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Any:
+            return self.bind(tools=[tool.name for tool in tools], **kwargs)
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+            everything = "\n".join(str(message.content) for message in messages)
+            if not kwargs.get("tools") or LESSON not in everything:
+                return super()._generate(messages, **kwargs)
+            if messages[-1].type == "tool":
+                return told(rf"So it is \boxed{{{str(messages[-1].content).strip()}}}.", 10, 1)
+            a, b = re.findall(r"What is (\d+) \+ (\d+)\?", everything)[-1]
+            call: Any = {"name": kwargs["tools"][0], "args": {"code": f"print({a} + {b})"}, "id": "call"}
+            return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
+
+    monkeypatch.setattr(models, "open_model", lambda spec, **settings: Calls(temperature=settings["temperature"] or 0.0))
+    flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test 2 --k 1"
+    assert run(f"{sums} {flags}", compare=[ARMS[0], "tool-agent"]) == 0
+    table = rows()
+    assert (table[METHOD]["tool_calls"], table[METHOD]["mean_at_k"]) == (1.0, 1.0)
+    assert table[ARMS[0]]["tool_calls"] == table["tool-agent"]["tool_calls"] == 0  # counted, and not mistaken for actions
+    assert "tool calls/rollout" in capsys.readouterr().out
 
 
 def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
