@@ -809,6 +809,7 @@ def draw(args: Sequence[str]) -> int:
     """draw the graph of a method, without loading a model or an environment"""
     from . import picture
     from .methods import METHODS
+    from .methods import method as find
 
     if args and args[0] in ("-h", "--help"):
         _parse(Draw, ["--help"], "learngraph draw METHOD")
@@ -817,7 +818,7 @@ def draw(args: Sequence[str]) -> int:
     name, *rest = ["--out" if arg == "-o" else arg for arg in args]
     options = _parse(Draw, rest, f"learngraph draw {name}")
     graph = _blueprint(name)
-    if options.run:
+    if options.run and not find(name.partition(":")[0]).learns:  # whose graph is a run's already
         from . import run as runs
 
         graph = runs.build(graph)

@@ -569,6 +569,9 @@ def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {name} " in shown
     assert cli.main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
     assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")
+    for more in ([], ["--run"]):  # its graph is that of a run already
+        assert cli.main(["draw", "training-free-grpo", "-o", "drawn.mmd", *more]) == 0
+        assert "hold_out -.-> probe" in (here / "drawn.mmd").read_text()
 
 
 def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
