@@ -71,6 +71,7 @@ from ..nodes.learning import (
     distinct,
     nothing,
 )
+from ..nodes.lessons import Alike
 from ..nodes.prompt import HERE, Prompt
 from ..nodes.recorded import Meter, Recorded, Slots
 from ..nodes.rollouts import Lectured, Roll, best
@@ -309,7 +310,7 @@ def episode(
 
     Args:
         parts: the environment, the model, the journal.
-        settings: `top` and `temperature` are read.
+        settings: `top`, `truth` and `temperature` are read.
         versions: where libraries are looked up by name.
         temperature: in place of the settings'.
     """
@@ -317,7 +318,11 @@ def episode(
         versions=versions,
         top=settings.top,
         ids=parts.write is not None,
-        **parts.running(brief=Prompt.load("reasoning_bank/brief", parts.prompts).text()),
+        # Without ground truth nobody is told what the world pays, the agent itself no more than its critics.
+        **parts.running(
+            Layout(rewards="dense" if settings.truth == "given" else "none"),
+            Prompt.load("reasoning_bank/brief", parts.prompts).text(),
+        ),
     )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
@@ -495,6 +500,8 @@ def build(
     learn, probe = (roll(parts, settings, versions, cache, graph, **more) for graph in (shown, tried))
     ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks})
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
+    asked = [*tasks, *tests] if settings.top else []
+    same = Alike(versions, settings.top, [(task, probe.first(task)) for task in asked])
     batch = Batch(schedule)
     nodes: dict[str, Node] = {
         "begin": Start(versions, settings.library, settings.arm),
@@ -503,7 +510,7 @@ def build(
         "consolidate": Consolidate(ask.how, ask.consolidate(), settings.group),
         "hold_out": nothing,
         "probe": Probing(probe),
-        "accept": Accept(versions, settings.accept, settings.keep_best),
+        "accept": Accept(same, settings.accept, settings.keep_best),
         "close": Close(
             log if log is not None else Rows(),
             versions,
@@ -518,7 +525,7 @@ def build(
     }
     routers: dict[str, Router] = {
         "begin": Learns(settings.arm),
-        "consolidate": Candidate(versions, tested_),
+        "consolidate": Candidate(same, tested_),
         "close": More(settings.epochs * schedule.steps if tasks else 0),
     }
     fan_outs = {"batch": batch.groups, "hold_out": tries(tests, settings.trials)}

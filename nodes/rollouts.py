@@ -33,10 +33,11 @@ from langgraph.errors import GraphBubbleUp
 from ..memory.cache import Cache, CacheError, key
 from ..memory.journal import Journal, JournalError
 from ..memory.library import Library, LibraryError, Versions
-from ..memory.records import Rollout, Task, Trajectory, Transition, Usage, UserError
+from ..memory.records import Lesson, Rollout, Task, Trajectory, Transition, Usage, UserError
 from ..memory.rows import RowsError
 from .attempts import Layout, Running
 from .episode import Environment
+from .lessons import shown, told
 from .recorded import BudgetSpent, Meter, Slots
 from .semantic import trimmed
 
@@ -67,16 +68,17 @@ class Lectured(Running):
         library = self._known.get(name)
         if library is None:
             library = self._known[name] = self.versions.at(name)
-        told = library.text(self._query(state) if self.top else "", self.top, self.ids)
-        return f"Lessons:\n{told}" if told else ""
+        lessons = told(shown(library, state["task"], self._first(state) if self.top else "", self.top), self.ids)
+        return f"Lessons:\n{lessons}" if lessons else ""
 
-    def _query(self, state: Mapping[str, Any]) -> str:
+    def _first(self, state: Mapping[str, Any]) -> str:
+        """The text of the first observation."""
         steps = self.journal.history(state["head"])
-        return f"{state['task'].instruction}\n{steps[0].state if steps else state['observation'].text}"
+        return steps[0].state if steps else str(state["observation"].text)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if not self.brief or self.before(state) else replace(self, brief="")
-        return super(Lectured, shown).__call__(state)
+        lectured = self if not self.brief or self.before(state) else replace(self, brief="")
+        return super(Lectured, lectured).__call__(state)
 
 
 def stored(rollout: Rollout) -> dict[str, Any]:
@@ -100,8 +102,8 @@ def restored(value: Mapping[str, Any]) -> Rollout:
 class Roll(Runnable[Any, Any]):
     """Play one rollout: from the channels of `Attempt` and `Equipped` to a `Rollout`.
 
-    Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the texts of
-    the library, not its name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws differ between
+    Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the lessons
+    that it is shown, not the library's name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws differ between
     problems. What fails is not cached (the model calls on the way to it may be): playing it again is another chance.
 
     A rollout that is out of time ends: under `ainvoke` it is cancelled; under `invoke` its thread cannot be stopped, and is left
@@ -136,14 +138,26 @@ class Roll(Runnable[Any, Any]):
     """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
     """Called with run, task id and number when the rollout has ended in whatever way: closes its tools."""
+    _firsts: dict[Task, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def key(self, state: Mapping[str, Any]) -> str:
         """Of the rollout in the cache."""
         world, task = self.environment, state["task"]
         gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
         place = (world.name, getattr(world, "horizon", None), gold)
-        shown = (self.versions.at(state["library"]).key, self.top, self.layout.rewards, self.layout.clip, self.room)
-        return key("rollout", self.name, place, task, state["run"], state["episode"], shown)
+        lessons = [(lesson.id, lesson.text) for lesson in self.lessons(state["library"], task)]
+        told = (lessons, self.layout.rewards, self.layout.clip, self.room)
+        return key("rollout", self.name, place, task, state["run"], state["episode"], told)
+
+    def lessons(self, library: str, task: Task) -> tuple[Lesson, ...]:
+        """What a rollout of this task is shown of a version."""
+        return shown(self.versions.at(library), task, self.first(task) if self.top else "", self.top)
+
+    def first(self, task: Task) -> str:
+        """The text of its first observation."""
+        if task not in self._firsts:
+            self._firsts[task] = self.environment.observe(task, ()).text
+        return self._firsts[task]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
         place = self.key(input)
@@ -222,7 +236,10 @@ class Roll(Runnable[Any, Any]):
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         said = " ".join(f"{kind}{error}".split())[:500] or "no reason was given"
         seconds = round(time.monotonic() - start, 3)
-        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, error=said)
+        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._ids(state), error=said)
+
+    def _ids(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(lesson.id for lesson in self.lessons(state["library"], state["task"]))
 
     def _kept(self, place: str, rollout: Rollout) -> Rollout:
         if rollout.error:
@@ -250,6 +267,7 @@ class Roll(Runnable[Any, Any]):
             trajectory=None
             if alone
             else Trajectory(_id(state), task, steps, state["run"], state["episode"], out["score"], world.name),
+            shown=self._ids(state),
             error=error,
         )
 

@@ -27,7 +27,7 @@ from ..memory.library import Library, Versions
 from ..memory.records import UserError
 from .ask import Ask, BadReply, Unreadable, text
 from .episode import Begin
-from .lessons import lectured_system
+from .lessons import lectured_system, shown, told
 from .prompt import Prompt
 from .state import Choice, Episode, Planned
 
@@ -184,15 +184,15 @@ class Dialogue:
 
     def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         """The system message and the task: the same at every turn."""
-        task, first = state["task"].instruction, state["observation"].text
-        messages = self.solve.messages(instruction=task, observation=first)
+        task, first = state["task"], state["observation"].text
+        messages = self.solve.messages(instruction=task.instruction, observation=first)
         if self.versions is None or self.lesson is None or not state.get("library"):
             return messages
         name = state["library"]
         library = self._known.get(name)
         if library is None:
             library = self._known[name] = self.versions.at(name)
-        return lectured_system(messages, library.text(f"{task}\n{first}" if self.top else "", self.top), self.lesson)
+        return lectured_system(messages, told(shown(library, task, first, self.top)), self.lesson)
 
     def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         said = [*self.head(state), *state["messages"]]

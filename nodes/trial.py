@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ..memory.library import Versions
 from ..memory.records import Probe, Rollout, Task, UserError
 from .recorded import BudgetSpent
 from .state import Learning
@@ -207,7 +206,8 @@ class Accept:
 
     role: ClassVar[str] = "compute"
 
-    versions: Versions = field(repr=False)
+    same: Callable[[str, str], bool] = field(repr=False)
+    """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
     rule: Rule = "not-worse"
     keep_best: bool = True
     """Whether the product is the version that did best; False: the last one."""
@@ -220,7 +220,7 @@ class Accept:
         test = tested(state["probes"], candidate, current, f"{state['run']}/{state['step']}/accept")
         takes, why = accepted(test, self.rule)
         library = candidate if takes else current
-        same = self.versions.at(candidate).key == self.versions.at(current).key
+        same = self.same(candidate, current)
         update: dict[str, Any] = {
             "library": library,
             "accepted": takes,

@@ -36,7 +36,9 @@ from learngraph.memory.journal import Journal, JournalError
 from learngraph.memory.library import Library, LibraryError, Versions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, UserError
 from learngraph.memory.rows import Rows
+from learngraph.nodes import learning
 from learngraph.nodes.learning import Schedule, distinct
+from learngraph.nodes.lessons import Alike
 from learngraph.nodes.recorded import Meter, Prices, Recorded, Slots
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models import open_model
@@ -288,6 +290,31 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
         assert len(told) == 9
         assert first in lessons[0]
         assert all(one.startswith("Lessons:\n" + "".join(f"- {text}\n" for text in shown)) for one in told)
+
+
+def test_rollouts_are_known_by_the_lessons_that_they_are_shown() -> None:
+    """Where only some lessons are shown, votes decide which: a library with other votes is another one (D7)."""
+    versions, world, chat = Versions(), Riddles(), Chat(luck=0.0)
+    two = (
+        Lesson("L0", "When a secret is asked, write it backwards."),
+        Lesson("L1", "When a secret is asked, shout it loudly."),
+    )
+    versions.put("r/0", Library(two))
+    versions.put("r/1", Library(two).voted([("L0", 1)]), parent="r/0")
+    parts = Parts.written(world, Journal(), chat)
+    for top, alike, shown in ((1, False, [("L1",), ("L0",)]), (0, True, [("L0", "L1")] * 2)):
+        settings = TrainingFreeGRPO(top=top)
+        graph = training_free_grpo.episode(parts, settings, versions)
+        roll = training_free_grpo.roll(parts, settings, versions, Cache(), graph)
+        asked = {"task": world.task(0, "dev"), "run": "r/trial", "episode": 0}
+        rollouts = [roll.invoke({**asked, "library": name}) for name in ("r/0", "r/1")]
+        assert [rollout.shown for rollout in rollouts] == shown
+        prompts = [told for _, told, _ in chat.asked[-2 + alike :]]
+        assert [tuple(re.findall(r"- \[(L\d)\]", told)) for told in prompts] == shown[: len(prompts)]
+        same = Alike(versions, top, [(world.task(0, "dev"), roll.first(world.task(0, "dev")))])
+        assert same("r/0", "r/1") is alike
+        state: Any = {"candidate": "r/1", "library": "r/0"}
+        assert learning.Candidate(same)(state) == ("untested" if alike else "candidate")
 
 
 def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
@@ -813,6 +840,31 @@ def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() ->
     blind = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
     assert blind
     assert all("agrees with most" in told for told in blind)
+
+
+@pytest.mark.parametrize("truth", ["given", "majority", "self"])
+def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(truth: Any) -> None:
+    toy, versions, told = KeywordKeep(), Versions(), list[str]()
+    task, gold = toy.task(0), toy.gold(toy.task(0))
+
+    class Acts(Chat):
+        def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+            told.append("\n".join(str(message.content) for message in messages))
+            reply = f"Thought: on.\nAction: {gold[(len(told) - 1) % len(gold)]}"
+            return ChatResult(generations=[ChatGeneration(message=AIMessage(reply))])
+
+    versions.put("r/0", Library())
+    settings = TrainingFreeGRPO(truth=truth, accept="always", keep_best=False)
+    parts = Parts.written(toy, Journal(), Acts())
+    for temperature in (None, 0.3):  # learning, and test
+        graph = training_free_grpo.episode(parts, settings, versions, temperature)
+        roll = training_free_grpo.roll(parts, settings, versions, Cache(), graph)
+        told.clear()
+        rollout = roll.invoke({"task": task, "run": "r/0", "episode": 0, "library": "r/0"})
+        assert rollout.reward == 1.0
+        assert len(told) == len(gold)
+        paid = [one for one in (*told, rollout.transcript) if re.search(r"^(= |total )", one, re.MULTILINE)]
+        assert bool(paid) is (truth == "given")
 
 
 def test_a_majority_that_is_too_small_is_none() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from learngraph.memory.library import Library, Versions
 from learngraph.memory.records import Lesson, Probe, Task, UserError
 from learngraph.nodes import trial
+from learngraph.nodes.lessons import Alike
 from learngraph.nodes.trial import Accept, accepted, bootstrap, differences, tries
 
 NEW, OLD = "r/1", "r/0"
@@ -127,32 +128,32 @@ WORSE = probes({"a": [0]}, {"a": [1]})
     ],
 )
 def test_accept(made: list[Probe], rule: Any, library: str, best: str, score: float, stalled: int) -> None:
-    found = Accept(versions(), rule)(state(probes=made))
+    found = Accept(Alike(versions()), rule)(state(probes=made))
     assert (found["library"], found["best"], found["best_score"], found["stalled"]) == (library, best, score, stalled)
     assert found["accepted"] is (library == NEW)
-    last = Accept(versions(), rule, keep_best=False)(state(probes=made))
+    last = Accept(Alike(versions()), rule, keep_best=False)(state(probes=made))
     assert last["best"] == library
 
 
 def test_the_best_of_an_earlier_step_stays_the_best() -> None:
     """The library got worse under `always`; a candidate that is better than it, but not than the best, is not the product."""
     made = probes({"a": [1], "b": [0]}, {"a": [0], "b": [0]})
-    found = Accept(versions(), "always")(state(probes=made, best="r/9", best_score=0.75))
+    found = Accept(Alike(versions()), "always")(state(probes=made, best="r/9", best_score=0.75))
     assert (found["library"], found["best"], found["best_score"]) == (NEW, "r/9", 0.75)
-    again = Accept(versions(), "always")(state(probes=made, best="r/9", best_score=0.5))
+    again = Accept(Alike(versions()), "always")(state(probes=made, best="r/9", best_score=0.5))
     assert (again["best"], again["best_score"]) == (NEW, 0.5)
 
 
 def test_a_candidate_that_shows_the_same_needs_no_test_and_is_no_gain() -> None:
-    found = Accept(versions())(state(library=NEW, candidate="r/2", best=NEW, best_score=0.5))
+    found = Accept(Alike(versions()))(state(library=NEW, candidate="r/2", best=NEW, best_score=0.5))
     assert (found["library"], found["accepted"], found["why"]) == ("r/2", True, "shows the same lessons")
     assert (found["best"], found["best_score"], found["stalled"]) == ("r/2", 0.5, 1)
-    other = Accept(versions())(state(library=NEW, candidate="r/2", best=OLD, best_score=0.5))
+    other = Accept(Alike(versions()))(state(library=NEW, candidate="r/2", best=OLD, best_score=0.5))
     assert other["best"] == OLD
 
 
 def test_a_test_that_the_budget_did_not_last_for_decides_nothing() -> None:
-    found = Accept(versions())(state(probes=BETTER[:1], stops=["the budget is spent"]))
+    found = Accept(Alike(versions()))(state(probes=BETTER[:1], stops=["the budget is spent"]))
     assert found == {"accepted": False, "why": "not tested: the budget is spent"}
 
 
@@ -167,6 +168,6 @@ def test_both_libraries_are_tried_on_the_same_problems_with_the_same_names() -> 
 def test_a_test_in_which_everything_failed_is_an_error() -> None:
     lost = [Probe(name, task, 0, 0.0, "the checker is gone") for name in (NEW, OLD) for task in "ab"]
     with pytest.raises(UserError, match="accept test: all 4 rollouts failed: the checker is gone"):
-        Accept(versions())(state(probes=lost))
-    found = Accept(versions())(state(probes=[*lost, Probe(NEW, "c", 0, 1.0), Probe(OLD, "c", 0, 0.0)]))
+        Accept(Alike(versions()))(state(probes=lost))
+    found = Accept(Alike(versions()))(state(probes=[*lost, Probe(NEW, "c", 0, 1.0), Probe(OLD, "c", 0, 0.0)]))
     assert found["library"] == NEW  # what failed counts as 0 on both sides
