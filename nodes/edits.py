@@ -2,7 +2,7 @@
 
 Models write JSON with comments, trailing commas, ellipses and LaTeX in it, in fences, in prose, cut off at the end; a strict
 parser loses all of it for one bad sign, or turns `\\theta` into a tab and `heta`. The parser here reads on: a broken item costs
-itself. One pass without recursion, so that megabytes of rubbish take seconds at most.
+itself. One pass without recursion, over the last 200,000 characters of a reply: what is asked for stands at its end.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ class _Frame:
         return (value for value in held if isinstance(value, dict | list | Broken))
 
 
+_LAST = 200_000
+"""Characters of a reply that are read, the last ones: rubbish takes about a second then."""
 _DEEP = 50
 """Levels of nesting; nothing that is asked for has more than four."""
 _RAW = 400
@@ -73,7 +75,8 @@ def values(reply: str) -> list[Any]:
 
     Tolerated: fences, comments, trailing and missing commas, ellipses, single quotes, keys without quotes, quotation marks
     and line breaks within strings, LaTeX (a backslash stays a backslash where JSON would refuse it, or make a control character
-    of a command's first letter), and a missing end: what was complete is there.
+    of a command's first letter), and a missing end: what was complete is there. Of a longer reply the last 200,000 characters
+    are read.
     """
     return [value for value in reversed(_parsed(reply)) if not isinstance(value, Broken)]
 
@@ -81,7 +84,7 @@ def values(reply: str) -> list[Any]:
 def _parsed(reply: str) -> list[Any]:
     """The same, the first first, with what could not be read."""
     found: list[Any] = []
-    for part in _FENCE.split(reply):
+    for part in _FENCE.split(reply[-_LAST:]):
         found += _Reader(part).read()
     return found
 
@@ -309,9 +312,10 @@ def read_edits(
 ) -> tuple[list[Edit], list[Ruling]]:
     """The edits of a reply, in order, and why the others are none.
 
-    The form is `{"edits": [...]}`; the last such list counts, or else the last list of objects, or the objects that stand
-    alone, or the last list of texts. Also read are the forms of published prompts (`operation`/`content`/`option`/
-    `experience`/`modified_from`/`merged_from`/`delete_id`). An id that the library does not know never makes an addition.
+    The form is `{"edits": [...]}`; the last such list counts, even if nothing of it can be used: those before it are drafts.
+    Without one, the last list of objects counts, or the objects that stand alone, or the last list of texts. Also read are the
+    forms of published prompts (`operation`/`content`/`option`/`experience`/`modified_from`/`merged_from`/`delete_id`). An id
+    that the library does not know never makes an addition.
 
     Args:
         most: edits at most, without keeps; those beyond are ruled out. 0: any number.
@@ -324,8 +328,7 @@ def read_edits(
     best: tuple[list[Edit], list[Ruling], list[str]] | None = None
     for items in _lists(reply):
         read = found.read(items)
-        if best is None:
-            best = read
+        best = best or read
         if read[0] or not read[2]:
             best = read
             break
@@ -335,8 +338,10 @@ def read_edits(
     if wrong and not edits:
         raise Unreadable(f"asked for {_FORM}; nothing of the reply can be used: {'; '.join(wrong[:5])}")
     taken: list[Edit] = []
+    changes = 0
     for edit in edits:
-        if most and edit.op != "keep" and sum(one.op != "keep" for one in taken) == most:
+        changes += edit.op != "keep"
+        if most and edit.op != "keep" and changes > most:
             rulings.append(Ruling(edit, False, f"more than the {most} that were asked for"))
         else:
             taken.append(edit)
@@ -344,7 +349,7 @@ def read_edits(
 
 
 def _lists(reply: str) -> Iterator[list[Any]]:
-    """What may be the list of edits, the likeliest first."""
+    """What may be the list of edits, the likeliest first. Of lists under a name for it, only the last one may."""
     named: list[list[Any]] = []
     objects: list[list[Any]] = []
     texts: list[list[Any]] = []
@@ -366,7 +371,9 @@ def _lists(reply: str) -> Iterator[list[Any]]:
             texts.append(inner)
     if alone:
         objects.append(alone)
-    yield from reversed(named)
+    if named:
+        yield named[-1]
+        return
     yield from reversed(objects)
     yield from reversed(texts)
 

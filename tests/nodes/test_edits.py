@@ -336,6 +336,30 @@ def test_long_rubbish_takes_seconds(rubbish: str) -> None:
     assert time.monotonic() - before < 60
 
 
+def test_hundreds_of_thousands_of_keeps_take_no_more_than_their_share() -> None:
+    before = time.process_time()
+    edits, _ = read('{"edits": [' + '{"op": "keep", "id": "L0"},' * 7_000 + "]}")
+    assert len(edits) == 7_000
+    assert time.process_time() - before < 10
+
+
+def test_of_a_very_long_reply_the_end_is_read() -> None:
+    final = f'{{"edits": [{json.dumps(GOOD)}]}}'
+    draft = '{"edits": [{"op": "delete", "id": "L0"}]}'
+    assert told(f"{draft}{'x ' * 120_000}{final}") == [("add", GOOD["text"])]
+    with pytest.raises(Unreadable):
+        read(f"{final}{'x ' * 120_000}")
+
+
+def test_a_last_list_of_which_nothing_can_be_used_is_not_replaced_by_a_draft() -> None:
+    draft = 'Draft: {"edits": [{"op": "delete", "id": "L0"}]}\n'
+    with pytest.raises(Unreadable, match="L77"):
+        read(draft + 'Better: {"edits": [{"op": "modify", "id": "L77", "text": "When x, do y."}]}')
+    assert read(draft + 'No: {"edits": []}') == ([], [])
+    edits, rulings = read(draft + 'So: {"edits": [{"op": "keep", "id": "L1"}, {"op": "delete", "id": "L77"}]}')
+    assert ([edit.op for edit in edits], len(rulings)) == (["keep"], 1)
+
+
 # Lists of texts
 
 
