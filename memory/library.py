@@ -2,7 +2,7 @@
 
 The papers hand the edits to a model and renumber what it returns (arXiv:2510.08191): ids come to mean other lessons, edits of
 unknown ids vanish, nothing limits length or number. Here `Library.apply` is a pure function: the same edits in the same order
-give the same library, every edit gets a `Ruling`, and an id is never used for a second lesson.
+give the same library, every edit gets a `Ruling`, and within a history (`Versions`) an id is never used for a second lesson.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ class Library:
 
     @property
     def key(self) -> str:
-        """Digest of what prompts show: ids and texts in order. Votes and provenance do not change it."""
+        """Digest of ids and texts in order: of all that prompts can show. Votes and provenance do not change it, though which
+        lessons `select` shows, if not all, may depend on them.
+        """
         shown = json.dumps([(lesson.id, lesson.text) for lesson in self.lessons])
         return blake2b(shown.encode(), digest_size=10).hexdigest()
 
@@ -200,6 +202,19 @@ class Library:
         gone = draft.evict(max(edit.step for edit in edits))
         made = Library(tuple(draft.lessons.values()), draft.next, self.taken)
         return made, (*(ruling for n in range(len(edits)) for ruling in ruled[n]), *gone)
+
+    def within(self, limits: Limits, count: Callable[[str], int]) -> tuple[Library, tuple[Ruling, ...]]:
+        """The same without the lessons that `apply` would refuse or evict, and a ruling for each of those: for libraries that
+        came about elsewhere. Lessons that say the same stay.
+        """
+        draft = _Draft(self, limits, count, {}, alike)
+        gone = []
+        for lesson in self.lessons:
+            if wrong := draft.checked(Edit("add", (), lesson.text))[1]:
+                del draft.lessons[lesson.id]
+                gone.append(Ruling(Edit("delete", (lesson.id,), lesson.text, wrong), True, f"evicted: {wrong}", lesson.id))
+        gone += draft.evict(0)
+        return replace(self, lessons=tuple(draft.lessons.values())), tuple(gone)
 
     def voted(self, votes: Iterable[tuple[str, int]]) -> Library:
         """With these votes counted: (lesson id, how much: above 0 helpful, below 0 harmful). Of lessons that are gone: none."""
@@ -639,7 +654,8 @@ class Versions:
 
     The head is the version that was moved to last, and before any move the first one. Ids are never used again over the whole
     history, also where it branches (a version that was rejected, a rollback): `at` tells the library which ones are free.
-    Safe to use from several threads; one process writes to a file, others may `read` it.
+    What has no parent begins a history of its own: a control whose ids name other lessons, say. Safe to use from several
+    threads; one process writes to a file, others may `read` it.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:

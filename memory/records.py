@@ -347,6 +347,8 @@ class Comparison:
     """Edits that were dropped on the way, and why."""
     votes: tuple[tuple[str, int], ...] = ()
     """(lesson id, +1 or -1): lessons that the comparison found to have helped or harmed."""
+    shown: tuple[tuple[str, int], ...] = ()
+    """(lesson id, of how many of its rollouts the prompts carried it)."""
     failures: tuple[str, ...] = ()
     """What failed: a rollout, a summary, a reply."""
     steps: int = 0
@@ -357,6 +359,7 @@ class Comparison:
         for name in ("rewards", "truths", "insights", "edits", "rulings", "failures"):
             _tuple(self, name, getattr(self, name))
         object.__setattr__(self, "votes", tuple((id, vote) for id, vote in self.votes))
+        object.__setattr__(self, "shown", tuple((id, times) for id, times in self.shown))
 
 
 @dataclass(frozen=True, slots=True)

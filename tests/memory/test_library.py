@@ -260,6 +260,20 @@ def test_over_the_limits_the_least_valued_lessons_go_and_the_ledger_says_so() ->
     assert "tokens are more than 30" in rulings[1].reason
 
 
+def test_a_library_from_elsewhere_is_brought_within_the_limits() -> None:
+    held = replace(library("one two three", "word " * 9, "four five", "six seven"), next=9).voted([("L0", -1), ("L3", -2)])
+    limits = Limits(words=5, lessons=2, tokens=12)
+    made, rulings = held.within(limits, size)
+    assert texts(made) == {"L0": "one two three", "L2": "four five"}
+    assert made.next == 9
+    assert [(r.lesson, r.accepted, r.reason.split(";")[0]) for r in rulings] == [
+        ("L1", True, "evicted: 9 words are more than 5"),
+        ("L3", True, "evicted: 3 lessons are more than 2"),
+    ]
+    assert made.within(limits, size) == (made, ())
+    assert library().within(LOOSE, size) == (library(), ())
+
+
 @pytest.mark.parametrize("bad", [{"words": 0}, {"lessons": 0}, {"tokens": -1}, {"similar": 0}, {"similar": float("nan")}])
 def test_limits_that_nothing_can_meet_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(LibraryError):
@@ -329,18 +343,6 @@ def test_any_sequence_of_edits_keeps_ids_and_limits_and_rules_on_every_edit(step
         }
         assert gone <= told, "a lesson went without a ruling"
         assert Library.from_yaml(held.to_yaml()) == held
-
-
-@given(st.lists(st.lists(EDITS, max_size=4), min_size=2, max_size=4), st.randoms())
-def test_d17_the_order_in_which_groups_end_does_not_matter_once_their_edits_are_sorted(
-    groups: list[list[Edit]], draw: object
-) -> None:
-    numbered = [(n, replace(edit, problems=(f"p{n}",))) for n, edits in enumerate(groups) for edit in edits]
-    ended = list(enumerate(groups))
-    draw.shuffle(ended)  # type: ignore[attr-defined]
-    arrived = [(n, replace(edit, problems=(f"p{n}",))) for n, edits in ended for edit in edits]
-    ordered = sorted(arrived, key=lambda item: item[0])
-    assert library().apply([e for _, e in ordered], TIGHT, size) == library().apply([e for _, e in numbered], TIGHT, size)
 
 
 @settings(max_examples=40)
