@@ -9,11 +9,13 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from ..memory.library import Library, Limits, Versions
 from ..memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
+from .ask import estimated
 from .state import Group
 from .strategy import _cue, _item
 
@@ -216,8 +218,11 @@ def as_library(texts: Iterable[str], limits: Limits, count: Callable[[str], int]
     return Library().apply([Edit("add", (), text) for text in texts], limits, count)[0]
 
 
-def random_lessons(rollouts: Sequence[Rollout], count: int, limits: Limits, seed: int) -> Library:
-    """As many pieces of the rollouts' own steps, drawn without a look at what they earned; fewer if there are not so many.
+def random_lessons(
+    rollouts: Sequence[Rollout], count: int, limits: Limits, seed: int, tokens: Callable[[str], int] = estimated
+) -> Library:
+    """As many pieces of the rollouts' own steps, drawn without a look at what they earned; fewer if there are not so many, or
+    if the limits leave no room for them (`tokens` counts those of a text).
 
     Worlds played step by step give a state with an action taken there (different states, as long as there are any); written
     answers give sentences of three words or more.
@@ -230,18 +235,19 @@ def random_lessons(rollouts: Sequence[Rollout], count: int, limits: Limits, seed
                 pools.setdefault(_cue(step.state) or step.action, []).append(_item(step.state, step.action))
         else:
             for sentence in re.split(r"(?<=[.!?])\s+|\n+", rollout.transcript or rollout.answer):
-                if 3 <= len(sentence.split()) <= limits.words:
+                if len(sentence.split()) >= 3:
                     pools.setdefault(sentence.strip(), []).append(sentence.strip())
     draw = Random(f"random lessons {seed}")
     drawn = [draw.sample(sorted(set(pool)), len(set(pool))) for _, pool in sorted(pools.items())]
     draw.shuffle(drawn)
     rounds = (pool[n] for n in range(max(map(len, drawn), default=0)) for pool in drawn if n < len(pool))
-    texts = [text for text, _ in zip(dict.fromkeys(rounds), range(min(count, limits.lessons)), strict=False)]
-    return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts)), len(texts))
+    fit = (x for x in dict.fromkeys(rounds) if len(x.split()) <= limits.words and tokens(f"- [L0] {x}\n") <= limits.tokens)
+    texts = list(islice(fit, min(count, limits.lessons)))
+    return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts)), len(texts)).within(limits, tokens)[0]
 
 
 def shuffled(library: Library, seed: int, states: Collection[str] = ()) -> Library:
-    """The same lessons with their words exchanged among them; each keeps its id and its number of words.
+    """The same lessons with their words exchanged among them; each place keeps its id and its number of words.
 
     Where all lessons name a state and an action, only the actions are exchanged, and each goes to another state. `states` are
     the short states there are; without them, lessons of two to four words are taken to end with an action of one word.

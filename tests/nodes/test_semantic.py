@@ -555,6 +555,18 @@ def test_random_lessons_of_written_answers_are_sentences() -> None:
     assert random_lessons([], 5, Limits(), 0) == Library()
 
 
+@pytest.mark.parametrize("steps", [0, 2])
+def test_random_lessons_keep_to_the_limits(steps: int) -> None:
+    lived = [Transition(f"state {n}", "go " * (5 + 20 * n), 0.0) for n in range(steps)]
+    told = [rollout(n, 1.0, f"> it is {'x' * 400}{n} then.\n", trajectory=None) for n in range(9)]
+    if steps:
+        told = [replace(told[0], trajectory=Trajectory("a", TASK, lived))]  # type: ignore[arg-type]
+    drawn = random_lessons(told, 9, Limits(words=12, tokens=300), 1, lambda text: len(text) // 4)
+    assert 0 < len(drawn.lessons) < 9
+    assert len(drawn.text()) // 4 <= 300
+    assert all(len(lesson.text.split()) <= 12 for lesson in drawn.lessons)
+
+
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6).map(" ".join), max_size=8), st.integers(0, 9))
 def test_shuffled_lessons_have_the_same_words_and_lengths(texts: list[str], seed: int) -> None:
     library = as_library(texts, Limits(similar=2.0), len)
