@@ -193,7 +193,7 @@ class Consolidate(Runnable[Any, Any]):
         critic, name = self.critic, f"{state['run']}/{state['step'] + 1}"
         comparisons = ordered(state)
         library = critic.versions.at(state["library"], before=name)
-        library = library.counted(self._carried(library, comparisons))
+        library = library.counted(id for comparison in comparisons for id, times in comparison.shown for _ in range(times))
         library = library.voted([vote for comparison in comparisons for vote in comparison.votes])
         decision = asked.get("decision") or _by_code(state)
         vote = self._voted if self.how == "votes" else self._applied
@@ -206,14 +206,6 @@ class Consolidate(Runnable[Any, Any]):
             rulings = [replace(r, reason=f"{r.reason}; {decision.note}" if r.reason else decision.note) for r in rulings]
         critic.versions.put(name, made, parent=state["library"], why=decision.why, rulings=rulings)
         return {"candidate": name, "usage": asked.get("usage", Usage())}
-
-    def _carried(self, library: Library, comparisons: Sequence[Comparison]) -> Iterator[str]:
-        """Ids of the lessons that the step's rollouts were shown, once for each rollout."""
-        for comparison in comparisons:
-            task = self.critic.tasks.get(comparison.task)
-            shown = library.select(task.instruction if task else "", self.critic.top if task else 0)
-            for _ in comparison.rewards:
-                yield from (lesson.id for lesson in shown)
 
     def _applied(self, library: Library, decision: Decision) -> tuple[Library, tuple[Ruling, ...]]:
         instructions = {id: task.instruction for id, task in self.critic.tasks.items()}

@@ -131,31 +131,40 @@ class Critic:
         """The lessons that the group's rollouts were played with."""
         return self.versions.at(state["library"])
 
-    def lessons(self, state: State, top: int = 0) -> str:
-        """The library as prompts show it, or the `top` lessons of it."""
-        told = self.library(state).text(state["task"].instruction, top)
-        return cut(told, self.room // 4, self.count) or "(none)\n"
+    def shown(self, state: State, rollouts: Sequence[Rollout]) -> Library:
+        """What the prompts of these rollouts carried of it."""
+        carried = {id for rollout in rollouts for id in rollout.shown}
+        library = self.library(state)
+        return replace(library, lessons=tuple(lesson for lesson in library.lessons if lesson.id in carried))
+
+    def lessons(self, library: Library) -> str:
+        """A library as prompts show it."""
+        return cut(library.text(), self.room // 4, self.count) or "(none)\n"
 
     def told(self, rollout: Rollout) -> str:
         """The whole transcript; without ground truth without what the world paid."""
         steps = rollout.trajectory.transitions if rollout.trajectory is not None else ()
         transcript = rollout.transcript or steps_text(steps) or f"{rollout.answer}\n"
-        return transcript if self.truth == "given" else _PAID.sub("", transcript)
+        return transcript if self.truth == "given" else _PAID.sub(r"\1", transcript)
 
     def answer(self, task: Task) -> str:
         """The true answer as prompts with ground truth show it; empty if there is none to show."""
         known = self.reference(task) if self.reference is not None and self.truth == "given" else ""
         return f"True answer: {cut(known, self.room // 8, self.count)}\n" if known else ""
 
-    def label(self, rollout: Rollout, reward: float) -> str:
-        """How an attempt stands in a comparison: what it was worth, and what it took."""
+    def label(self, rollout: Rollout, state: State) -> str:
+        """How an attempt stands in a comparison: what it was worth, and what it took. Costs are taken off a reward, but do not
+        change what others said of it.
+        """
+        rewards = state["rewards"]
+        plain = state.get("plain") or rewards
         match self.truth:
             case "given":
-                worth = f"reward {reward:.3g}"
+                worth = f"reward {rewards[rollout.number]:.3g}"
             case "majority":
-                worth = "its answer agrees with most" if reward >= 0.5 else "its answer does not agree with most"
+                worth = f"its answer {'agrees' if plain[rollout.number] >= 0.5 else 'does not agree'} with most"
             case _:
-                worth = f"an examiner without the answer gave it {reward:.3g}"
+                worth = f"an examiner without the answer gave it {plain[rollout.number]:.3g}"
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
         return ", ".join([worth, *took])
 
@@ -176,8 +185,8 @@ class Critic:
 
 _SEAMS = 32
 """Tokens that may come about where texts meet, and of what marks a cut."""
-_PAID = re.compile(r"^(?:= *[-+\d.eE]+|total\b[^\n]*)(?:\n|\Z)", re.MULTILINE)
-"""Lines of a transcript that say what a step or all of them earned (`nodes.attempts.Layout`)."""
+_PAID = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)(?:= -?\d[-+.\de]*(?:\n|\Z))?(?:total -?\d[^\n]*(?:\n|\Z))?", re.MULTILINE)
+"""An action in a transcript, and the lines behind it that say what it and the attempt earned (`nodes.attempts.Layout`)."""
 
 
 # Making long texts fit
@@ -279,7 +288,7 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
         told = {
             "aim": critic.aim,
             "instruction": critic.problem(rollout.task),
-            "lessons": critic.lessons(state, critic.top),
+            "lessons": critic.lessons(critic.shown(state, [rollout])),
         }
         if critic.truth == "given":
             grade = "unknown" if rollout.reward is None else f"{rollout.reward:g}"
@@ -311,7 +320,7 @@ def _numbered(state: State) -> Rollout:
 
 
 def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """Compare the rollouts of a group: at most `critic.most` insights, and votes on the library's lessons.
+    """Compare the rollouts of a group: at most `critic.most` insights, and votes on the lessons that were shown.
 
     Insights that are too long, or tell the answer, are asked for again; in the end those that will do are kept.
     """
@@ -327,7 +336,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         told: dict[str, str] = {
             "aim": critic.aim,
             "instruction": critic.problem(task),
-            "lessons": critic.lessons(state),
+            "lessons": critic.lessons(critic.shown(state, state["rollouts"])),
             "most": str(critic.most),
             "words": str(critic.limits.words),
         }
@@ -335,7 +344,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             told["answer"] = critic.answer(task)
         rollouts = rewarded(state, critic.truth)
         written = {summary.number: summary.text for summary in state["summaries"]}
-        heads = [f"Attempt {r.number + 1} ({critic.label(r, state['rewards'][r.number])}):\n" for r in rollouts]
+        heads = [f"Attempt {r.number + 1} ({critic.label(r, state)}):\n" for r in rollouts]
         bodies = [written.get(r.number) or critic.told(r) for r in rollouts]
         attempts = _listed(heads, bodies, critic.left(asked, *told.values()), critic.count)
         return asked.messages(**told, attempts=attempts)
@@ -344,8 +353,8 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         found = [one_line(item) for item in read_list(text(reply), "lessons", critic.most)]
         if wrong := [reason for item in found if (reason := critic.unfit(item, state["task"]))]:
             raise Unreadable(wrong[0])
-        votes, unknown = _votes(text(reply), critic.library(state))
-        failures = [f"contrast of {state['task'].id}: a vote for {id!r}, which is not there" for id in unknown]
+        votes, unknown = _votes(text(reply), critic.shown(state, state["rollouts"]))
+        failures = [f"contrast of {state['task'].id}: a vote on {id!r}, which was not shown" for id in unknown]
         return {"insights": found, "votes": votes, "failures": failures}
 
     def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
@@ -354,7 +363,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         except Unreadable:
             found = []
         kept = [item for item in found if not critic.unfit(item, state["task"])]
-        votes, _ = _votes(bad.reply, critic.library(state))
+        votes, _ = _votes(bad.reply, critic.shown(state, state["rollouts"]))
         failure = f"contrast of {state['task'].id}: {len(kept)} of {len(found)} insights could be kept: {bad}"
         return {"insights": kept, "votes": votes, "failures": [failure]}
 
@@ -432,7 +441,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
     def messages(state: State) -> list[BaseMessage]:
         told = {
             "aim": critic.aim,
-            "lessons": critic.lessons(state),
+            "lessons": critic.lessons(critic.library(state)),
             "most": str(most(state)),
             "words": str(critic.limits.words),
         }

@@ -78,7 +78,8 @@ def critic(*lessons: str, **more: Any) -> Critic:
     return Critic(versions, **more)
 
 
-TWO = [rollout(0, 1.0, "> add\n= 1\n", "42"), rollout(1, 0.0, "> guess\n= 0\n", "41")]
+BOTH = ("L0", "L1")
+TWO = [rollout(0, 1.0, "> add\n= 1\n", "42", shown=BOTH), rollout(1, 0.0, "> guess\n= 0\n", "41", shown=BOTH)]
 
 
 # Summaries
@@ -195,7 +196,25 @@ def test_insights_and_votes_are_read() -> None:
     out = contrast(Scripted(reply), critic("guess", "add up")).invoke(group(TWO))
     assert out["insights"] == ["when a sum is asked, add"]
     assert out["votes"] == [("L0", -1), ("L1", 1)]
-    assert out["failures"] == ["contrast of sum-1: a vote for 'L9', which is not there"]
+    assert out["failures"] == ["contrast of sum-1: a vote on 'L9', which was not shown"]
+
+
+def test_only_lessons_that_rollouts_were_shown_are_told_of_and_voted_on() -> None:
+    rollouts = [rollout(0, 1.0, shown=("L2",)), rollout(1, 0.0, shown=("L0",))]
+    known = critic("guess", "add up", "draw it")
+    reply = '{"lessons": [], "helpful": ["L1", "L2"], "harmful": ["L0"]}'
+    model = Scripted(reply)
+    out = contrast(model, known).invoke(group(rollouts))
+    assert "- [L0] guess\n- [L2] draw it\n" in model.prompts[0]
+    assert "add up" not in model.prompts[0]
+    assert out["votes"] == [("L0", -1), ("L2", 1)]
+    assert "'L1', which was not shown" in out["failures"][0]
+    summarise(model, known).invoke({**group(rollouts), "number": 1})
+    assert "- [L0] guess\n" in model.prompts[1]
+    assert "draw it" not in model.prompts[1]
+    edits = Scripted('{"edits": []}')
+    propose(edits, known).invoke({**group(rollouts), "insights": ["when stuck, draw"]})
+    assert "- [L1] add up" in edits.prompts[0], "edits are of the whole library"
 
 
 def test_an_insight_with_latex_is_kept_as_it_is() -> None:  # D10
@@ -359,6 +378,27 @@ def test_agreement_stands_beside_attempts_as_a_hint() -> None:
     contrast(model, critic(truth="majority")).invoke(group(TWO))
     assert "Attempt 1 (its answer agrees with most)" in model.prompts[0]
     assert "Attempt 2 (its answer does not agree with most)" in model.prompts[0]
+
+
+@pytest.mark.parametrize(
+    ("truth", "told"), [("majority", "its answer agrees with most"), ("self", "an examiner without the answer gave it 1")]
+)
+def test_costs_do_not_change_what_is_said_without_ground_truth(truth: Any, told: str) -> None:
+    model = Scripted('{"lessons": []}')
+    dear = group([rollout(0, 1.0, steps=8), rollout(1, 1.0, steps=1)], rewards=[0.2, 0.9], plain=[1.0, 1.0])
+    contrast(model, critic(truth=truth)).invoke(dear)
+    assert model.prompts[0].count(told) == 2
+    assert "0.2" not in model.prompts[0]
+    assert "0.9" not in model.prompts[0]
+
+
+def test_without_ground_truth_only_rewards_are_taken_out_of_a_transcript() -> None:
+    known = critic(truth="majority")
+    lines = "> derive\n  total 3\n| x = 3 + 4\n= 7\ntotal cost is 12\n"
+    assert known.told(rollout(0, 1.0, lines)) == lines
+    assert (
+        known.told(rollout(0, 1.0, "at a\n> go\n  on\n= -0.5\nat b\n> go\n= 1\ntotal 0.5")) == "at a\n> go\n  on\nat b\n> go\n"
+    )
 
 
 def test_the_model_grades_attempts_itself() -> None:
