@@ -443,12 +443,19 @@ def _spent(stage: str, usage: Usage, dollars: float | None) -> list[str]:
     return [stage, *numbers, shown(dollars, ",.2f")]
 
 
-def curves(seeds: Sequence[Sequence[Step]], start: Sequence[float | None], title: str, paths: Sequence[Path]) -> None:
-    """Draw what the library is worth step by step: mean over seeds with its 95 % interval.
+def curves(
+    seeds: Sequence[Sequence[Step]],
+    start: Sequence[float | None],
+    end: Sequence[float | None],
+    title: str,
+    paths: Sequence[Path],
+) -> None:
+    """Draw what the library is worth step by step: mean over seeds with its 95 % interval. A seed that stops keeps its library.
 
     Args:
         seeds: the learning steps of each seed.
         start: of each seed, the mean reward on the test problems under the empty library; None: not measured.
+        end: the same under the library that the seed has learned.
         title: above the picture.
         paths: where to; the suffix says the format (.png, .svg).
     """
@@ -460,12 +467,13 @@ def curves(seeds: Sequence[Sequence[Step]], start: Sequence[float | None], title
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     last = max((step.step for steps in seeds for step in steps), default=-1)
+    tests = [[first, *_kept(steps, last, "test")] for first, steps in zip(start, seeds, strict=True)]
+    for measured, product in zip(tests, end, strict=True):
+        if last >= 0 and measured[-1] is None:
+            measured[-1] = product
     lines: Mapping[str, tuple[int, list[list[float | None]]]] = {
-        "test": (
-            0,
-            [[first, *(_at(steps, n, "test") for n in range(last + 1))] for first, steps in zip(start, seeds, strict=True)],
-        ),
-        "held out": (1, [[_at(steps, n, "held_out") for n in range(last + 1)] for steps in seeds]),
+        "test": (0, tests),
+        "held out": (1, [_kept(steps, last, "held_out") for steps in seeds]),
         "train (library before the step)": (0, [[_at(steps, n, "train") for n in range(last + 1)] for steps in seeds]),
     }
     for colour, (label, (offset, numbers)) in zip(COLOURS, lines.items(), strict=False):
@@ -477,9 +485,11 @@ def curves(seeds: Sequence[Sequence[Step]], start: Sequence[float | None], title
         if not known:
             continue
         at = [n for n, _ in known]
-        axes.plot(at, [mean(column) for _, column in known], color=colour, lw=2, marker="o", ms=4, label=label)
+        whole = at == list(range(at[0], at[-1] + 1))  # else only the beginning and the end were measured
+        middles = [mean(column) for _, column in known]
+        axes.plot(at, middles, color=colour, lw=2, ls="-" if whole else ":", marker="o", ms=4, label=label)
         bands = [(n, band) for n, column in known if (band := interval(column)) is not None]
-        if bands:
+        if bands and whole:
             axes.fill_between(
                 [n for n, _ in bands], [b[0] for _, b in bands], [b[1] for _, b in bands], color=colour, alpha=0.1, lw=0
             )
@@ -499,6 +509,15 @@ def curves(seeds: Sequence[Sequence[Step]], start: Sequence[float | None], title
         part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
         figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
         part.replace(path)
+
+
+def _kept(steps: Sequence[Step], last: int, name: str) -> list[float | None]:
+    """A figure after each step up to the last one of all seeds."""
+    found: list[float | None] = []
+    for number in range(last + 1):
+        ended = not steps or number > steps[-1].step
+        found.append(found[-1] if ended and found else _at(steps, number, name))
+    return found
 
 
 def _at(steps: Sequence[Step], number: int, name: str) -> float | None:

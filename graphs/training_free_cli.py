@@ -1249,22 +1249,12 @@ def _pictures(
     if not title:
         return []
     pictures = [setup.folder / "curves.png", setup.folder / "curves.svg"]
-    empty = arms.get(setup.against, [])
-    start: list[float | None] = [evaluation.mean_at_k(list(one.rewards.values())) for one in empty]
-    start = start or [None] * len(seeds)
-    ends = arms.get(title, [])
-    if ends:  # the product's own score ends the curve, where the steps' libraries were not tested
-        seeds = [
-            _with_end(steps, evaluation.mean_at_k(list(one.rewards.values()))) for steps, one in zip(seeds, ends, strict=True)
-        ]
-    evaluation.curves(seeds, start, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
+    measured: list[list[float | None]] = [
+        [evaluation.mean_at_k(list(one.rewards.values())) for one in arms.get(arm, [])] for arm in (setup.against, title)
+    ]
+    start, end = (numbers or [None] * len(seeds) for numbers in measured)
+    evaluation.curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
     return pictures
-
-
-def _with_end(steps: Sequence[Step], test: float) -> list[Step]:
-    if not steps or any(step.test is not None for step in steps):
-        return list(steps)
-    return [*steps[:-1], replace(steps[-1], test=test)]
 
 
 def _drawn(setup: Setup, blueprint: Callable[[str, Any], Any]) -> Path:

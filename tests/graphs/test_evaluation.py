@@ -232,11 +232,17 @@ def test_the_ledger_adds_up() -> None:
     assert "dollars" not in evaluation.ledger({"rollout": Usage(1, 2, 3)}, {})
 
 
+def test_a_seed_that_stops_keeps_its_library() -> None:
+    assert evaluation._kept(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
+    assert evaluation._kept(STEPS[0], 1, "held_out") == [0.4, 0.4]
+    assert evaluation._kept([], 1, "held_out") == [None, None]
+
+
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
     measured = [[Step(s.seed, s.step, s.train, s.held_out, s.lessons, s.accepted, s.groups, 0.5) for s in x] for x in STEPS]
     for name, seeds, start in (("all", measured, [0.1, 0.2]), ("one", STEPS[:1], [None]), ("none", [[]], [None])):
         paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        evaluation.curves(seeds, start, "toy, pocket", paths)
+        evaluation.curves(seeds, start, [0.9] * len(seeds), "toy, pocket", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         text = paths[1].read_text()
         assert "</svg>" in text
