@@ -1,8 +1,11 @@
 """What the groups of a learning step propose becomes the next version of the library, and nothing of it vanishes.
 
-Every edit of every group, and every vote, ends in the rulings of the version that the step proposes: applied, merged with
-others, or dropped, and why. Four ways: a model that merges the edits in one call (the paper's), code alone, votes (ExpeL), and
-a curator that rewrites the whole sheet (Dynamic Cheatsheet).
+Every edit of every group ends in the rulings of the version that the step proposes: applied, merged with others, or dropped, and
+why. Votes, and how often lessons were shown, end in the counters of the lessons; they are true whatever becomes of the proposed
+version, so they are also written down in a second one, that has the lessons as they were: `<run>/<step + 1>-kept`.
+
+Four ways: a model that merges the edits in one call (the paper's), code alone, votes (ExpeL), and a curator that rewrites the
+whole sheet (Dynamic Cheatsheet).
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from typing import Any, ClassVar, Literal, get_args
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ..memory.library import Library, alike, one_line
+from ..memory.library import Library, Limits, alike, one_line
 from ..memory.records import Comparison, Edit, Ruling, Usage, UserError
 from .ask import Ask, BadReply, State, text
-from .edits import read_edits, read_list, values
+from .edits import as_edits, read_edits, read_list, values
 from .semantic import Critic, cut
 
-__all__ = ["Consolidate", "Decision", "How", "consolidate", "settled", "sheet_edits", "taken_up"]
+__all__ = ["Decision", "How", "Revise", "consolidate", "settled", "sheet_edits", "taken_up"]
 
 How = Literal["model", "code", "votes", "cheatsheet"]
 NEAR = 0.3
@@ -51,19 +54,22 @@ class Decision:
 # By code
 
 
-def settled(edits: Sequence[Edit]) -> tuple[list[Edit], list[Ruling]]:
+def settled(edits: Sequence[Edit], cued: bool = False) -> tuple[list[Edit], list[Ruling]]:
     """The edits that can be applied together, and rulings of the others. Each edit is in exactly one of them.
 
     A lesson is deleted only if more edits want it deleted than want it changed, merged or kept. Of different changes of one
     lesson, that which most edits want comes first, and so stands (`Library.apply`). Of different things that groups say of one
     state (`nodes.rule_written.Relate`), only that stands which most groups say; then which those with the higher mean reward
     say, then the first.
+
+    Args:
+        cued: the edits were made by code, whose reasons name the state. What others give for a reason is prose.
     """
     against = Counter(id for edit in edits if edit.op == "delete" for id in edit.lessons)
     stay = Counter(id for edit in edits if edit.op in ("modify", "merge", "keep") for id in edit.lessons)
     wanted = Counter((edit.op, edit.lessons, _said(edit.text)) for edit in edits)
     ways: dict[str, dict[str, list[Edit]]] = {}  # state -> what is said of it -> who says so
-    for edit in edits:
+    for edit in edits if cued else ():
         cue, action = _cue(edit)
         if cue:
             ways.setdefault(cue, {}).setdefault(action, []).append(edit)
@@ -77,7 +83,7 @@ def settled(edits: Sequence[Edit]) -> tuple[list[Edit], list[Ruling]]:
         if lost and edit.op != "merge":  # the rest of a merge may still be possible
             sides = [f"{against[id]} for and {stay[id]} against deleting {id}" for id in lost]
             rulings.append(Ruling(edit, False, f"the groups disagree: {', '.join(sides)}"))
-        elif cue and action != best[cue]:
+        elif cue in best and action != best[cue]:
             groups = _weight(ways[cue][best[cue]])[0]
             rulings.append(
                 Ruling(
@@ -131,7 +137,7 @@ def taken_up(proposals: Sequence[Edit], final: Sequence[Edit], named: Mapping[in
 
     Args:
         named: place of a final edit -> places of the proposals that its author says it was made from. Of the other ones it is
-            found out: they concern the same lesson, or resemble the proposal.
+            found out: they concern the same lesson, or resemble the proposal; of several, one that does what was proposed.
     """
     into: dict[int, int] = {}
     for at, sources in named.items():
@@ -139,11 +145,38 @@ def taken_up(proposals: Sequence[Edit], final: Sequence[Edit], named: Mapping[in
             into.setdefault(n, at)
     silent = [at for at in range(len(final)) if not named.get(at)]
     for n, proposal in enumerate(proposals):
-        near = [(_near(proposal, final[at]), -at) for at in silent]
-        likeness, place = max(near, default=(0.0, 0))
-        if n not in into and likeness >= NEAR:
-            into[n] = -place
+        near = [(_does(final[at], proposal), _near(proposal, final[at]), -at) for at in silent]
+        near = [one for one in near if one[1] >= NEAR]
+        if n not in into and near:
+            into[n] = -max(near)[2]
     return into
+
+
+def _does(final: Edit, proposal: Edit) -> bool:
+    """Whether an edit does what was proposed, in its own words, or for several lessons at once."""
+    if "delete" in (final.op, proposal.op):
+        return final.op == proposal.op and set(proposal.lessons) <= set(final.lessons)
+    return final.op != "keep" or proposal.op in ("add", "keep")  # to keep a lesson is also to be told once more what it says
+
+
+def _paired(
+    proposals: Sequence[Edit], final: Sequence[Edit], into: Mapping[int, int], left_out: str
+) -> tuple[tuple[tuple[Edit, Edit], ...], tuple[Ruling, ...]]:
+    """Proposals with the final edits that do them, and rulings of the others."""
+    pairs, rulings = [], []
+    for n, proposal in enumerate(proposals):
+        if n not in into:
+            rulings.append(Ruling(proposal, False, left_out))
+        elif _does(final[into[n]], proposal):
+            pairs.append((proposal, final[into[n]]))
+        else:
+            rulings.append(Ruling(proposal, False, f"decided otherwise: {_told(final[into[n]])}"))
+    return tuple(pairs), tuple(rulings)
+
+
+def _told(edit: Edit) -> str:
+    told = f"{edit.op} {', '.join(edit.lessons)}".rstrip()
+    return f"{told} {edit.text!r}" if edit.text else told
 
 
 def _near(proposal: Edit, final: Edit) -> float:
@@ -156,8 +189,12 @@ def _near(proposal: Edit, final: Edit) -> float:
 
 
 @dataclass(frozen=True)
-class Consolidate(Runnable[Any, Any]):
-    """Make the candidate, `<run>/<step + 1>`, from the comparisons of the step; see `consolidate`."""
+class Revise(Runnable[Any, Any]):
+    """Make the candidate, `<run>/<step + 1>`, from the comparisons of the step; see `consolidate`.
+
+    The library as it is, with the votes of the step and how often its lessons were shown, is kept as `<run>/<step + 1>-kept`
+    if that changes it: for it holds if there is no candidate, or if it is rejected.
+    """
 
     role: ClassVar[str] = "model"
 
@@ -167,15 +204,11 @@ class Consolidate(Runnable[Any, Any]):
     """What the model is asked, whose reply is read into `decision`; None: code decides."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if not self._changes(input):
-            return {"candidate": ""}
-        asked = self.question.invoke(input, config) if self._asks(input) and self.question else {}
+        asked = self.question.invoke(input, config) if self.question and self._asks(input) else {}
         return self._kept(input, asked)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if not self._changes(input):
-            return {"candidate": ""}
-        asked = await self.question.ainvoke(input, config) if self._asks(input) and self.question else {}
+        asked = await self.question.ainvoke(input, config) if self.question and self._asks(input) else {}
         return await asyncio.to_thread(self._kept, input, asked)
 
     def _changes(self, state: State) -> bool:
@@ -192,10 +225,15 @@ class Consolidate(Runnable[Any, Any]):
     def _kept(self, state: State, asked: Mapping[str, Any]) -> dict[str, Any]:
         critic, name = self.critic, f"{state['run']}/{state['step'] + 1}"
         comparisons = ordered(state)
-        library = critic.versions.at(state["library"], before=name)
-        library = library.counted(id for comparison in comparisons for id, times in comparison.shown for _ in range(times))
+        current = critic.versions.at(state["library"], before=name)
+        library = current.counted(id for comparison in comparisons for id, times in comparison.shown for _ in range(times))
         library = library.voted([vote for comparison in comparisons for vote in comparison.votes])
-        decision = asked.get("decision") or _by_code(state)
+        kept = library.voted([(id, 1) for edit in proposed(state) if edit.op == "keep" for id in edit.lessons])
+        if kept != current:
+            critic.versions.put(f"{name}-kept", kept, parent=state["library"], why="the votes of the step")
+        if not self._changes(state):
+            return {"candidate": ""}
+        decision = asked.get("decision") or _by_code(state, cued=critic.plain)
         vote = self._voted if self.how == "votes" else self._applied
         made, ruled = vote(library, decision)
         dropped = [ruling for comparison in comparisons for ruling in comparison.rulings]
@@ -227,13 +265,13 @@ class Consolidate(Runnable[Any, Any]):
         wide = replace(critic.limits, lessons=10**9, tokens=10**9)
         others = tuple(edit for edit in decision.edits if edit.op != "delete")
         instructions = {id: task.instruction for id, task in critic.tasks.items()}
+        library = library.voted([(id, -1) for _, _, id in named if id])  # first: it goes where its lesson is merged into
         made, ruled = library.apply(others, wide, critic.count, instructions=instructions)
         before = {lesson.id for lesson in library.lessons}
         made = made.voted(
             [
                 *((lesson.id, START) for lesson in made.lessons if lesson.id not in before),
                 *((r.lesson, 1) for r in ruled if r.accepted and r.edit.op == "modify" and not r.reason),
-                *((id, -1) for _, _, id in named if id),
             ]
         )
         drops, left = [], list(made.lessons)
@@ -261,22 +299,20 @@ def proposed(state: State) -> list[Edit]:
     return [edit for comparison in ordered(state) for edit in comparison.edits]
 
 
-def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "") -> Decision:
-    edits, rulings = settled(proposed(state))
+def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "", cued: bool = False) -> Decision:
+    edits, rulings = settled(proposed(state), cued)
     return Decision(tuple(edits), tuple(rulings), why=why, note=note)
 
 
 def _followed(edit: Edit, fate: Ruling) -> Ruling:
-    final = fate.edit
-    told = f"consolidated into {final.op} {', '.join(final.lessons)}".rstrip()
-    told += f" {final.text!r}" if final.text else ""
+    told = f"consolidated into {_told(fate.edit)}"
     return Ruling(edit, fate.accepted, f"{told}: {fate.reason}" if fate.reason else told, fate.lesson)
 
 
 # What a model is asked
 
 
-def consolidate(model: Runnable[Any, Any], critic: Critic, how: How) -> Consolidate:
+def consolidate(model: Runnable[Any, Any], critic: Critic, how: How) -> Revise:
     """The node that makes the candidate from all groups' edits.
 
     `model`: one call a step, which sees the edits and the library; if no reply can be read, and for what finds no room in the
@@ -290,8 +326,8 @@ def consolidate(model: Runnable[Any, Any], critic: Critic, how: How) -> Consolid
     if how not in get_args(How):
         raise UserError(f"consolidate is one of {', '.join(get_args(How))}, got {how!r}")
     if critic.plain or how in ("code", "votes"):
-        return Consolidate(critic, "votes" if how == "votes" else "code")
-    return Consolidate(critic, how, _curator(model, critic) if how == "cheatsheet" else _merger(model, critic))
+        return Revise(critic, "votes" if how == "votes" else "code")
+    return Revise(critic, how, _curator(model, critic) if how == "cheatsheet" else _merger(model, critic))
 
 
 def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
@@ -326,16 +362,16 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         library, (edits, rest, _) = critic.versions.at(state["library"]), fitting(state)
         most = len(edits) + len(library.lessons)
         final, bad = read_edits(text(reply), library, most, critic.limits, state["step"])
-        into = taken_up(edits, final, _named(text(reply), final, len(edits)))
-        behind = {at: [edits[n] for n in into if into[n] == at] for at in range(len(final))}
-        final = [_of(edit, behind[at]) for at, edit in enumerate(final)]
-        dropped = [Ruling(e, False, "dropped by the consolidation") for n, e in enumerate(edits) if n not in into]
+        into = taken_up(edits, final, _named(text(reply), final, len(edits), library, critic.limits))
+        behind = [[edits[n] for n in into if into[n] == at and _does(edit, edits[n])] for at, edit in enumerate(final)]
+        final = [_of(edit, proposals) for edit, proposals in zip(final, behind, strict=True)]
+        pairs, dropped = _paired(edits, final, into, "dropped by the consolidation")
         keeps = [edit for edit in proposed(state) if edit.op == "keep"]
         later, refused = settled(rest)
         decision = Decision(
             (*final, *keeps, *later),
             (*dropped, *bad, *refused),
-            tuple((edits[n], final[at]) for n, at in sorted(into.items())),
+            pairs,
             f"{len(edits)} edits of the groups, consolidated by the model"
             + (f"; {len(rest)} more, which its prompt had no room for, by code" if rest else ""),
         )
@@ -360,17 +396,20 @@ def _of(edit: Edit, proposals: Sequence[Edit]) -> Edit:
     return replace(edit, problems=problems, rewards=tuple(reward for _, rewards in groups for reward in rewards))
 
 
-def _named(reply: str, final: Sequence[Edit], number: int) -> dict[int, list[int]]:
+def _named(reply: str, final: Sequence[Edit], number: int, library: Library, limits: Limits) -> dict[int, list[int]]:
     """Which proposals the author says each final edit was made from, by their places from 0."""
-    said: dict[str, list[int]] = {}
+    said: dict[Edit, list[list[int]]] = {}
     for item in _objects(values(reply)):
         given = item.get("from")
-        numbers = [re.sub(r"\D", "", str(one)) for one in (given if isinstance(given, list) else [given])]
-        places = [int(n) - 1 for n in numbers if n and len(n) < 7 and 0 < int(n) <= number]
-        for value in item.values():
-            if isinstance(value, str) and places:
-                said.setdefault(_said(one_line(value)), places)
-    return {at: said[_said(edit.text)] for at, edit in enumerate(final) if edit.text and _said(edit.text) in said}
+        numbers = [n for one in (given if isinstance(given, list) else [given]) for n in re.findall(r"\d{1,6}", str(one))]
+        places = [int(n) - 1 for n in numbers if 0 < int(n) <= number]
+        for edit in as_edits(item, library, limits) if places else ():
+            said.setdefault(_bare(edit), []).append(places)
+    return {at: said[_bare(edit)].pop(0) for at, edit in enumerate(final) if said.get(_bare(edit))}
+
+
+def _bare(edit: Edit) -> Edit:
+    return Edit(edit.op, edit.lessons, edit.text, edit.why)
 
 
 def _objects(found: Any) -> Iterator[dict[str, Any]]:
@@ -405,11 +444,8 @@ def _curator(model: Runnable[Any, Any], critic: Critic) -> Ask:
             rewards = tuple(reward for c in found for reward in c.rewards if reward is not None)
             final.append(replace(edit, problems=tuple(c.task for c in found), rewards=rewards, step=state["step"]))
         edits = proposed(state)
-        into = taken_up(edits, final, {})
-        into = {n: at for n, at in into.items() if (edits[n].op == "delete") == (final[at].op == "delete")}
-        dropped = [Ruling(edit, False, "not on the new sheet") for n, edit in enumerate(edits) if n not in into]
-        pairs = tuple((edits[n], final[at]) for n, at in sorted(into.items()))
-        return {"decision": Decision(tuple(final), tuple(dropped), pairs, "the sheet was written anew by the model")}
+        pairs, dropped = _paired(edits, final, taken_up(edits, final, {}), "not on the new sheet")
+        return {"decision": Decision(tuple(final), dropped, pairs, "the sheet was written anew by the model")}
 
     def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
         reason = "the old sheet stays, for no new one could be read"

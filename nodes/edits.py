@@ -16,7 +16,7 @@ from ..memory.library import Library, Limits, one_line
 from ..memory.records import OPS, Edit, Ruling
 from .ask import Unreadable
 
-__all__ = ["read_edits", "read_list", "values"]
+__all__ = ["as_edits", "read_edits", "read_list", "values"]
 
 
 # JSON, as models write it
@@ -346,6 +346,11 @@ def read_edits(
         else:
             taken.append(edit)
     return taken, rulings
+
+
+def as_edits(item: dict[str, Any], library: Library, limits: Limits) -> list[Edit]:
+    """What `read_edits` makes of an item of the list, without provenance: several edits, if it deletes or keeps several lessons."""
+    return _Items(library, limits, Edit("")).read([item])[0]
 
 
 def _lists(reply: str) -> Iterator[list[Any]]:
