@@ -33,7 +33,7 @@ be executed again from any checkpoint, and comes to the same without paying agai
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
 from operator import add
 from pathlib import Path
@@ -52,7 +52,7 @@ from ..nodes.attempts import Layout
 from ..nodes.consolidate import How, consolidate
 from ..nodes.decide import Choose
 from ..nodes.episode import Act, Begin, progress
-from ..nodes.groups import Offer, Open, Reward, rolled, summarised, verdict
+from ..nodes.groups import Offer, Open, Reward, Stoppable, Within, rolled, summarised, verdict
 from ..nodes.learning import (
     Asked,
     Batch,
@@ -85,8 +85,8 @@ from ..nodes.semantic import (
     questions,
     summarise,
 )
-from ..nodes.state import Attempt, Choice, Episode, Equipped, Group, Planned, Played, Problem
-from ..nodes.trial import Accept, Probing, Rule, tries
+from ..nodes.state import Attempt, Choice, Episode, Equipped, Planned, Played, Problem
+from ..nodes.trial import Accept, Kept, Probing, Rule, tries
 from .baselines import react
 from .flow import FlowError, Loop, Node, Router, compiled, wire
 from .flow import draw as drawing
@@ -286,9 +286,10 @@ class Offered(TypedDict):
 
     comparisons: Annotated[list[Comparison], add]
     usage: Annotated[Usage, add]
+    stops: Annotated[list[str], add]
 
 
-class GroupState(Group, Offered):
+class GroupState(Stoppable, Offered):
     """The channels of a group."""
 
 
@@ -502,15 +503,16 @@ def build(
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
     asked = [*tasks, *tests] if settings.top else []
     same = Alike(versions, settings.top, [(task, probe.first(task)) for task in asked])
-    batch = Batch(schedule)
+    batch, probes = Batch(schedule), tries(tests, settings.trials)
+    probing = Probing(probe, settings.cost, settings.turns)
     nodes: dict[str, Node] = {
         "begin": Start(versions, settings.library, settings.arm),
         "batch": batch,
-        "group": Grouped(group(settings, learn, ask)),
+        "group": Grouped(group(settings, learn, ask), learn, ask.name),
         "consolidate": Consolidate(ask.how, ask.consolidate(), settings.group),
         "hold_out": nothing,
-        "probe": Probing(probe),
-        "accept": Accept(same, settings.accept, settings.keep_best),
+        "probe": probing,
+        "accept": Accept(same, settings.accept, settings.keep_best, Kept(cache, probing, probes)),
         "close": Close(
             log if log is not None else Rows(),
             versions,
@@ -528,7 +530,7 @@ def build(
         "consolidate": Candidate(same, tested_),
         "close": More(settings.epochs * schedule.steps if tasks else 0),
     }
-    fan_outs = {"batch": batch.groups, "hold_out": tries(tests, settings.trials)}
+    fan_outs = {"batch": batch.groups, "hold_out": probes}
     builder = StateGraph(State, input_schema=Asked, output_schema=Result)
     return compiled(wire(builder, FLOW, nodes, routers, fan_outs), **{"name": "training-free-grpo", **compile})
 
@@ -562,15 +564,15 @@ def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking) -> Graph:
     )
     nodes: dict[str, Node] = {
         "open": Open(),
-        "rollout": Sample(learn),
-        "reward": reward,
-        "contrast": ask.contrast(),
-        "propose": ask.propose(),
+        "rollout": Within(Sample(learn)),
+        "reward": Within(reward),
+        "contrast": Within(ask.contrast()),
+        "propose": Within(ask.propose()),
         "offer": Offer(),
     }
     fan_outs: dict[str, Any] = {"open": rolled(settings.group)}
     if not ask.plain:
-        nodes |= {"read": nothing, "summarise": ask.summarise()}
+        nodes |= {"read": nothing, "summarise": Within(ask.summarise())}
         fan_outs["read"] = summarised
     builder = StateGraph(GroupState, input_schema=Problem, output_schema=Offered)
     flow = PLAIN if ask.plain else GROUP
@@ -589,6 +591,13 @@ def _success(world: Any, task: Task) -> float:
     return 1.0 if solved is None else min(solved / best(world, task), 1.0)
 
 
+ELSEWHERE = frozenset(
+    "problems held_out epochs batch temperature trial_temperature consolidate accept trials keep_best patience least_groups "  # noqa: SIM905
+    "library arm timeout".split()
+)
+"""Settings that say nothing of what becomes of a group, or that its rollouts are known by already."""
+
+
 @dataclass(frozen=True)
 class _Asking:
     """Makes the nodes that compare and edit: by a model, each stage cached by itself, or by rule."""
@@ -604,6 +613,13 @@ class _Asking:
     @property
     def rule(self) -> bool:
         return self.settings.author == "rule"
+
+    @property
+    def name(self) -> str:
+        """What a group depends on beside its rollouts, as a digest."""
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in ELSEWHERE}
+        models = [_model(self.model(stage)) for stage in ("summarise", "contrast", "propose", "discriminate")]
+        return key(models, settings, limits(self.parts, self.settings), self.parts.room)
 
     @property
     def plain(self) -> bool:

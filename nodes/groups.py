@@ -19,17 +19,21 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from operator import add
+from typing import Annotated, Any, ClassVar, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ..memory.records import Comparison, Rollout, Task, Usage
+from .recorded import BudgetSpent
 from .state import Group
 
 __all__ = [
     "Offer",
     "Open",
     "Reward",
+    "Stoppable",
+    "Within",
     "advantages",
     "comparable",
     "graded",
@@ -98,6 +102,46 @@ def ordered(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return sorted(rollouts, key=lambda rollout: rollout.number)
 
 
+class Stoppable(Group):
+    """A group that the budget may not last for."""
+
+    stops: Annotated[list[str], add]
+    """What was said when it was spent; empty: it has lasted so far."""
+
+
+@dataclass(frozen=True)
+class Within(Runnable[Any, Any]):
+    """A node of a group that the budget may not last for: it says so, and nothing that follows in the group is done.
+
+    To raise would cancel what goes on beside it: calls that are paid for, and whose replies would be lost.
+    """
+
+    node: Callable[[Any], Any] | Runnable[Any, Any]
+
+    @property
+    def role(self) -> str:
+        """The node's."""
+        return str(getattr(self.node, "role", "compute"))
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if input.get("stops"):
+            return {}
+        try:
+            return self.node.invoke(input, config) if isinstance(self.node, Runnable) else self.node(input)
+        except BudgetSpent as spent:
+            return {"stops": [str(spent)]}
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        if input.get("stops"):
+            return {}
+        try:
+            if isinstance(self.node, Runnable):
+                return await self.node.ainvoke(input, config)
+            return await asyncio.to_thread(self.node, input)
+        except BudgetSpent as spent:
+            return {"stops": [str(spent)]}
+
+
 @dataclass(frozen=True)
 class Open:
     """Begin with the group: nothing has been found out."""
@@ -108,6 +152,7 @@ class Open:
         return {
             "number": 0,
             "rewards": [],
+            "plain": [],
             "kind": "",
             "insights": [],
             "votes": [],
@@ -179,7 +224,13 @@ class Reward(Runnable[Any, Any]):
             for reward, r in zip(plain, rollouts, strict=True)
         ]
         kind = self._kind(state["task"], rewards, plain, agreed)
-        return {"rewards": rewards, "kind": kind, "failures": [*failures, *said.get("failures", ())], "usage": usage}
+        return {
+            "rewards": rewards,
+            "plain": plain,
+            "kind": kind,
+            "failures": [*failures, *said.get("failures", ())],
+            "usage": usage,
+        }
 
     def _plain(self, rollouts: Sequence[Rollout], said: Mapping[str, Any]) -> tuple[list[float | None], bool]:
         """The rewards before costs, and whether they can be relied on."""
@@ -221,7 +272,9 @@ class Offer:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Group) -> dict[str, Any]:
+    def __call__(self, state: Stoppable) -> dict[str, Any]:
+        if state.get("stops"):
+            return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(state["stops"][0],))]}
         rollouts = ordered(state["rollouts"])
         return {
             "comparisons": [

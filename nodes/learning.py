@@ -15,8 +15,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
+from ..memory.cache import key
 from ..memory.library import Library, Limits, Versions, opened
-from ..memory.records import Comparison, Rollout, Task, Usage, UserError
+from ..memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
 from ..memory.rows import Rows
 from .advantage import draw
 from .recorded import BudgetSpent, Meter
@@ -227,27 +228,64 @@ class Batch:
 
 @dataclass(frozen=True)
 class Grouped(Runnable[Any, Any]):
-    """A group, lived through in one go. If the budget does not last for it, it ends, and the run with it."""
+    """A group, lived through in one go, and never again: what it came to is in the cache, with what failed in it.
+
+    So a run that starts over comes to the same, also where a rollout that failed would work now. Two kinds of groups are played
+    again: one that the budget did not last for, and, as long as its step led to no candidate, one in which everything failed,
+    for it may be the user's to put that right.
+    """
 
     role: ClassVar[str] = "graph"
 
     graph: Runnable[Any, Any] = field(repr=False)
+    roll: Roll = field(repr=False)
+    """What plays its rollouts."""
+    name: str = field(default="", repr=False)
+    """What a group depends on beside its rollouts: who compares, and the settings."""
+
+    def key(self, state: Problem) -> str:
+        """Of what it came to, in the cache."""
+        task, library = state["task"], self.roll.versions.at(state["library"])
+        shown = (library.lessons, library.next)  # critics see all of it
+        return key("group", self.name, self.roll.name, self.roll.place(task), task, state["run"], state["step"], shown)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        try:
-            return self.graph.invoke(input, config)
-        except BudgetSpent as spent:
-            return self._stopped(input, spent)
+        place = self.key(input)
+        return self._known(place, input) or self._kept(place, self.graph.invoke(input, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        try:
-            return await self.graph.ainvoke(input, config)
-        except BudgetSpent as spent:
-            return self._stopped(input, spent)
+        place = self.key(input)
+        return self._known(place, input) or self._kept(place, await self.graph.ainvoke(input, config))
 
-    @staticmethod
-    def _stopped(state: Problem, spent: BudgetSpent) -> dict[str, Any]:
-        return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(str(spent),))], "stops": [str(spent)]}
+    def _known(self, place: str, state: Problem) -> dict[str, Any] | None:
+        known = self.roll.cache.get(place)
+        if known is None and candidate(state) in self.roll.versions.names():
+            known = self.roll.cache.get(key("failed", place))
+        return None if known is None else _restored(known)
+
+    def _kept(self, place: str, out: Mapping[str, Any]) -> dict[str, Any]:
+        (comparison,) = out["comparisons"]
+        if out["stops"]:
+            return {"comparisons": [comparison], "usage": out["usage"], "stops": out["stops"][:1]}
+        found = {"comparison": asdict(comparison), "usage": asdict(out["usage"])}
+        return _restored(self.roll.cache.put(place if came(comparison) else key("failed", place), found, "group"))
+
+
+def candidate(state: Mapping[str, Any]) -> str:
+    """The name of the version that a step proposes."""
+    return f"{state['run']}/{state['step'] + 1}"
+
+
+def came(comparison: Comparison) -> bool:
+    """Whether anything in a group came to something: there is a reward, or a comparison without."""
+    return comparison.kind != "failed" or any(truth is not None for truth in comparison.truths)
+
+
+def _restored(found: Mapping[str, Any]) -> dict[str, Any]:
+    value = dict(found["comparison"])
+    value["edits"] = [Edit(**edit) for edit in value["edits"]]
+    value["rulings"] = [Ruling(**{**ruling, "edit": Edit(**ruling["edit"])}) for ruling in value["rulings"]]
+    return {"comparisons": [Comparison(**value)], "usage": Usage(**found["usage"])}
 
 
 @dataclass(frozen=True)
@@ -482,7 +520,7 @@ class Invent(Runnable[Any, Any]):
 
 
 @dataclass(frozen=True)
-class Finish(Runnable[Any, Any]):
+class Finish:
     """The product: the best version, or the control that the arm makes of it. From now on it holds."""
 
     role: ClassVar[str] = "memory"
@@ -494,21 +532,17 @@ class Finish(Runnable[Any, Any]):
     arm: str = "learned"
     group: int = 0
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        rollouts = [self.roll.invoke(asked, config) for asked in self._asked(input)]
-        return self._made(input, rollouts)
+    def __call__(self, state: State) -> dict[str, Any]:
+        return self._made(state, self._played(state))
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        rollouts = [await self.roll.ainvoke(asked, config) for asked in self._asked(input)]
-        return self._made(input, rollouts)
-
-    def _asked(self, state: State) -> list[dict[str, Any]]:
-        """The rollouts of the first step: they are in the cache."""
+    def _played(self, state: State) -> list[Rollout]:
+        """The rollouts of the first step that are in the cache: all but those that failed. None is played here."""
         if self.arm != "random" or not state["step"]:
             return []
         run, first = f"{state['run']}/0", f"{state['run']}/0"
         tasks = self.schedule.tasks(state["run"], 0)
-        return [{"task": t, "run": run, "episode": n, "library": first} for t in tasks for n in range(self.group)]
+        asked = [{"task": t, "run": run, "episode": n, "library": first} for t in tasks for n in range(self.group)]
+        return [rollout for one in asked if (rollout := self.roll.known(one))]
 
     def _made(self, state: State, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         best, run = state["best"], state["run"]
@@ -517,7 +551,9 @@ class Finish(Runnable[Any, Any]):
             seed = draw(run, self.arm).getrandbits(31)
             many = len(learned.lessons)
             control = random_lessons(rollouts, many, self.limits, seed) if self.arm == "random" else shuffled(learned, seed)
-            best = self.versions.put(f"{run}/{self.arm}", control, why=f"control: {self.arm}")
+            # What is made of a run that the budget ended early is not what will be made of it when it goes on.
+            name = f"{run}/{self.arm}/{state['step']}" if state["stops"] else f"{run}/{self.arm}"
+            best = self.versions.put(name, control, why=f"control: {self.arm}")
             state = cast(State, {**state, "library": best})
         self.versions.move(best, "the product of the run")
         return {"best": best, "library": state["library"]}

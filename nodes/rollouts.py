@@ -142,12 +142,21 @@ class Roll(Runnable[Any, Any]):
 
     def key(self, state: Mapping[str, Any]) -> str:
         """Of the rollout in the cache."""
-        world, task = self.environment, state["task"]
-        gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
-        place = (world.name, getattr(world, "horizon", None), gold)
+        task = state["task"]
         lessons = [(lesson.id, lesson.text) for lesson in self.lessons(state["library"], task)]
         told = (lessons, self.layout.rewards, self.layout.clip, self.room)
-        return key("rollout", self.name, place, task, state["run"], state["episode"], told)
+        return key("rollout", self.name, self.place(task), task, state["run"], state["episode"], told)
+
+    def place(self, task: Task) -> tuple[Any, ...]:
+        """What keys say of the world."""
+        world = self.environment
+        gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
+        return world.name, getattr(world, "horizon", None), gold
+
+    def known(self, state: Mapping[str, Any]) -> Rollout | None:
+        """The rollout, if it is in the cache."""
+        found = self.cache.get(self.key(state))
+        return None if found is None else restored(found)
 
     def lessons(self, library: str, task: Task) -> tuple[Lesson, ...]:
         """What a rollout of this task is shown of a version."""
@@ -242,9 +251,10 @@ class Roll(Runnable[Any, Any]):
         return tuple(lesson.id for lesson in self.lessons(state["library"], state["task"]))
 
     def _kept(self, place: str, rollout: Rollout) -> Rollout:
-        if rollout.error:
-            return rollout
         usage = rollout.usage if self.paid else Usage()
+        if rollout.error:  # nobody could say what it was worth; it was paid for all the same
+            self.cache.put(key("unjudged", place), stored(rollout), "rollout", usage, rollout.seconds)
+            return rollout
         return restored(self.cache.put(place, stored(rollout), "rollout", usage, rollout.seconds))
 
     def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:

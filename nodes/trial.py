@@ -14,17 +14,21 @@ since more rollouts of the same few problems would not say more about others.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.types import Overwrite
 
+from ..memory.cache import Cache, key
 from ..memory.records import Probe, Rollout, Task, UserError
+from .groups import graded
 from .recorded import BudgetSpent
+from .rollouts import Roll
 from .state import Learning
 
-__all__ = ["Accept", "Rule", "Tested", "Tester", "accepted", "bootstrap", "differences", "tested", "tries"]
+__all__ = ["Accept", "Kept", "Probing", "Rule", "Tested", "Tester", "accepted", "bootstrap", "differences", "tested", "tries"]
 
 Rule = Literal["not-worse", "better", "always"]
 DRAWS = 4_000
@@ -147,12 +151,20 @@ class Tester(Learning):
 
 @dataclass(frozen=True)
 class Probing(Runnable[Any, Any]):
-    """Try a held-out problem under a library: one rollout of the accept test. A missing reward counts as 0."""
+    """Try a held-out problem under a library: one rollout of the accept test. A missing reward counts as 0, and what an attempt
+    took is taken off as in learning: what makes agents quicker is a gain where that is asked for."""
 
     role: ClassVar[str] = "graph"
 
-    roll: Runnable[Any, Rollout]
-    """A `nodes.rollouts.Roll`."""
+    roll: Roll
+    cost: float = 0.0
+    """Reward per 1000 tokens."""
+    turns: float = 0.0
+    """Reward per action."""
+
+    def key(self, work: Mapping[str, Any]) -> str:
+        """Of the rollout in the cache."""
+        return self.roll.key(self._asked(work))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         try:
@@ -172,9 +184,10 @@ class Probing(Runnable[Any, Any]):
         run = f"{state['run']}/trial"
         return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
-    @staticmethod
-    def _probed(state: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
-        probe = Probe(state["library"], rollout.task.id, rollout.number, rollout.reward or 0.0, rollout.error)
+    def _probed(self, state: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
+        tokens = rollout.usage.input_tokens + rollout.usage.output_tokens
+        worth = graded(rollout.reward or 0.0, tokens, rollout.steps, self.cost, self.turns)
+        probe = Probe(state["library"], rollout.task.id, rollout.number, worth, rollout.error)
         return {"probes": [probe], "usage": rollout.usage}
 
 
@@ -191,6 +204,21 @@ def tries(problems: Sequence[Task], trials: int) -> Callable[[Tester], list[Mapp
         ]
 
     return probes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an accept test was decided on, written down once: a run that starts over decides on the same, also where a rollout
+    that failed would work now."""
+
+    cache: Cache
+    probing: Probing
+    probes: Callable[[Tester], list[Mapping[str, Any]]]
+    """See `tries`."""
+
+    def __call__(self, state: Tester) -> list[Probe]:
+        place = key("trial", state["step"], self.probing.cost, self.probing.turns, *map(self.probing.key, self.probes(state)))
+        return [Probe(**probe) for probe in self.cache.put(place, [asdict(probe) for probe in state["probes"]], "trial")]
 
 
 @dataclass(frozen=True)
@@ -211,13 +239,18 @@ class Accept:
     rule: Rule = "not-worse"
     keep_best: bool = True
     """Whether the product is the version that did best; False: the last one."""
+    kept: Callable[[Tester], list[Probe]] | None = field(default=None, repr=False)
+    """Writes down what is decided on, see `Kept`; None: nobody will have to decide again."""
 
     def __call__(self, state: Tester) -> dict[str, Any]:
         candidate, current = state["candidate"], state["library"]
         if state["stops"]:
             return {"accepted": False, "why": f"not tested: {state['stops'][0]}"}
-        refuse_failure(state["probes"])
-        test = tested(state["probes"], candidate, current, f"{state['run']}/{state['step']}/accept")
+        probes = state["probes"]
+        refuse_failure(probes)
+        if probes and self.kept:
+            probes = self.kept(state)
+        test = tested(probes, candidate, current, f"{state['run']}/{state['step']}/accept")
         takes, why = accepted(test, self.rule)
         library = candidate if takes else current
         same = self.same(candidate, current)
@@ -230,7 +263,7 @@ class Accept:
             "stalled": 0 if takes and not same and (test is None or test.gain > _SAME) else state["stalled"] + 1,
         }
         if test is not None:
-            update |= self._best(state, test, takes)
+            update |= {"probes": Overwrite(probes), **self._best(state, test, takes)}
         elif same and state["best"] != current:
             update["best"] = state["best"]
         return update if self.keep_best else {**update, "best": library}

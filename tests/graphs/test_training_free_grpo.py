@@ -34,7 +34,7 @@ from learngraph.memory.cache import Cache
 from learngraph.memory.checkpoints import open_checkpoints, serializer
 from learngraph.memory.journal import Journal, JournalError
 from learngraph.memory.library import Library, LibraryError, Versions
-from learngraph.memory.records import Candidate, Lesson, Observation, Task, UserError
+from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage, UserError
 from learngraph.memory.rows import Rows
 from learngraph.nodes import learning
 from learngraph.nodes.learning import Schedule, distinct
@@ -604,6 +604,23 @@ def test_d14_what_an_attempt_costs_may_count() -> None:
     assert bench.rows[0]["rewards"]["train-0"] == pytest.approx([1.0, 0.9, 0.8])
 
 
+def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> None:
+    versions = Versions()
+
+    def play(asked: dict[str, Any]) -> dict[str, Any]:
+        quick = bool(versions.at(asked["library"]).lessons)
+        steps = 1 + (0 if quick else asked["episode"])
+        return {"score": 1.0, "step": steps, "transcript": "> a\n" * steps, "answer": "a", "usage": Usage(1, 900, 100)}
+
+    bench = Bench(settings=TrainingFreeGRPO(group=3, epochs=1, trials=2, turns=0.1, cost=0.2), rollout=RunnableLambda(play))
+    bench.versions = versions
+    out = bench.run()
+    test = bench.rows[0]["trial"]
+    assert (test["current"], test["candidate"], test["gain"]) == pytest.approx((0.65, 0.7, 0.05))
+    assert out["best_score"] == pytest.approx(0.7)
+    assert bench.rows[0]["accepted"]
+
+
 def test_5_6_graded_rewards_that_are_all_the_same_are_no_reason_to_compare() -> None:
     bench = Bench(world=Riddles(grade=lambda right: 0.5), settings=TrainingFreeGRPO(group=4, epochs=1))
     bench.run()
@@ -916,6 +933,129 @@ def test_a_spent_budget_ends_the_run_with_the_library_so_far() -> None:
         assert more.product(out).to_yaml() == whole.product(out).to_yaml()
         assert limited.chat.kinds()["act"] == whole.chat.kinds()["act"]
     assert seen == {"r/0", "r/1"}
+
+
+class Hiccup(Chat):
+    """One rollout's call fails, once."""
+
+    at: int = -1
+
+    def _act(self, told: str, draw: random.Random) -> str:
+        if self.kinds()["act"] - 1 == self.at:
+            self.at = -1
+            raise ConnectionError("one hiccup")
+        return super()._act(told, draw)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("budget", [12, 22, 40])
+def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(budget: int) -> None:
+    """A failure at every position, then a stop; the run that starts over does not come to another library of the same name."""
+    settings = TrainingFreeGRPO(group=3, epochs=2, patience=0, least_groups=0)
+    one_by_one: Any = {"max_concurrency": 1}
+
+    def run(bench: Bench) -> tuple[Any, ...]:
+        out = bench.graph().invoke({"run": "r"}, one_by_one)
+        rows = [quiet(row) for row in bench.rows if not row["id"].endswith("/stopped")]
+        return {**out, "usage": None}, bench.product(out).to_yaml(), rows
+
+    undisturbed = run(Bench(Hiccup(), settings))
+    different = 0
+    for at in range(0, 34, 3):
+        failed = run(Bench(Hiccup(at=at), settings))
+        cache = Cache()
+        bench = Bench(Hiccup(at=at), settings, cache=cache, meter=Meter(cache, tokens=110 * budget))
+        assert "budget" in run(bench)[0]["stopped"]
+        bench.meter = None
+        # A failure in a group, or in a test, that the budget did not last for gets another chance; any other stays one.
+        ended = run(bench)
+        assert ended in (failed, undisturbed)
+        different += ended == failed != undisturbed
+        assert run(bench) == ended
+    assert different or budget == 12
+
+
+async def test_e10_a_spent_budget_cancels_nothing_that_is_paid_for() -> None:
+    """Rollouts of four calls each, many in flight when the budget is gone: all are heard, counted and kept."""
+
+    class Slow(Chat):
+        heard: int = 0
+
+        async def _agenerate(self, messages: Any, stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
+            found = self._generate(messages, stop, run_manager, **more)
+            await asyncio.sleep(0.001 * (1 + len(self.asked) * 7 % 5))
+            self.heard += 1
+            return found
+
+    def played(chat: Chat) -> Counter[Any]:
+        return Counter(asked for asked in chat.asked if asked[0] == "act")
+
+    whole = Counter[Any]()
+    for calls in (10**6, 5, 20, 50, 68, 72, 90):
+        cache, chat = Cache(), Slow()
+        meter = Meter(cache, tokens=110 * calls)
+        model = Recorded(chat, "x", cache, "rollout", meter)
+
+        async def play(asked: dict[str, Any], model: Recorded = model) -> dict[str, Any]:
+            for call in range(4):
+                where = f"{asked['task'].id}, {asked['episode']} under {asked['library']}"
+                told = f"You solve {call} of {where}: the secret of a{asked['episode']} Lessons:"
+                said = (await model.ainvoke(told, seed=call)).content
+            return {"score": float(asked["episode"] % 2), "transcript": f"> {said}\n", "answer": said}
+
+        settings = TrainingFreeGRPO(group=4, epochs=1)
+        bench = Bench(chat, settings, cache=cache, meter=meter, rollout=RunnableLambda(play))
+        out = await bench.graph().ainvoke({"run": "r"})
+        assert len(chat.asked) == chat.heard == sum(usage.calls for usage in cache.spent().values())
+        if not whole:
+            whole = played(chat)
+            assert max(whole.values()) == 1
+            continue
+        assert "budget" in out["stopped"]
+        bench.meter = None
+        object.__setattr__(model, "meter", None)
+        await bench.graph().ainvoke({"run": "r"})
+        assert played(chat) == whole  # nothing was paid for twice
+
+
+def test_a_group_in_which_all_failed_gets_another_chance_until_something_was_made_of_its_step() -> None:
+    broken = Broken([f"train-{n}" for n in range(4)])
+    bench = Bench(world=broken, settings=TrainingFreeGRPO(group=4, epochs=1))
+    with pytest.raises(UserError, match="all 16 rollouts"):
+        bench.run()
+    broken.ids = ["train-0"]
+    out = bench.run()
+    assert bench.rows[0]["groups"]["train-0"] == "failed"
+    before = bench.product(out).to_yaml()
+    broken.ids = []  # it would work now, but a version was made of that step
+    assert bench.run() == out
+    assert bench.product(out).to_yaml() == before
+    bench.versions, bench.log = Versions(), Rows()
+    bench.run()
+    assert bench.rows[0]["groups"]["train-0"] != "failed"
+
+
+def test_what_could_not_be_judged_was_paid_for() -> None:
+    def play(asked: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "score": 0.0,
+            "earned": None,
+            "unjudged": "no",
+            "transcript": "> a\n",
+            "answer": "a",
+            "usage": Usage(1, 900, 100),
+        }
+
+    bench = Bench()
+    parts = Parts.written(bench.world, Journal(), Chat())
+    meter = Meter(bench.cache, tokens=3000)
+    settings = TrainingFreeGRPO(group=5, epochs=1, truth="majority", accept="always", keep_best=False)
+    graph = training_free_grpo.build(
+        parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play)
+    )
+    out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
+    assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
+    assert meter.spent == Usage(3, 2700, 300)
 
 
 def test_a_budget_holds_for_models_that_only_score() -> None:

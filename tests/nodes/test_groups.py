@@ -120,6 +120,7 @@ def test_costs_may_make_a_group_mixed_and_a_failure_stays_one() -> None:
     state["rollouts"] = [rollout(n, r, usage=Usage(1, 900 * n, 100 * n), steps=n) for n, r in enumerate((1.0, 1.0, 0.0))]
     found = Reward(cost=0.1, turns=0.01).invoke(state)
     assert found["rewards"] == pytest.approx([1.0, 1 - 0.1 - 0.01, 0 - 0.2 - 0.02])
+    assert found["plain"] == [1.0, 1.0, 0.0]  # what is said of an attempt
     assert found["usage"] == Usage(3, 2700, 300)
     assert (
         Reward(cost=0.1, hard=True, reference=lambda t: "7").invoke({**state, "rollouts": state["rollouts"][:2]})["kind"]

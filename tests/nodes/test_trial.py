@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learngraph.memory.cache import Cache
 from learngraph.memory.library import Library, Versions
 from learngraph.memory.records import Lesson, Probe, Task, UserError
 from learngraph.nodes import trial
 from learngraph.nodes.lessons import Alike
-from learngraph.nodes.trial import Accept, accepted, bootstrap, differences, tries
+from learngraph.nodes.trial import Accept, Kept, accepted, bootstrap, differences, tries
 
 NEW, OLD = "r/1", "r/0"
 
@@ -163,6 +165,18 @@ def test_both_libraries_are_tried_on_the_same_problems_with_the_same_names() -> 
     assert len(work) == 8
     by_library = {name: [(w["run"], w["task"].id, w["number"]) for w in work if w["library"] == name] for name in (OLD, NEW)}
     assert by_library[OLD] == by_library[NEW] == [("r", "a", 0), ("r", "a", 1), ("r", "b", 0), ("r", "b", 1)]
+
+
+def test_who_decides_again_decides_on_the_same() -> None:
+    probing: Any = SimpleNamespace(cost=0.0, turns=0.0, key=lambda work: f"{work['task'].id} under {work['library']}")
+    cache, tasks = Cache(), [Task("a", "?")]
+    accept = Accept(Alike(versions()), kept=Kept(cache, probing, tries(tasks, 1)))
+    failed = [Probe(NEW, "a", 0, 0.0, "one hiccup"), Probe(OLD, "a", 0, 1.0)]
+    first, again = (accept(state(probes=made)) for made in (failed, BETTER))  # now it would have worked
+    assert first == again
+    assert first["accepted"] is False
+    assert first["probes"].value == failed
+    assert accept(state(probes=BETTER, step=1))["accepted"] is True  # the next test is another
 
 
 def test_a_test_in_which_everything_failed_is_an_error() -> None:
