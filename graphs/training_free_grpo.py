@@ -148,7 +148,8 @@ class TrainingFreeGRPO:
     """Of rollouts of the accept test and of evaluation, likewise. Paper: 0.3."""
     truth: Literal["given", "majority", "self"] = "given"
     """Where rewards come from: the environment, or without ground truth the agreement of the group's answers, or a model's
-    opinion. Paper: given; in an ablation none, and no rule for what takes its place."""
+    opinion. Without it labels decide nothing at all: it goes with `accept="always"` and `keep_best=False` only. Paper: given; in
+    an ablation none, and no rule for what takes its place."""
     agreement: float = 0.6
     """Share of a group's answers that a majority needs. Paper: not given."""
     spread: float = 0.0
@@ -211,12 +212,21 @@ class TrainingFreeGRPO:
             raise UserError(f"training-free-grpo: agreement is a share above 0 and at most 1, got {self.agreement}")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"training-free-grpo: timeout is a positive number of seconds, got {self.timeout}")
+        if self.truth != "given" and (self.accept != "always" or self.keep_best):
+            raise UserError(
+                f"training-free-grpo: truth={self.truth} is learning without labels, and the accept test needs them: with it go "
+                "accept=always and keep_best=False (no_truth() sets them)"
+            )
         if self.similar <= 0:
             raise UserError(f"training-free-grpo: similar is above 0 (above 1: no two lessons are alike), got {self.similar}")
 
     @classmethod
     def paper(cls) -> TrainingFreeGRPO:
-        """The published run: three epochs of one step, every candidate accepted, nothing held out, nothing enforced."""
+        """The published run: three epochs of one step, every candidate accepted, nothing held out, and no limit on the library.
+
+        One thing is enforced all the same that the paper asks for in a prompt only: a lesson of more than 32 words is asked for
+        again, and rejected in the end.
+        """
         return cls(
             held_out=0,
             accept="always",
@@ -263,7 +273,7 @@ class TrainingFreeGRPO:
         return replace(self, accept="always", keep_best=False)
 
     def no_truth(self) -> TrainingFreeGRPO:
-        """No ground truth: majority vote. As nobody can say what a candidate is worth, it is accepted."""
+        """No ground truth: majority vote. As nobody can say what a candidate is worth, every one is accepted."""
         return replace(self, truth="majority", accept="always", keep_best=False)
 
     def rule(self) -> TrainingFreeGRPO:
@@ -509,7 +519,7 @@ def build(
         "begin": Start(versions, settings.library, settings.arm),
         "batch": batch,
         "group": Grouped(group(settings, learn, ask), learn, ask.name),
-        "consolidate": Consolidate(ask.how, ask.consolidate(), settings.group),
+        "consolidate": Consolidate(ask.how, ask.consolidate(), schedule),
         "hold_out": nothing,
         "probe": probing,
         "accept": Accept(same, settings.accept, settings.keep_best, Kept(cache, probing, probes)),

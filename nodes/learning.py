@@ -70,6 +70,8 @@ class State(Learning):
     """What failed in this step outside of its groups."""
     compared: int
     """Groups of this epoch so far that had something to compare."""
+    came: int
+    """Groups of this epoch so far in which anything came to something."""
     began: float
     """When this step began, in seconds since 1970."""
 
@@ -181,6 +183,7 @@ class Start:
             "stalled": 0,
             "stopped": "",
             "compared": 0,
+            "came": 0,
             "began": 0.0,
             "usage": Overwrite(Usage()),
             **_cleared(),
@@ -218,7 +221,8 @@ class Batch:
     def __call__(self, state: State) -> dict[str, Any]:
         _, number = self.schedule.place(state["step"])
         fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time()}
-        return {**fresh, **_cleared(), "compared": state["compared"] if number else 0}
+        so_far = {name: state[name] if number else 0 for name in ("compared", "came")}  # type: ignore[literal-required]
+        return {**fresh, **_cleared(), **so_far}
 
     def groups(self, state: State) -> list[Mapping[str, Any]]:
         """Fan-out: a group for every problem of the batch."""
@@ -293,14 +297,15 @@ class Consolidate(Runnable[Any, Any]):
     """Make a candidate of the groups' edits, if there is a group to learn from.
 
     Raises:
-        UserError: no rollout of any problem of the step came to anything: there is something to put right.
+        UserError: no rollout of several problems of the step, or of all of an epoch, came to anything: there is something to put
+            right.
     """
 
     role: ClassVar[str] = "model"
 
     how: str
     node: Node = field(repr=False)
-    group: int = field(default=0, repr=False)
+    schedule: Schedule = field(repr=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._known(input):
@@ -309,7 +314,7 @@ class Consolidate(Runnable[Any, Any]):
             node = self.node
             found = node.invoke(input, config) if isinstance(node, Runnable) else node(input)
         except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)]}
+            return {"candidate": "", "stops": [str(spent)], **self._counted(input)}
         return self._found(input, found)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -319,38 +324,48 @@ class Consolidate(Runnable[Any, Any]):
             node = self.node
             found = await node.ainvoke(input, config) if isinstance(node, Runnable) else node(input)
         except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)]}
+            return {"candidate": "", "stops": [str(spent)], **self._counted(input)}
         return self._found(input, found)
 
-    @staticmethod
-    def _known(state: State) -> dict[str, Any] | None:
+    def _known(self, state: State) -> dict[str, Any] | None:
         """What is to be said without asking anybody."""
-        comparisons = state["comparisons"]
-        _refuse_failure(state["step"], comparisons)
-        usable = sum(one.kind in USABLE for one in comparisons)
+        counted = self._counted(state)
         if state["stops"]:
-            return {"candidate": "", "why": state["stops"][0], "compared": state["compared"] + usable}
-        if not usable:
-            return {"candidate": "", "why": "no group had something to compare"}
+            return {"candidate": "", "why": state["stops"][0], **counted}
+        self._refuse_failure(state, counted["came"])
+        if not any(one.kind in USABLE for one in state["comparisons"]):
+            return {"candidate": "", "why": "no group had something to compare", **counted}
         return None
 
+    def _found(self, state: State, found: Mapping[str, Any]) -> dict[str, Any]:
+        return {**found, "why": "" if found.get("candidate") else "nothing was to be changed", **self._counted(state)}
+
     @staticmethod
-    def _found(state: State, found: Mapping[str, Any]) -> dict[str, Any]:
-        usable = sum(one.kind in USABLE for one in state["comparisons"])
-        why = "" if found.get("candidate") else "nothing was to be changed"
-        return {**found, "compared": state["compared"] + usable, "why": why}
+    def _counted(state: State) -> dict[str, int]:
+        """The epoch's groups so far, with this step's."""
+        groups = state["comparisons"]
+        usable = sum(one.kind in USABLE for one in groups)
+        return {"compared": state["compared"] + usable, "came": state["came"] + sum(map(came, groups))}
+
+    def _refuse_failure(self, state: State, any_came: int) -> None:
+        """One problem may be such that nobody can verify it; where none can be, something is to be put right."""
+        step, groups = state["step"], state["comparisons"]
+        epoch, number = self.schedule.place(step)
+        over = number + 1 == self.schedule.steps
+        if any(map(came, groups)) or (len(groups) < 2 and (any_came or not over)):
+            return
+        lost = sum(len(one.truths) for one in groups)
+        every = f"all rollouts of epoch {epoch} failed, in the end {lost}" if len(groups) < 2 else ""
+        every = every or f"all {lost} rollouts of step {step} failed"
+        raise UserError(f"training-free-grpo: {every}, {_told(groups)}")
 
 
-def _refuse_failure(step: int, comparisons: Sequence[Comparison]) -> None:
-    """One problem may be such that nobody can verify it; where none can be, something is to be put right."""
-    if len(comparisons) < 2 or any(one.kind != "failed" for one in comparisons):
-        return
-    if any(truth is not None for one in comparisons for truth in one.truths):
-        return
-    told = [failure.partition(": ")[2] for one in comparisons for failure in one.failures if failure.startswith("rollout ")]
+def _told(groups: Sequence[Comparison]) -> str:
+    """Why rollouts failed."""
+    told = [failure.partition(": ")[2] for one in groups for failure in one.failures if failure.startswith("rollout ")]
     (first, count), *others = Counter(told).most_common()
     what = "for one reason" if not others else f"for {1 + len(others)} reasons, {count} of them"
-    raise UserError(f"training-free-grpo: all {len(told)} rollouts of step {step} failed, {what}: {first}")
+    return f"{what}: {first}"
 
 
 @dataclass(frozen=True)
@@ -404,7 +419,8 @@ class Close:
                 f"and at least {self.least_groups} must"
             )
         if self.patience and stalled >= self.patience:
-            return f"no gain in {stalled} steps"
+            why = "" if state["came"] or not state["comparisons"] else f": all rollouts failed, {_told(state['comparisons'])}"
+            return f"no gain in {stalled} steps{why}"
         return ""
 
     def _row(self, state: State, stopped: str) -> dict[str, Any]:

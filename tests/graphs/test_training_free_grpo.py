@@ -786,6 +786,20 @@ def test_e6_a_verifier_that_raises_everywhere_is_an_error_and_not_a_reward_of_0(
     assert set(bench.chat.kinds()) == {"act"}
 
 
+def test_e6_nor_where_every_step_is_of_one_problem() -> None:
+    bench = Bench(
+        world=Broken([f"train-{n}" for n in range(4)]), settings=TrainingFreeGRPO(group=4, epochs=2, batch=1, patience=0)
+    )
+    with pytest.raises(
+        UserError, match="all rollouts of epoch 0 failed, in the end 4, for one reason: ArithmeticError: signal"
+    ):
+        bench.run()
+    assert len(bench.rows) == 3
+    impatient = Bench(world=Broken([f"train-{n}" for n in range(4)]), settings=TrainingFreeGRPO(group=4, epochs=2, batch=1))
+    stopped = impatient.run()["stopped"]
+    assert stopped.startswith("no gain in 2 steps: all rollouts failed, for one reason: ArithmeticError: signal only works")
+
+
 def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
     bench = Bench(world=Broken(["train-1"]), settings=TrainingFreeGRPO(group=4, epochs=1, batch=1, patience=0))
     bench.run()
@@ -1246,6 +1260,8 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
         ({"group": 1}, "group is at least 2, got 1: a rollout has nothing to be compared with"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
         ({"truth": "none"}, "truth is one of given, majority, self"),
+        ({"truth": "majority"}, "truth=majority is learning without labels, and the accept test needs them"),
+        ({"truth": "self", "accept": "always"}, "with it go accept=always and keep_best=False"),
         ({"arm": "best"}, "arm is one of learned, empty"),
         ({"agreement": 0.0}, "agreement is a share"),
         ({"timeout": 0}, "timeout is a positive number"),
