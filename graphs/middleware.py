@@ -25,7 +25,10 @@ __all__ = ["ExperienceMiddleware"]
 
 
 class ExperienceMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Shows an agent what was learned, where learning showed it: at the end of the system message. An empty library shows nothing.
+    """Shows an agent what was learned, at the end of the system message; an empty library shows nothing.
+
+    That is where the rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons, in the same words. The
+    default rollouts of training-free-grpo, ReAct, have them in the user's message, before the steps of the attempt.
 
     Args:
         library: lessons; or a file of them (YAML, versions in `.jsonl`, a run folder), or `Versions`, whose head holds. Looked up
