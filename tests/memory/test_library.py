@@ -438,7 +438,7 @@ LESSONS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(st.lists(LESSONS, max_size=2), st.integers(0, 9))
 def test_what_is_written_as_yaml_is_read_back_the_same(lessons: list[Lesson], more: int) -> None:
     held = Library(tuple(replace(lesson, id=f"L{3 * n + 1}") for n, lesson in enumerate(lessons)), more)

@@ -530,7 +530,7 @@ REPLIES = st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4),
     REPLIES,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -134,6 +134,7 @@ def test_a_window_too_small_for_the_question_is_an_error_in_words() -> None:
 # Making texts fit
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=3000), st.integers(0, 400))
 def test_what_is_cut_fits_and_keeps_both_ends(told: str, tokens: int) -> None:
     short = cut(told, tokens, len)
@@ -146,6 +147,7 @@ def test_what_is_cut_fits_and_keeps_both_ends(told: str, tokens: int) -> None:
         assert tail
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.integers(0, 3000))
 def test_room_is_shared_and_what_short_texts_leave_goes_to_long_ones(sizes: list[int], room: int) -> None:
     given_ = shares(sizes, room)
@@ -607,6 +609,7 @@ def test_random_lessons_keep_to_the_limits(steps: int) -> None:
     assert all(len(lesson.text.split()) <= 12 for lesson in drawn.lessons)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6).map(" ".join), max_size=8), st.integers(0, 9))
 def test_shuffled_lessons_have_the_same_words_and_lengths(texts: list[str], seed: int) -> None:
     library = as_library(texts, Limits(similar=2.0), len)
