@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from learngraph.memory.records import Observation, Task, UserError
 from learngraph.tools.environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, domain
 from learngraph.tools.local_model import LocalChatModel
-from learngraph.tools.pocket import evaluate, strategies, transcripts
+from learngraph.tools.pocket import evaluate, lessons, strategies, transcripts
 from learngraph.tools.pocket.chores import Chores
 from learngraph.tools.pocket.errands import Errands
 from learngraph.tools.pocket.evaluate import WEIGHTS
@@ -241,6 +241,68 @@ def test_the_exercise_of_obeying_labels_the_first_item_that_can_be_done_and_was_
             )
             done.append(piece.taken)
     assert known > 100
+
+
+def told_in(pieces: Sequence[transcripts.Piece]) -> list[str]:
+    """The lines of the list that a text begins with, or the items of the strategy in its place."""
+    line = str(pieces[1])
+    if line.startswith("Strategy: "):
+        return line.removeprefix("Strategy: ").rstrip("\n").split(". ")
+    assert line.startswith("Lessons:\n")
+    return [item.removeprefix("- ") for item in line.splitlines()[1:]]
+
+
+def test_the_exercise_of_seeking_a_line_labels_what_the_line_of_that_very_thing_says() -> None:
+    draw, named, nothing = random.Random(11), 0, 0
+    for _ in range(80):
+        pieces = list(lessons.sought(draw, 400, ("lamp", "road")))
+        lines = told_in(pieces)
+        assert len(lines) == len(set(lines)) >= 2
+        for decision in (piece for piece in pieces if isinstance(piece, Decision)):
+            assert sum(decision.probabilities.values()) == pytest.approx(1)
+            listed = [line for line in lines if line in decision.probabilities]
+            if decision.taken in listed:
+                assert decision.probabilities[decision.taken] > 0.4
+                named += 1
+            if not listed:
+                nothing += 1
+            if decision.known:
+                assert max(decision.probabilities.values()) == decision.probabilities[decision.taken] > 0.9
+    assert named > 200
+    assert nothing > 10
+
+
+def test_lessons_in_games_stand_among_many_of_other_tasks_and_a_few_are_wrong() -> None:
+    world, draw = Chores(), random.Random(12)
+    right, sizes, without = [], set[int](), 0
+    for n in range(300):
+        task = world.task(n)
+        played = transcripts.practise(world, task, draw)
+        assert played is not None
+        rooms = [world.task(1000 + 20 * n + k) for k in range(14)]
+        places = ["shelf", "drawer"]
+        others = [lessons.bare(room, lessons.lend(draw, world.gold(room), places)) for room in rooms]
+        pieces = list(lessons.heeded(draw, played, others, 0.0))
+        if not pieces:
+            continue
+        lines = told_in(pieces)
+        assert len(lines) == len(set(lines)) <= 40
+        sizes.add(len(lines) // 10)
+        gold = set(world.gold(task))
+        mine = {action for _, _, decision, _ in played.steps for action in decision.probabilities}
+        for line in lines:  # what can be done in this task is what gold does there, or a mistake
+            if line in mine and line.startswith("put ") and f"take {line[4:].partition(' in ')[0]}" in gold:
+                right.append(line in gold)
+        first = next(piece for piece in pieces if isinstance(piece, Decision))
+        listed = [line for line in lines if line in first.probabilities and line in gold]
+        best = max(first.probabilities, key=first.probabilities.__getitem__)
+        assert first.probabilities[best] > 0.25
+        if listed and best in listed:
+            assert sum(first.probabilities[line] for line in listed) > 0.9
+        without += not listed
+    assert 0.85 < sum(right) / len(right) < 0.97
+    assert {0, 1, 2, 3} <= sizes
+    assert without > 30
 
 
 def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
@@ -507,8 +569,8 @@ def test_follows_a_lesson_about_the_place_and_is_ignorant_without(probabilities:
         place = draw.choice(rules.places[:-1])
         kind = place.partition(" ")[0]
         actions = sorted((*ANSWERS[kind], *MOVES[kind]))
-        for lessons, found in ((f"Lessons:\n- {rules.lesson(place)}\n", told), ("", untold)):
-            chances = probabilities(f"Task: reach the exit\n{lessons}{place}", actions)
+        for advice, found in ((f"Lessons:\n- {rules.lesson(place)}\n", told), ("", untold)):
+            chances = probabilities(f"Task: reach the exit\n{advice}{place}", actions)
             assert min(chances.values()) > 1e-4  # nothing is impossible to it
             found.append(chances[rules.rules[place]])
     assert sum(told) / 20 > 0.8

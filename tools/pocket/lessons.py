@@ -26,6 +26,7 @@ from .transcripts import Decision, Paid, Piece, Played, clip, rename, soften
 __all__ = ["bare", "deeds", "heeded", "lend", "sought"]
 
 _DONE_TO_THINGS = ("slice", "dice", "chop", "wash", "open", "read", "eat")
+_TASKS = ("put everything in its place.", "Your task is to do what is usual with things.", "do as you were told.")
 _SEEN = (
     "In one part of the room you see a {}.",
     "There is also a {}, that has nothing on it.",
@@ -74,7 +75,7 @@ def sought(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -
             lines.append(f"take {thing}")
     draw.shuffle(lines)
     head = _list(draw, lines)
-    yield f"Task: {draw.choice(('put everything in its place.', 'Your task is to do what is usual with things.', 'do as you were told.'))}\n"
+    yield f"Task: {draw.choice(_TASKS)}\n"
     yield head
     used, full = 20 + len(head) // 3, draw.random() < 0.4
     while used < longest:
