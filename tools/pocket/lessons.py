@@ -7,10 +7,10 @@
     - put wet towel in washing machine
     You are in the bedroom. ...                                      -> take blue shirt
 
-That is how a library stands in a prompt that was learned on other tasks of a game. Two sources. `sought`: the bare exercise, many
-small scenes after one list, whose names share their words, so that a line is found by all of its words only. `heeded`: games under
-such lists, of which about one line in ten that is for this task is wrong; with lines for other tasks only, the label is what it
-is without lessons.
+That is how a library stands in a prompt that was learned on other tasks of a game. Two sources. `sought`: the bare exercise,
+many small scenes after one list, whose names share their words, so that a line is found by all of its words only. `heeded`:
+games under such lists, of which about one line in ten that is for this task is wrong; with lines for other tasks only, the
+label is what it is without lessons.
 """
 
 from __future__ import annotations
