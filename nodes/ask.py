@@ -72,7 +72,7 @@ class Ask(Runnable[Any, Any]):
     lost: Callable[[BadReply, State], Mapping[str, Any]] | None = None
     """What to record when no reply could be read (a mark that something is missing); None: raise `BadReply`."""
 
-    def _dialogue(self, state: State) -> Generator[Messages, AIMessage, dict[str, Any]]:
+    def _dialogue(self, state: State) -> Generator[Messages, Any, dict[str, Any]]:
         messages, usage, error = self.messages(state), Usage(), ""
         for _ in range(self.tries):
             reply = yield messages
@@ -98,21 +98,23 @@ class Ask(Runnable[Any, Any]):
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
-        try:
-            messages = next(dialogue)
-            while True:
-                messages = dialogue.send(self.model.invoke(messages, config, **self._options(input, messages)))
-        except StopIteration as done:
-            return done.value
+        reply: Any = None
+        while True:
+            try:
+                messages = dialogue.send(reply)
+            except StopIteration as done:
+                return done.value
+            reply = self.model.invoke(messages, config, **self._options(input, messages))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
-        try:
-            messages = next(dialogue)
-            while True:
-                messages = dialogue.send(await self._answer(messages, config, self._options(input, messages)))
-        except StopIteration as done:
-            return done.value
+        reply: Any = None
+        while True:
+            try:
+                messages = dialogue.send(reply)
+            except StopIteration as done:
+                return done.value
+            reply = await self._answer(messages, config, self._options(input, messages))
 
     async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
         """The model's reply. Callbacks that nobody listens to cost more than the request: a model may offer `answer` without,

@@ -122,3 +122,11 @@ async def test_where_nobody_listens_a_model_may_answer_without_callbacks_but_not
     for asked, config in ((quick, nobody), (quick, somebody), (quick, None), (quick.bind(logprobs=True), nobody)):
         assert (await ask(asked).ainvoke({"n": 0}, config))["n"] == 1
     assert told == [("answer", {}), ("whole", {}), ("whole", {}), ("whole", {"logprobs": True})]
+
+
+def test_a_model_that_has_nothing_left_to_say_is_an_error_and_no_answer(run: Any) -> None:
+    """A fake model's list ends with StopIteration, which must not pass for the end of the dialogue."""
+    with pytest.raises((StopIteration, RuntimeError)):  # in a coroutine Python itself makes the second of the first
+        run(ask(model()), {"n": 4})
+    with pytest.raises((StopIteration, RuntimeError)):
+        run(ask(model("none")), {"n": 4})
