@@ -278,22 +278,24 @@ class Loop(Runnable[Any, Any]):
     def play(self, input: Any, config: RunnableConfig | None) -> Any:
         """Without a run of its own in traces."""
         moves = self._moves(input)
-        try:
-            link, state = next(moves)
-            while True:
-                link, state = moves.send(link.invoke(state, config))
-        except StopIteration as done:
-            return done.value
+        update: Any = None
+        while True:
+            try:
+                link, state = moves.send(update)
+            except StopIteration as done:
+                return done.value
+            update = link.invoke(state, config)
 
     async def aplay(self, input: Any, config: RunnableConfig | None) -> Any:
         """The same; functions that may wait (`waits`) run in threads."""
         moves = self._moves(input)
-        try:
-            link, state = next(moves)
-            while True:
-                link, state = moves.send(await link.ainvoke(state, config))
-        except StopIteration as done:
-            return done.value
+        update: Any = None
+        while True:
+            try:
+                link, state = moves.send(update)
+            except StopIteration as done:
+                return done.value
+            update = await link.ainvoke(state, config)
 
 
 def _overwrites(value: Any) -> bool:
@@ -475,7 +477,8 @@ def _check_labels(source: str, labels: Sequence[str], router: Router) -> None:
 
 def _chained(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
     out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
-    links = _links(wiring.nodes, builder)
+    many = {e.target for e in wiring.edges if e.dotted}  # each runs many times at once, and what follows them once
+    links = _links({name: node for name, node in wiring.nodes.items() if name not in many}, builder)
     follows = {
         e.source: e.target
         for e in wiring.edges

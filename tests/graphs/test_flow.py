@@ -148,6 +148,18 @@ def test_whatever_langgraph_takes_gives_the_same_in_a_chain(odd: Any) -> None:
         same_chained(LINE, nodes)
 
 
+def test_what_follows_a_fan_out_runs_once_in_a_chain_too() -> None:
+    nodes = {
+        "a": lambda state: {"seen": ["a"]},
+        "b": lambda state: {"seen": [f"b{state['n']}"]},
+        "c": lambda state: {"seen": [f"c after {len(state['seen'])}"]},
+        "d": lambda state: {"seen": ["d"]},
+    }
+    flow = "flowchart LR\n START --> a\n a -.-> b --> c --> d --> END"
+    out = same_chained(flow, nodes, fan_outs={"a": lambda state: [{"n": n, "seen": []} for n in range(3)]})
+    assert out["seen"] == ["a", "b0", "b1", "b2", "c after 4", "d"]
+
+
 def test_channels_that_only_some_nodes_know() -> None:
     assert same_chained(LINE, {"a": tell, "b": hear, "c": step("c")})["seen"] == ["x", "secret", "c0"]
     flow = "flowchart LR\n START --> a --> b --> c --> d --> END"
