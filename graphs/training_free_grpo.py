@@ -473,6 +473,7 @@ def build(
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
     slots: Slots | None = None,
+    chain: bool = False,
     **compile: Any,
 ) -> Graph:
     """The graph of a learning run, from `{"run": name}` to `Result`.
@@ -491,10 +492,11 @@ def build(
         trial: one that plays the accept test; `rollout`, or `episode` at `settings.trial_temperature`, if not given.
         critic: the chat model that compares and edits; the one that plays if not given.
         recorded: (model, stage) -> the model with its calls cached, counted and limited, for each of the critic's stages; by
-            default each call is cached in `cache`.
+            default with `cache`, `meter` and `slots`, unless the model is a `Recorded` one.
         log: where steps are noted, one row each.
-        meter: says in the log what was spent, and ends a run whose rollouts cost more than they may.
+        meter: says in the log what was spent, and ends a run whose rollouts, or critics, cost more than they may.
         name, close, slots: see `roll`.
+        chain: as in `graphs.icrl.build`.
         compile: as for `StateGraph.compile`: a checkpointer, for example.
 
     Raises:
@@ -509,7 +511,7 @@ def build(
     tried = trial or rollout or episode(parts, settings, versions, settings.trial_temperature)
     more: dict[str, Any] = {"name": name, "close": close, "slots": slots, "meter": meter}
     learn, probe = (roll(parts, settings, versions, cache, graph, **more) for graph in (shown, tried))
-    ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks})
+    ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks}, meter, slots)
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
     asked = [*tasks, *tests] if settings.top else []
     same = Alike(versions, settings.top, [(task, probe.first(task)) for task in asked])
@@ -518,7 +520,7 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Start(versions, settings.library, settings.arm),
         "batch": batch,
-        "group": Grouped(group(settings, learn, ask), learn, ask.name),
+        "group": Grouped(group(settings, learn, ask, chain), learn, ask.name),
         "consolidate": Consolidate(ask.how, ask.consolidate(), schedule),
         "hold_out": nothing,
         "probe": probing,
@@ -542,7 +544,8 @@ def build(
     }
     fan_outs = {"batch": batch.groups, "hold_out": probes}
     builder = StateGraph(State, input_schema=Asked, output_schema=Result)
-    return compiled(wire(builder, FLOW, nodes, routers, fan_outs), **{"name": "training-free-grpo", **compile})
+    wired = wire(builder, FLOW, nodes, routers, fan_outs, chain=chain)
+    return compiled(wired, **{"name": "training-free-grpo", **compile})
 
 
 def _problems(
@@ -557,7 +560,7 @@ def _problems(
     return distinct(problems, tests, hasattr(world, "answer"))
 
 
-def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking) -> Graph:
+def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking, chain: bool = False) -> Graph:
     """The graph of a group, from `Problem` to `Offered`."""
     world: Any = learn.environment
     reward = Reward(
@@ -586,7 +589,7 @@ def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking) -> Graph:
         fan_outs["read"] = summarised
     builder = StateGraph(GroupState, input_schema=Problem, output_schema=Offered)
     flow = PLAIN if ask.plain else GROUP
-    wired = wire(builder, flow, nodes, {"reward": verdict}, fan_outs)
+    wired = wire(builder, flow, nodes, {"reward": verdict}, fan_outs, chain=chain)
     return compiled(wired, name="training-free-grpo-group", checkpointer=False)
 
 
@@ -619,6 +622,8 @@ class _Asking:
     given: Runnable[Any, Any] | None
     recorded: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None
     tasks: Mapping[str, Task]
+    meter: Meter | None = None
+    slots: Slots | None = None
 
     @property
     def rule(self) -> bool:
@@ -682,7 +687,7 @@ class _Asking:
             return self.recorded(model, stage)
         if isinstance(model, Recorded):
             return replace(model, stage=stage)
-        return Recorded(model, _model(model), self.cache, stage)
+        return Recorded(model, _model(model), self.cache, stage, self.meter, self.slots)
 
     def summarise(self) -> Node:
         return summarise(self.model("summarise"), self.critic)

@@ -191,6 +191,7 @@ class Bench:
             versions=self.versions,
             cache=self.cache,
             log=self.log,
+            meter=self.meter,
             **{**self.more, **compile},
         )
 
@@ -250,9 +251,21 @@ async def test_awaited_it_comes_to_the_same() -> None:
     assert [quiet(row) for row in awaited.rows] == [quiet(row) for row in plain.rows]
 
 
+def test_chained_it_comes_to_the_same() -> None:
+    plain, chained = Bench(), Bench()
+    out = plain.run()
+    graph = chained.graph(chain=True)
+    assert graph.invoke({"run": "r"}) == out
+    assert "accept+close" not in graph.nodes  # two arrows lead to it
+    assert "group" in graph.nodes
+    assert chained.product(out).to_yaml() == plain.product(out).to_yaml()
+    assert [quiet(row) for row in chained.rows] == [quiet(row) for row in plain.rows]
+    assert chained.chat.kinds()["consolidate"] == plain.chat.kinds()["consolidate"] == 1
+
+
 def quiet(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the log without the time that it took."""
-    return {**row, "seconds": None}
+    """A row of the log without the time that it took, and what all that was paid for comes to."""
+    return {**row, "seconds": None, "dollars": None}
 
 
 def test_every_rollout_is_shown_the_library_of_its_step_at_the_same_place() -> None:
@@ -1070,6 +1083,13 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
     assert meter.spent == Usage(3, 2700, 300)
+
+
+def test_a_budget_holds_for_critics_that_nobody_recorded() -> None:
+    cache, critic = Cache(), Chat()
+    bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1), cache=cache, critic=critic, meter=Meter(cache, tokens=110 * 18))
+    assert "budget" in bench.graph().invoke({"run": "r"}, {"max_concurrency": 1})["stopped"]
+    assert bench.chat.kinds()["act"] + len(critic.asked) == 18
 
 
 def test_a_budget_holds_for_models_that_only_score() -> None:
