@@ -764,9 +764,9 @@ def _missing(name: str) -> str:
         case "jericho" if "JERICHO_GAMES" not in os.environ:
             return "$JERICHO_GAMES"
         case "pocket":
-            from ..tools.models import POCKET
+            from ..tools.models import POCKETS
 
-            return "" if (POCKET / "config.json").exists() else "its weights"
+            return "" if (POCKETS[name] / "config.json").exists() else "its weights"
         case "openai" if "OPENAI_API_KEY" not in os.environ:
             return "$OPENAI_API_KEY"
     return ""
