@@ -39,7 +39,8 @@ from operator import add
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, cast
 
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.tools import BaseTool
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
@@ -86,6 +87,7 @@ from ..nodes.semantic import (
     summarise,
 )
 from ..nodes.state import Attempt, Choice, Episode, Equipped, Planned, Played, Problem
+from ..nodes.tools import Toolset
 from ..nodes.trial import Accept, Kept, Probing, Rule, tries
 from .baselines import react
 from .flow import FlowError, Loop, Node, Router, compiled, wire
@@ -400,31 +402,50 @@ def _fingerprint(parts: Parts, graph: Runnable[Any, Any], name: str) -> str:
         told += [graph.name, drawing(graph)]
         for title, spec in sorted(graph.builder.nodes.items()):
             node = getattr(spec.runnable, "func", None) or spec.runnable
-            told.append([title, type(node).__name__, getattr(node, "asks", ""), _plain(node)])
+            told.append([title, getattr(node, "asks", ""), _words(node)])
     return key(*told)
 
 
-def _plain(node: Any, depth: int = 3) -> dict[str, Any]:
-    """A node's settings: its fields that are plain values, and those of its parts. Not what it is recorded and paid by."""
-    if not is_dataclass(node) or isinstance(node, type | Recorded | Meter) or not depth:
-        return {}
-    found: dict[str, Any] = {}
-    for name, value in ((f.name, getattr(node, f.name)) for f in fields(node)):
-        if isinstance(value, str | int | float | bool):
-            found[name] = value
-        elif isinstance(value, Mapping):
-            found[name] = {str(k): v for k, v in value.items() if isinstance(v, str | int | float | bool)}
-        elif inner := _plain(value, depth - 1):
-            found[name] = inner
-    return found
+def _words(value: Any, depth: int = 6) -> Any:
+    """Settings as JSON: values, records and nodes with their parts, models and tools. Of anything else its name."""
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if not depth:
+        return type(value).__name__
+    if isinstance(value, Recorded | RunnableBinding) or hasattr(value, "_identifying_params"):
+        return _model(value)
+    if isinstance(value, BaseTool):
+        return [value.name, value.description, _words(value.args, depth - 1)]
+    if isinstance(value, Toolset):
+        return [_words(value.tools, depth - 1), _words(value.offered(), depth - 1)]
+    if isinstance(value, Mapping):
+        return {str(name): _words(one, depth - 1) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_words(one, depth - 1) for one in value]
+    if is_dataclass(value) and not isinstance(value, type | Meter):
+        settings = (one.name for one in fields(value) if one.init and not one.name.startswith("_"))
+        return [type(value).__name__, {name: _words(getattr(value, name), depth - 1) for name in settings}]
+    return getattr(value, "__qualname__", type(value).__name__)
 
 
 def _model(model: Any) -> str:
-    """A model and its settings in words; those of a `Recorded` model say all that its replies depend on."""
+    """A model and its settings, with those that are bound to it; those of a `Recorded` model say all that its replies depend on."""
     if isinstance(model, Recorded):
-        return model.name
-    named = ((name, getattr(model, name, None)) for name in ("model", "model_name", "temperature", "max_tokens", "seed"))
-    return " ".join([type(model).__name__, *(f"{n}={v}" for n, v in named if isinstance(v, str | int | float))])
+        return f"{model.name} {key(_words(model.bound))}" if model.bound else model.name
+    bound: dict[str, Any] = {}
+    while isinstance(model, RunnableBinding):
+        model, bound = model.bound, {**model.kwargs, **bound}
+    if isinstance(model, Recorded):
+        return f"{_model(model)} {key(_words(bound))}"
+    named = [(name, getattr(model, name, None)) for name in ("model", "model_name", "temperature", "max_tokens", "seed")]
+    named += [(name, getattr(model, name, None)) for name in ("base_url", "openai_api_base")]
+    hidden = [
+        bound,
+        getattr(model, "_identifying_params", {}),
+        model._get_ls_params() if hasattr(model, "_get_ls_params") else {},
+    ]
+    told = " ".join([type(model).__name__, *(f"{n}={v}" for n, v in named if isinstance(v, str | int | float))])
+    return f"{told} {key(_words(hidden))}"
 
 
 def _prompts(overrides: Path | None) -> str:

@@ -262,6 +262,11 @@ class Recorded(Runnable[Any, Any]):
         except TypeError as error:
             raise TypeError(f"{self.name}: a call with options that are no JSON cannot be stored ({error})") from error
 
+    @property
+    def bound(self) -> dict[str, Any]:
+        """The options that are bound to the model: part of what its calls are known by."""
+        return self._bound[1]
+
     # A frozen dataclass may cache properties: they go past its lock into `__dict__`.
 
     @cached_property

@@ -24,7 +24,7 @@ from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
 from ..memory.library import Library, Versions
-from ..memory.records import UserError
+from ..memory.records import Task, UserError
 from .ask import Ask, BadReply, Unreadable, text
 from .episode import Begin
 from .lessons import lectured_system, shown, told
@@ -112,6 +112,13 @@ class Toolset:
                     given = stack.enter_context(given)
                 found = self._open[str(state["session"])] = stack, {tool.name: tool for tool in given}
             return found[1]
+
+    def offered(self) -> list[BaseTool]:
+        """The tools of any rollout, for their names and arguments; they are closed again."""
+        asked = {"session": self.fresh(), "run": "", "task": Task("", ""), "episode": 0}
+        found = list(self.of(asked).values())
+        self.close(asked["session"])
+        return found
 
     def close(self, session: str) -> None:
         """Close the tools of a session, if they are open."""

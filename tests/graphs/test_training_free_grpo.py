@@ -23,6 +23,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
@@ -745,6 +746,46 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     batched = Bench(cache=cache, settings=TrainingFreeGRPO(group=4, epochs=2, batch=2))
     batched.run()
     assert batched.rows[0]["problems"] == first.rows[0]["problems"][:2]
+
+
+def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools() -> None:
+    world, versions, cache, chat = Riddles(), Versions(), Cache(), Chat()
+
+    @tool
+    def look(place: str) -> str:
+        """Look there."""
+        return place
+
+    @tool
+    def turn(word: str, times: int = 1) -> str:
+        """Turn a word."""
+        return word
+
+    def name(model: Any, *tools: Any) -> str:
+        parts = Parts.written(world, Journal(), model)
+        settings = TrainingFreeGRPO()
+        graph: Any = training_free_grpo.episode(parts, settings, versions)
+        if tools:
+            graph = tool_agent.build(parts, tools=lambda run, task, episode: tools, lessons=versions)
+        roll = training_free_grpo.roll(parts, settings, versions, cache, graph)
+        if not tools:  # it stays the same when something was played
+            roll.invoke({"task": world.task(0), "run": "r/0", "episode": 0, "library": "r/0"})
+            assert training_free_grpo.roll(parts, settings, versions, cache, graph).name == roll.name
+        return roll.name
+
+    versions.put("r/0", Library((Lesson("L0", LESSON),)))
+    openai: Any = pytest.importorskip("langchain_openai").ChatOpenAI
+    known = {"model": "m", "api_key": "none", "base_url": "http://one.test/v1"}
+    models = [
+        *(chat, chat.bind(temperature=0.0), chat.bind(temperature=1.0), chat.bind(stop=["a", "b"]), chat.bind(stop=["a"])),
+        *(Recorded(chat, "x", cache), Recorded(chat.bind(top_p=0.5), "x", cache), Recorded(chat, "y", cache)),
+    ]
+    names = [name(model) for model in models]
+    names += [name(chat, look), name(chat, turn), name(chat, look, turn)]
+    assert len({*names}) == len(names)
+    assert names == [*map(name, models), name(chat, look), name(chat, turn), name(chat, look, turn)]
+    others = [known, {**known, "base_url": "http://other.test/v1"}, {**known, "top_p": 0.5}, {**known, "temperature": 0.5}]
+    assert len({training_free_grpo._model(openai(**each)) for each in others}) == len(others)
 
 
 def test_e2_a_name_that_stands_for_another_library_is_refused() -> None:
