@@ -45,7 +45,7 @@ class Run:
     env: str = "twx:coin"
     """The environment: `twx:GAME`, `toy`, `jericho:GAME` (see `learngraph list`)."""
     model: str = "pocket"
-    """The model behind the policy: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
+    """The model behind the policy: `pocket`, `pocket:lessons`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
     episodes: int = 30
     """Episodes of each run: the same task again and again."""
     seeds: str = "5"
