@@ -539,7 +539,7 @@ def build(
     batch, probes = Batch(schedule), tries(tests, settings.trials)
     probing = Probing(probe, settings.cost, settings.turns)
     nodes: dict[str, Node] = {
-        "begin": Start(versions, settings.library, settings.arm),
+        "begin": Start(versions, settings.library, settings.arm, limits(parts, settings), parts.count),
         "batch": batch,
         "group": Grouped(group(settings, learn, ask, chain), learn, ask.name),
         "consolidate": Consolidate(ask.how, ask.consolidate(), schedule),
@@ -556,7 +556,7 @@ def build(
             tuple(dropped),
         ),
         "invent": Invent(ask.invent(), versions, tuple(tasks), limits(parts, settings), parts.count),
-        "finish": Finish(versions, learn, schedule, limits(parts, settings), settings.arm, settings.group),
+        "finish": Finish(versions, learn, schedule, limits(parts, settings), settings.arm, settings.group, parts.count),
     }
     routers: dict[str, Router] = {
         "begin": Learns(settings.arm),
@@ -696,7 +696,6 @@ class _Asking:
             room=parts.room,
             plain=self.plain,
             tasks=self.tasks,
-            top=settings.top,
         )
 
     def model(self, stage: str) -> Runnable[Any, Any]:

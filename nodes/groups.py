@@ -290,6 +290,7 @@ class Offer:
                     failures=tuple(state["failures"]),
                     steps=sum(rollout.steps for rollout in rollouts),
                     tool_calls=sum(rollout.tool_calls for rollout in rollouts),
+                    shown=tuple(sorted(Counter(id for rollout in rollouts for id in rollout.shown).items())),
                 )
             ]
         }

@@ -20,6 +20,7 @@ from ..memory.library import Library, Limits, Versions, opened
 from ..memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
 from ..memory.rows import Rows
 from .advantage import draw
+from .ask import estimated
 from .recorded import BudgetSpent, Meter
 from .rollouts import Roll
 from .semantic import as_library, random_lessons, shuffled
@@ -167,10 +168,14 @@ class Start:
     library: str = ""
     """A YAML file, or a run whose product it is; empty: no lessons."""
     arm: str = "learned"
+    limits: Limits = field(default_factory=Limits, repr=False)
+    count: Callable[[str], int] = field(default=estimated, repr=False)
+    """Tokens of a text."""
 
     def __call__(self, state: Asked) -> dict[str, Any]:
         first = f"{state['run']}/0"
-        self.versions.put(first, self._read(), why="the start")
+        library, rulings = self._read().within(self.limits, self.count)
+        self.versions.put(first, library, why="the start", rulings=rulings)
         return {
             "step": 0,
             "library": first,
@@ -221,7 +226,7 @@ class Batch:
     def __call__(self, state: State) -> dict[str, Any]:
         _, number = self.schedule.place(state["step"])
         fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time()}
-        so_far = {name: state[name] if number else 0 for name in ("compared", "came")}  # type: ignore[literal-required]
+        so_far = {name: state[name] if number else 0 for name in ("compared", "came")}
         return {**fresh, **_cleared(), **so_far}
 
     def groups(self, state: State) -> list[Mapping[str, Any]]:
@@ -235,8 +240,8 @@ class Grouped(Runnable[Any, Any]):
     """A group, lived through in one go, and never again: what it came to is in the cache, with what failed in it.
 
     So a run that starts over comes to the same, also where a rollout that failed would work now. Two kinds of groups are played
-    again: one that the budget did not last for, and, as long as its step led to no candidate, one in which everything failed,
-    for it may be the user's to put that right.
+    again: one that the budget did not last for, and, as long as its step led to no version, one in which everything failed, for
+    it may be the user's to put that right.
     """
 
     role: ClassVar[str] = "graph"
@@ -263,7 +268,8 @@ class Grouped(Runnable[Any, Any]):
 
     def _known(self, place: str, state: Problem) -> dict[str, Any] | None:
         known = self.roll.cache.get(place)
-        if known is None and candidate(state) in self.roll.versions.names():
+        name = candidate(state)
+        if known is None and not {name, f"{name}-kept"}.isdisjoint(self.roll.versions.names()):
             known = self.roll.cache.get(key("failed", place))
         return None if known is None else _restored(known)
 
@@ -294,7 +300,8 @@ def _restored(found: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Consolidate(Runnable[Any, Any]):
-    """Make a candidate of the groups' edits, if there is a group to learn from.
+    """Make a candidate of the groups' edits. Where there is no group to learn from, nobody is asked, and what was shown is
+    counted (nodes/consolidate.py).
 
     Raises:
         UserError: no rollout of several problems of the step, or of all of an epoch, came to anything: there is something to put
@@ -333,12 +340,12 @@ class Consolidate(Runnable[Any, Any]):
         if state["stops"]:
             return {"candidate": "", "why": state["stops"][0], **counted}
         self._refuse_failure(state, counted["came"])
-        if not any(one.kind in USABLE for one in state["comparisons"]):
-            return {"candidate": "", "why": "no group had something to compare", **counted}
         return None
 
     def _found(self, state: State, found: Mapping[str, Any]) -> dict[str, Any]:
-        return {**found, "why": "" if found.get("candidate") else "nothing was to be changed", **self._counted(state)}
+        usable = any(one.kind in USABLE for one in state["comparisons"])
+        why = "nothing was to be changed" if usable else "no group had something to compare"
+        return {**found, "why": "" if found.get("candidate") else why, **self._counted(state)}
 
     @staticmethod
     def _counted(state: State) -> dict[str, int]:
@@ -389,7 +396,10 @@ def nothing(state: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Close:
-    """Note the step, once however often this runs, and say whether the run is to end before its last one."""
+    """Note the step, once however often this runs, and say whether the run is to end before its last one.
+
+    Where no candidate took its place, the library goes on with the votes of the step, as the version `<run>/<step + 1>-kept`.
+    """
 
     role: ClassVar[str] = "memory"
 
@@ -406,8 +416,18 @@ class Close:
         stopped = self._stopped(state, stalled)
         if state["accepted"]:
             self.versions.move(state["library"], state["why"])
-        self.log.append(self._row(state, stopped))
-        return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped}
+        now = {} if state["accepted"] or state["stops"] else self._voted(state)
+        self.log.append(self._row(cast(State, {**state, **now}), stopped))
+        return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped, **now}
+
+    def _voted(self, state: State) -> dict[str, str]:
+        """The library that holds, and the best one if it is the same, with the votes of the step."""
+        held, kept = state["library"], f"{candidate(state)}-kept"
+        if kept not in self.versions.names():
+            return {}
+        if self.versions.head == held:
+            self.versions.move(kept, "the votes of the step")
+        return {"library": kept, "best": kept if state["best"] == held else state["best"]}
 
     def _stopped(self, state: State, stalled: int) -> str:
         if state["stops"]:
@@ -547,6 +567,8 @@ class Finish:
     limits: Limits = field(repr=False)
     arm: str = "learned"
     group: int = 0
+    count: Callable[[str], int] = field(default=estimated, repr=False)
+    """Tokens of a text."""
 
     def __call__(self, state: State) -> dict[str, Any]:
         return self._made(state, self._played(state))
@@ -566,7 +588,10 @@ class Finish:
             learned = self.versions.at(best)
             seed = draw(run, self.arm).getrandbits(31)
             many = len(learned.lessons)
-            control = random_lessons(rollouts, many, self.limits, seed) if self.arm == "random" else shuffled(learned, seed)
+            if self.arm == "random":
+                control = random_lessons(rollouts, many, self.limits, seed, tokens=self.count)
+            else:
+                control = shuffled(learned, seed)
             # What is made of a run that the budget ended early is not what will be made of it when it goes on.
             name = f"{run}/{self.arm}/{state['step']}" if state["stops"] else f"{run}/{self.arm}"
             best = self.versions.put(name, control, why=f"control: {self.arm}")

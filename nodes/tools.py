@@ -115,9 +115,10 @@ class Toolset:
 
     def offered(self) -> list[BaseTool]:
         """The tools of any rollout, for their names and arguments; they are closed again."""
-        asked = {"session": self.fresh(), "run": "", "task": Task("", ""), "episode": 0}
-        found = list(self.of(asked).values())
-        self.close(asked["session"])
+        session = self.fresh()
+        with self.closing(session):
+            found = [*self.of({"session": session, "run": "", "task": Task("", ""), "episode": 0}).values()]
+        self.close(session)
         return found
 
     def close(self, session: str) -> None:

@@ -228,12 +228,13 @@ def test_a_lesson_is_learned_tested_kept_and_obeyed() -> None:
     assert (first["accepted"], first["before"], first["library"], first["lessons"]) == (True, "r/0", "r/1", 1)
     assert (second["train"], second["passed"], second["kinds"], second["candidate"]) == (1.0, 1.0, {"alike": 4}, "")
     assert {name: out[name] for name in ("library", "best", "best_score", "step")} == {
-        "library": "r/1",
-        "best": "r/1",
+        "library": "r/2-kept",  # as r/1, but that it was shown
+        "best": "r/2-kept",
         "best_score": 1.0,
         "step": 2,
     }
-    assert bench.versions.head == "r/1"
+    assert bench.versions.head == "r/2-kept"
+    assert bench.versions.at("r/1").key == bench.versions.at("r/2-kept").key
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     # A call for every rollout and every probe; summaries of mixed groups alone; one consolidation.
     kinds = bench.chat.kinds()
@@ -575,7 +576,7 @@ def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -
     # Tested all the same, the best version is the product, whichever holds last.
     kept = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0, accept="always"))
     out = kept.run()
-    assert (out["best"], out["library"]) == ("r/0", "r/1")
+    assert (out["best"], out["library"]) == ("r/0", "r/2-kept")  # r/1 with what the last step counted
     assert kept.versions.head == "r/0"
 
 
@@ -1341,3 +1342,35 @@ def test_presets_change_what_they_name() -> None:
     assert (paper.accept, paper.keep_best, paper.patience, paper.least_groups, paper.words) == ("always", False, 0, 0, 32)
     for name in TrainingFreeGRPO.ablations:
         assert getattr(TrainingFreeGRPO(), name)() != TrainingFreeGRPO()
+
+
+def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Path) -> None:
+    """What did harm is known after a step that came to nothing, too."""
+
+    class Votes(Misled):
+        def _contrast(self, told: str, draw: random.Random) -> str:
+            return json.dumps({"lessons": [self.teaches], "helpful": [], "harmful": ["L0"]})
+
+    (tmp_path / "start.yaml").write_text("- When asked, think.\n")
+    settings = TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0, library=str(tmp_path / "start.yaml"))
+    bench = Bench(Votes(), settings)
+    out = bench.run()
+    assert [(row["accepted"], row["before"], row["library"]) for row in bench.rows] == [
+        (False, "r/0", "r/1-kept"),
+        (False, "r/1-kept", "r/2-kept"),
+    ]
+    (lesson,) = bench.product(out).lessons
+    compared = sum(row["compared"] for row in bench.rows)
+    assert compared > 3
+    assert (lesson.text, lesson.harmful, lesson.shown) == ("When asked, think.", compared, 2 * 4 * 4)
+    assert bench.versions.head == out["best"] == out["library"] == "r/2-kept"
+    assert bench.chat.kinds()["act"] == 2 * 4 * 4 + 3 * 5  # two candidates, and one library: its text stays the same
+    assert bench.run() == out
+
+
+def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
+    (tmp_path / "start.yaml").write_text("".join(f"- When it is {n}, go on.\n" for n in range(9)) + f"- {'word ' * 60}\n")
+    bench = Bench(settings=TrainingFreeGRPO(group=2, epochs=1, library=str(tmp_path / "start.yaml"), lessons=5, words=8))
+    bench.run()
+    assert len(bench.versions.at("r/0").lessons) == 5
+    assert len(bench.versions.rulings("r/0")) == 5
