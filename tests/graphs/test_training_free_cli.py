@@ -488,7 +488,7 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
         "most": "--most 3",
         "author": "--author rule",
         "consolidate": "--consolidate code",
-        "accept": "--accept better",
+        "accept": "--accept always",
         "trials": "--trials 2",
         "keep_best": "--no-keep-best",
         "patience": "--patience 0",
@@ -509,7 +509,7 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
     settings = json.loads((here / "out" / "settings.json").read_text())["arms"][METHOD]
     usual = TrainingFreeGRPO()
     assert [name for name, value in settings.items() if value == getattr(usual, name)] == ["arm"]
-    back = "--timeout None --no-hard --keep-best --horizon None --window None --critic None --test-env None --max-tokens None"
+    back = "--timeout None --no-hard --truth given --keep-best --horizon None --window None --critic None --test-env None --max-tokens None"
     assert run(f"{' '.join(given.values())} {back} --test 1 --k 1 --seeds 1", "back") == 0
     again = json.loads((here / "back" / "settings.json").read_text())["arms"][METHOD]
     assert (again["timeout"], again["hard"], again["keep_best"]) == (None, False, True)
