@@ -89,8 +89,6 @@ class Critic:
     """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
     """The problems by their id, for the instructions that lessons are found by."""
-    top: int = 0
-    """How many lessons a prompt of a rollout carries; 0: all."""
 
     def ask(
         self,
