@@ -669,7 +669,11 @@ def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end()
 
 def test_d16_a_group_keeps_its_size_when_nobody_can_summarise() -> None:
     bench = Bench(Chat(mangled=("summary",)), TrainingFreeGRPO(group=4, epochs=1))
-    bench.run()  # an answer in words is a summary, too
+    bench.run()
+    told = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
+    assert told
+    assert all(one.count("I have no idea.") == 4 for one in told)  # an answer in words is a summary, too
+    assert not [failure for failure in bench.rows[0]["failures"] if "no summary" in failure]
     silent = Bench(Silent(), TrainingFreeGRPO(group=4, epochs=1))
     out = silent.run()
     told = [told for kind, told, _ in silent.chat.asked if kind == "contrast"]
@@ -738,8 +742,9 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     graph.invoke({"run": "r"})
     for what in ("model", "data", "answers"):
         changed[what].run()
-    for what, bench in changed.items():
-        assert bench.chat.asked or bench.world.judged, what
+    for what in ("model", "data", "prompts"):
+        assert changed[what].chat.kinds()["act"] >= 2 * 4 * 4, what  # all of its rollouts anew
+    assert changed["answers"].world.judged == 4 * 4  # all wrong now, and the run ends
     assert changed["model"].chat.kinds()["act"] == first.chat.kinds()["act"]
     assert changed["answers"].rows[0]["truths"] != first.rows[0]["truths"]  # the same replies, judged anew
     assert changed["answers"].chat.kinds()["act"] == 0
@@ -747,6 +752,12 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     batched = Bench(cache=cache, settings=TrainingFreeGRPO(group=4, epochs=2, batch=2))
     batched.run()
     assert batched.rows[0]["problems"] == first.rows[0]["problems"][:2]
+    assert {id: batched.rows[0]["truths"][id] for id in batched.rows[0]["problems"]} == {
+        id: first.rows[0]["truths"][id] for id in batched.rows[0]["problems"]
+    }
+    seeds = {seed for kind, _, seed in first.chat.asked if kind == "act"}
+    assert seeds
+    assert not seeds & {seed for kind, _, seed in batched.chat.asked if kind == "act"}
 
 
 def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools() -> None:
@@ -1212,8 +1223,7 @@ def test_without_problems_those_of_the_environment_are_taken() -> None:
     bench = Bench(problems=[], held_out=[], settings=TrainingFreeGRPO(problems=3, held_out=2, group=2, epochs=1))
     bench.run()
     assert sorted(bench.rows[0]["problems"]) == ["train-0", "train-1", "train-2"]
-    if bench.rows[0]["trial"]:
-        assert bench.rows[0]["trial"]["problems"] == 2
+    assert bench.rows[0]["trial"]["problems"] == 2
 
 
 # Crashes
