@@ -33,8 +33,10 @@ class Worth(NamedTuple):
 
     state: str
     action: str
+    earned: float
+    """Mean over the rollouts that took it, in reward units."""
     better: float
-    """What it earned, less the mean of the other actions tried there, in reward units."""
+    """That, less the mean of the other actions tried there."""
     rollouts: int
     """How many took it."""
 
@@ -63,7 +65,7 @@ def compared(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[Worth]:
         means = {action: math.fsum(values) / len(values) for action, values in actions.items()}
         for action, mean in means.items():
             if others := [other for name, other in means.items() if name != action]:
-                found.append(Worth(state, action, mean - math.fsum(others) / len(others), len(actions[action])))
+                found.append(Worth(state, action, mean, mean - math.fsum(others) / len(others), len(actions[action])))
     return sorted(found, key=lambda w: (-round(w.better, 9), -w.rollouts))  # stable: else in the order in which they were met
 
 
@@ -107,8 +109,9 @@ def rewarded(state: Mapping[str, Any], truth: Truth) -> list[Rollout]:
 class ByRule:
     """Contrast without a model, for worlds played step by step: what did better than other things tried in the same state.
 
-    See `compared` for what better means. Of a state of one short line, which is named, the best action is said
-    (`door black mist`); of a longer one the action alone, as pocket reads advice (see `nodes.strategy.items`).
+    See `compared` for what better means. What earned nothing is not said, though others lost something there. Of a state of one
+    short line, which is named, the best action is said (`door black mist`); of a longer one the action alone, as pocket reads
+    advice (see `nodes.strategy.items`).
     """
 
     role: ClassVar[str] = "compute"
@@ -125,7 +128,7 @@ class ByRule:
         found = compared(rewarded(state, self.truth), self.discount)
         best: dict[str, Worth] = {}
         for worth in found:
-            if worth.better > 1e-9:
+            if worth.better > 1e-9 and worth.earned > 1e-9:
                 best.setdefault(worth.state, worth)
         items = [_item(worth.state, worth.action) for worth in best.values()]
         if self.negative:

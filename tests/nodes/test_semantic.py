@@ -452,6 +452,15 @@ def test_the_rule_says_what_did_better_than_other_things_tried_there() -> None:
     assert ByRule(negative=True)(group(rollouts))["insights"] == ["door black mist", "door black not fern"]
 
 
+def test_what_earned_nothing_is_no_advice_though_others_lost_something_there() -> None:
+    rollouts = [
+        walk(0, ("gate wolf", "attack", -0.5), ("exit", "on", 2.0)),
+        walk(1, ("gate wolf", "wait", 0.0), ("exit", "on", 2.0)),
+    ]
+    assert ByRule()(group(rollouts))["insights"] == []
+    assert ByRule(negative=True)(group(rollouts))["insights"] == ["gate wolf not attack"]
+
+
 def test_the_rule_goes_by_what_followed_where_only_the_end_is_paid() -> None:
     rollouts = [
         walk(0, ("a hall with two doors, far apart", "east", 0.0), ("the coin room, at last", "take coin", 1.0)),
