@@ -932,8 +932,7 @@ def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() ->
             assert max(Counter(rewards)[1.0], 0) < 3
     assert {"mixed", "disagreed"} & set(row["kinds"])
     for kind, told, _ in bench.chat.asked:
-        if kind != "act":
-            assert not re.search(r"VERDICT|True answer|Grade, from 0|\breward [01]|^= [01]", told, re.MULTILINE), kind
+        assert not re.search(r"VERDICT|True answer|Grade, from 0|\breward [01]|^= [01]", told, re.MULTILINE), kind
     blind = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
     assert blind
     assert all("agrees with most" in told for told in blind)
@@ -985,7 +984,7 @@ def test_the_model_itself_may_say_which_attempts_are_right() -> None:
     out = bench.run()
     assert bench.rows[0]["rewards"] == bench.rows[0]["truths"]  # the scripted examiner is right
     assert bench.chat.kinds()["discriminate"] >= 3
-    assert not any("VERDICT" in told or "True answer" in told for kind, told, _ in bench.chat.asked if kind != "act")
+    assert not any("VERDICT" in told or "True answer" in told for _, told, _ in bench.chat.asked)
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
 
 
