@@ -45,7 +45,7 @@ class Run:
     env: str = "twx:coin"
     """The environment: `twx:GAME`, `toy`, `jericho:GAME` (see `learngraph list`)."""
     model: str = "pocket"
-    """The model behind the policy: `pocket`, `pocket:lessons`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
+    """The model behind the policy: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
     episodes: int = 30
     """Episodes of each run: the same task again and again."""
     seeds: str = "5"
@@ -764,9 +764,9 @@ def _missing(name: str) -> str:
         case "jericho" if "JERICHO_GAMES" not in os.environ:
             return "$JERICHO_GAMES"
         case "pocket":
-            from ..tools.models import POCKETS
+            from ..tools.models import POCKET
 
-            return "" if (POCKETS[name] / "config.json").exists() else "its weights"
+            return "" if (POCKET / "config.json").exists() else "its weights"
         case "openai" if "OPENAI_API_KEY" not in os.environ:
             return "$OPENAI_API_KEY"
     return ""

@@ -57,7 +57,7 @@ class Learn:
     seed's task: the same hidden rules in another order. In other worlds problems are tasks of --splits, and no seed gets those of
     another."""
     model: str = "pocket"
-    """The model that acts: `pocket`, `pocket:lessons`, `local:PATH_OR_NAME`, `openai:MODEL`."""
+    """The model that acts: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
     writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""
@@ -451,13 +451,13 @@ def _files(path: Path) -> str:
 @lru_cache(maxsize=8)
 def _weights(model: str) -> str:
     """Of a local model: by the names, sizes and times of its files, for they may be large. A hub name stands for itself."""
-    from ..tools.models import POCKETS
+    from ..tools.models import POCKET
 
-    place = POCKETS.get(model) or Path(model.partition(":")[2]).expanduser()
+    place = POCKET if model == "pocket" else Path(model.partition(":")[2]).expanduser()
     if not place.is_dir():
         return model
     files = sorted(file for file in place.iterdir() if file.is_file())
-    if model in POCKETS:  # small, and its times say when it was installed
+    if model == "pocket":  # small, and its times say when it was installed
         return _digest([(file.name, _file(file)) for file in files])
     return _digest([(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files])
 

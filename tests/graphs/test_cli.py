@@ -64,7 +64,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
-        ("run jitrl --env toy --model nobody", "there are pocket, pocket:lessons, local:PATH_OR_NAME, openai:MODEL"),
+        ("run jitrl --env toy --model nobody", "there are pocket, local:PATH_OR_NAME, openai:MODEL"),
         ("run jitrl --bata 3", "--beta"),
         ("run static --beta 3", "--temperature"),
         ("run jitrl --beta much", "--beta: could not convert"),

@@ -559,7 +559,7 @@ def test_other_settings_models_prompts_or_data_need_another_folder(
     weights = here / "weights"
     weights.mkdir()
     (weights / "model").write_text("other weights")
-    monkeypatch.setitem(models.POCKETS, "pocket", weights)
+    monkeypatch.setattr(models, "POCKET", weights)
     refused(flags, "digests.model pocket")
     monkeypatch.undo()
     assert results(here / "out") == before
