@@ -1011,7 +1011,7 @@ def test_a_spent_budget_ends_the_run_with_the_library_so_far() -> None:
         assert {**more.run(), "usage": None} == {**out, "usage": None}
         assert more.product(out).to_yaml() == whole.product(out).to_yaml()
         assert limited.chat.kinds()["act"] == whole.chat.kinds()["act"]
-    assert seen == {"r/0", "r/1"}
+    assert {"r/0", "r/2-kept"} <= seen
 
 
 class Hiccup(Chat):
