@@ -12,11 +12,9 @@ from ..memory.records import UserError
 if TYPE_CHECKING:  # half a second to import, for a name
     from langchain_core.language_models import BaseChatModel
 
-__all__ = ["MODELS", "POCKET", "POCKETS", "ModelKind", "open_model"]
+__all__ = ["MODELS", "POCKET", "ModelKind", "open_model"]
 
 POCKET = Path(__file__).resolve().parent / "pocket" / "weights"
-POCKETS = {"pocket": POCKET, "pocket:lessons": POCKET / "lessons"}
-"""The models that come with the package, and where their weights are."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,6 @@ MODELS: dict[str, ModelKind] = {
         "the Llama of a million parameters that comes with the package; knows the toy world only, milliseconds on a CPU",
         "nothing",
     ),
-    "pocket:lessons": ModelKind("the same, trained on: it also reads lists of lessons in TextWorldExpress", "nothing"),
     "local:PATH_OR_NAME": ModelKind(
         "any transformers causal model, by folder or hub name; exact log-probabilities of whole actions",
         "the checkpoint: in a folder, or downloaded from the hub at first use",
@@ -71,12 +68,12 @@ def open_model(
     settings: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
     if kind == "openai" and name:
         return _open_api(name, settings, base_url, timeout, max_retries)
-    if base_url is not None and (spec in POCKETS or kind == "local"):
+    if base_url is not None and (spec == "pocket" or kind == "local"):
         raise UserError(f"model {spec!r} runs in this process and has no base_url ({base_url}); 'openai:MODEL' has one")
-    if spec in POCKETS:
-        if not (POCKETS[spec] / "config.json").exists():
-            raise UserError(f"model '{spec}' has no weights yet; run 'learngraph pocket train', or use 'local:PATH'")
-        name = str(POCKETS[spec])
+    if spec == "pocket":
+        if not (POCKET / "config.json").exists():
+            raise UserError("model 'pocket' has no weights yet; run 'learngraph pocket train', or use 'local:PATH'")
+        name = str(POCKET)
     elif kind != "local" or not name:
         raise UserError(f"there is no model {spec!r}; there are {', '.join(MODELS)}")
     elif name.startswith(("/", ".", "~")):

@@ -38,10 +38,10 @@ def test_local_by_path(tiny: str) -> None:
 
 
 def test_pocket_is_the_folder_in_the_package(tiny: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(models.POCKETS, "pocket", tmp_path)
+    monkeypatch.setattr(models, "POCKET", tmp_path)
     with pytest.raises(UserError, match="learngraph pocket train"):
         open_model("pocket")
-    monkeypatch.setitem(models.POCKETS, "pocket", Path(tiny))
+    monkeypatch.setattr(models, "POCKET", Path(tiny))
     assert isinstance(open_model("pocket"), LocalChatModel)
 
 
