@@ -821,13 +821,13 @@ class Bench:
             for file in (versions, journal, log, tests):
                 stack.callback(file.close)
             name, learned = await self._library(arm, place, versions, journal, log)
-            rollouts = await self._test(arm, versions, journal, name, tests)
+            rollouts = self._sound(arm, await self._test(arm, versions, journal, name, tests))
             rows = _whole(log.values())
             steps = [_step(self.seed, row) for row in rows]
             if self.options.curve and arm.learns:
                 measured = []
                 for row, step in zip(rows, steps, strict=True):
-                    played = await self._test(arm, versions, journal, str(row["library"]), None)
+                    played = self._sound(arm, await self._test(arm, versions, journal, str(row["library"]), None))
                     measured.append(replace(step, test=sum(one.reward or 0.0 for one in played) / len(played)))
                 steps = measured
             library = versions.at(name)
@@ -958,6 +958,21 @@ class Bench:
         work = [(task, number) for task in self.split.test for number in range(self.options.k)]
         return await self._played(roll, f"{self.run}/test", library, work, log)
 
+    def _sound(self, arm: Arm, rollouts: list[Rollout]) -> list[Rollout]:
+        """Rollouts of the test that may be counted for good.
+
+        Raises:
+            UserError: some did not come to an end through no fault of the agent's (a server that is down), or all failed.
+        """
+        failed = [one for one in rollouts if one.error]
+        left = [one for one in failed if not _own(one)] or (failed if len(failed) == len(rollouts) else [])
+        if left:
+            raise UserError(
+                f"{arm.name}, seed {self.seed}: {len(left)} of {len(rollouts)} rollouts of the test failed ({left[0].id}: "
+                f"{_clipped(left[0].error)}); none of them counts, and once that is put right they are played again"
+            )
+        return rollouts
+
     async def _played(
         self, roll: Any, run: str, library: str, work: Sequence[tuple[Task, int]], log: Any = None
     ) -> list[Rollout]:
@@ -1058,6 +1073,16 @@ class Bench:
 def _ran_out(state: Mapping[str, Any]) -> bool:
     """Whether a run has ended because the budget was spent."""
     return bool(state.get("stops")) or str(state.get("stopped", "")).startswith("the budget of")
+
+
+def _own(rollout: Rollout) -> bool:
+    """Whether a failed rollout is the agent's own doing, or its problem's: nobody could verify it, it took longer than it may, or
+    the model's replies, which are kept, could not be read. To play it again would come to the same."""
+    return rollout.error.startswith(("no reward:", "took longer than ")) or "; the last reply was " in rollout.error
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "…"
 
 
 def _brief(rollout: Rollout, *texts: str) -> dict[str, Any]:

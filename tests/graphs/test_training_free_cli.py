@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +23,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from learngraph.graphs import cli, sweep, training_free_cli
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.library import Library, Versions
-from learngraph.memory.records import UserError
+from learngraph.memory.records import Rollout, Task, UserError
+from learngraph.nodes.ask import BadReply
+from learngraph.nodes.rollouts import OutOfTime
 from learngraph.tools import models
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -637,24 +639,22 @@ def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
 # Failures
 
 
-def test_failures_are_listed_and_count_as_zero(
+def test_what_nobody_can_verify_is_listed_and_counts_as_zero(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observe = KeywordKeep.observe
 
-    def broken(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
-        if task.id.endswith("/6") and len(actions) == 2:  # the first of the test
-            raise UserError("the door is stuck")
-        return observe(self, task, actions)
+    def unsure(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        seen = observe(self, task, actions)
+        return replace(seen, reward=None) if task.id.endswith("/6") and actions else seen  # the first of the test
 
-    monkeypatch.setattr(KeywordKeep, "observe", broken)
+    monkeypatch.setattr(KeywordKeep, "observe", unsure)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
     told = [json.loads(line) for line in (here / "out" / "failures.jsonl").read_text().splitlines()]
-    assert [(row["arm"], row["seed"], row["id"], row["reason"]) for row in told] == [
-        (arm, 0, f"s0/test/keep-test-0/6/{number}", "the door is stuck")
-        for arm in (f"{METHOD} (rule-written)", ARMS[0])
-        for number in (0, 1)
+    assert [(row["arm"], row["seed"], row["id"]) for row in told] == [
+        (arm, 0, f"s0/test/keep-test-0/6/{number}") for arm in (f"{METHOD} (rule-written)", ARMS[0]) for number in (0, 1)
     ]
+    assert all(row["reason"].startswith("no reward: ") for row in told)
     table = rows()
     assert {row["failures"] for row in table.values()} == {2}
     assert "2 of 6" in capsys.readouterr().out
@@ -662,6 +662,47 @@ def test_failures_are_listed_and_count_as_zero(
     assert rewards.count(None) == 2
     known = sum(reward for reward in rewards if reward is not None)
     assert table[f"{METHOD} (rule-written)"]["mean_at_k"] == pytest.approx(known / 6)
+
+
+@pytest.mark.parametrize("down", ["/6", "/"])
+def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
+    down: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one problem of the test, or of all, while the library has been learned."""
+    assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
+    roll, observe = training_free_cli.Bench._roll, KeywordKeep.observe
+
+    def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        if down in task.id and len(actions) == 2:
+            raise UserError("the server cannot be reached")
+        return observe(self, task, actions)
+
+    def breaks(self: Any, arm: Any, versions: Any, journal: Any, stage: str, temperature: float) -> Any:
+        if stage == "test":
+            monkeypatch.setattr(KeywordKeep, "observe", refused)
+        return roll(self, arm, versions, journal, stage, temperature)
+
+    monkeypatch.setattr(training_free_cli.Bench, "_roll", breaks)
+    assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
+    error = capsys.readouterr().err
+    assert f"{METHOD}, seed 0: {2 if down == '/6' else 6} of 6 rollouts of the test failed" in error
+    assert "the server cannot be reached" in error
+    assert "the same command goes on" in error
+    assert not list((here / "out").glob("*/result.json"))
+    monkeypatch.setattr(KeywordKeep, "observe", observe)
+    monkeypatch.setattr(training_free_cli.Bench, "_roll", roll)
+    forget()
+    assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
+    assert results(here / "out") == results(here / "whole")
+
+
+def test_what_the_agent_does_itself_is_no_outage() -> None:
+    def failed(error: object) -> Rollout:
+        return Rollout("s0/test/t/0", Task("t", "go"), 0, None, error=str(error))
+
+    for own in (BadReply("act/choose", "asked for a letter", "x" * 900), OutOfTime("took longer than 5 s"), "no reward: unsure"):
+        assert training_free_cli._own(failed(own))
+    assert not training_free_cli._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
 
 
 # Before anything is asked
