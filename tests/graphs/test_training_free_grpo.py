@@ -1383,3 +1383,19 @@ def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
     bench.run()
     assert len(bench.versions.at("r/0").lessons) == 5
     assert len(bench.versions.rulings("r/0")) == 5
+
+
+def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_version() -> None:
+    settings = TrainingFreeGRPO(group=4, epochs=2, arm="random", accept="always", patience=0, least_groups=0)
+    whole = Bench(Hiccup(at=3), settings)
+    out = whole.graph().invoke({"run": "r"}, {"max_concurrency": 1})
+    cache = Cache()
+    bench = Bench(Hiccup(at=3), settings, cache=cache, meter=Meter(cache, tokens=110 * 45))
+    stopped = bench.graph().invoke({"run": "r"}, {"max_concurrency": 1})
+    assert "budget" in stopped["stopped"]
+    assert (stopped["best"], out["best"]) == (f"r/random/{stopped['step']}", "r/random")
+    bench.meter = None
+    ended = bench.graph().invoke({"run": "r"}, {"max_concurrency": 1})
+    assert ended["best"] == "r/random"
+    assert bench.product(ended).to_yaml() == whole.product(out).to_yaml()
+    assert bench.product(ended).lessons
