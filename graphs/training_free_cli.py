@@ -30,7 +30,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, make_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, make_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,8 +89,9 @@ class Learn:
     --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
     corpus: Path | None = None
     """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
-    tool_turns: int = 20
-    """How often a model with tools is asked at most in a rollout. The paper: 50 for mathematics, 20 for the web."""
+    tool_turns: int | None = None
+    """How often a model with tools is asked at most in a rollout, also in an arm tool-agent; 20 if not given. The paper: 50 for
+    mathematics, 20 for the web."""
     horizon: int | None = None
     """Steps after which a rollout ends; the environment's own if not given."""
     max_tokens: int | None = None
@@ -132,17 +133,24 @@ class Learn:
             "test": 1,
             "k": 1,
             "workers": 1,
+            "concurrency": 1,
             "tool_turns": 1,
+            "horizon": 1,
+            "max_tokens": 1,
+            "window": 1,
+            "critic_temperature": 0,
+            "test_temperature": 0,
             "budget": 0,
             "dollars": 0,
             "price_in": 0,
             "price_out": 0,
+            "critic_price_in": 0,
+            "critic_price_out": 0,
         }
         for name, low in least.items():
-            if getattr(self, name) < low:
-                raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {getattr(self, name):g}")
-        if self.concurrency is not None and self.concurrency < 1:
-            raise CommandError(f"--concurrency is at least 1, got {self.concurrency}")
+            given = getattr(self, name)
+            if given is not None and not low <= given < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
         if self.dollars and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
             raise CommandError(f"--dollars {self.dollars:g} needs --price-in and --price-out, in dollars per million tokens")
         for tool in self.asked_tools:
@@ -249,7 +257,8 @@ def learn(
         defaults: its settings where no flag says something else.
         args: the flags after it.
         about: what --help says first.
-        others: (method or method:preset, main=(method, its settings)) -> the settings of an arm to compare with.
+        others: (method or method:preset, main=(method, its settings), shared={setting: value}) -> the settings of an arm to compare
+            with; it is given what the user gave, but for what its own preset changes.
         seeds: what `--seeds` says as numbers.
         blueprint: (method, settings) -> its graph, to look at.
     """
@@ -263,14 +272,27 @@ def learn(
     asked = parse(form, args, f"learngraph run {method}", about)
     options: Learn = asked.options
     arms = [Arm(method, asked.settings, method.partition(":")[0])]
+    given = {
+        one.name: value
+        for one in fields(defaults)
+        if one.name != "arm" and (value := getattr(asked.settings, one.name)) != getattr(defaults, one.name)
+    }
     for name in dict.fromkeys(options.compare):
         if name != method:
-            arms.append(Arm(name, others(name, main=(method, asked.settings)), name.partition(":")[0]))
+            kind = name.partition(":")[0]
+            shared = given if kind == arms[0].method else {}
+            settings = others(name, main=(method, asked.settings), shared=shared)
+            if kind == "tool-agent" and options.tool_turns is not None:
+                settings = replace(settings, turns=options.tool_turns)
+            arms.append(Arm(name, settings, kind))
     _check_arms(arms, options)
     setup = Setup(options, tuple(arms), tuple(seeds(options.seeds)), Path())
     splits = _splits(setup)
     settings = _recorded(setup, splits)
     setup = replace(setup, folder=options.out or Path("runs") / _folder_name(setup, settings))
+    if options.dry_run or not _all_finished(setup):
+        _check_models(setup)
+        _rehearse(setup, splits)
     if options.dry_run:
         return _dry_run(setup)
     return _run(setup, settings, splits, blueprint)
@@ -279,6 +301,11 @@ def learn(
 def _check_arms(arms: Sequence[Arm], options: Learn) -> None:
     from .methods import method
 
+    if arms[0].way in DERIVED:
+        raise CommandError(
+            f"{arms[0].way}: such a library is made of what another arm has learned; compare with it: learngraph run "
+            f"{arms[0].method} --compare {arms[0].method}:{arms[0].way}"
+        )
     for arm in arms[1:]:
         if arm.way == "method" and method(arm.method).remembers:
             raise CommandError(
@@ -289,8 +316,10 @@ def _check_arms(arms: Sequence[Arm], options: Learn) -> None:
             raise CommandError(
                 f"--compare {arm.name}: it is made of what {arms[0].name} learned, which learns nothing; leave out --arm"
             )
-    if options.asked_tools and not any(arm.way != "method" for arm in arms):
-        raise CommandError("--tools is for arms of training-free-grpo")
+    if options.tool_turns is not None and not options.asked_tools:
+        raise CommandError(f"--tool-turns {options.tool_turns} is for models with tools, and none are given (--tools python)")
+    if options.corpus is not None and "search" not in options.asked_tools:
+        raise CommandError(f"--corpus {options.corpus} is what the tool search finds, and it is not given (--tools search)")
 
 
 # The problems
@@ -377,6 +406,8 @@ FREE = (
 
 def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
     """Settings with digests of what lies in files: where one changes, so does the run, and needs another folder."""
+    from ..memory.library import located
+
     options = {name: value for name, value in asdict(setup.options).items() if name not in FREE}
     told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     server = setup.options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
@@ -390,9 +421,9 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
         "digests": {
             "problems": _digest([_contents(setup.options, split) for split in splits.values()]),
             **{f"model {model}": _weights(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
-            **{f"library {path}": _file(Path(path)) for path in _libraries(setup)},
+            **{f"library {path}": _file(located(path), "--library") for path in _libraries(setup)},
             **{
-                name: _files(path)
+                name: _files(path, f"--{name}")
                 for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
                 if path
             },
@@ -432,20 +463,21 @@ def _digest(value: Any) -> str:
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
-def _file(path: Path) -> str:
+def _file(path: Path, flag: str = "") -> str:
     import hashlib
 
     try:
         return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
     except OSError as error:
-        raise CommandError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise CommandError(f"{flag} {path}: cannot be read ({error.strerror or error})".strip()) from error
 
 
-def _files(path: Path) -> str:
+def _files(path: Path, flag: str = "") -> str:
     """Of a file, or of all files in a directory."""
     if path.is_dir():
-        return _digest({str(file.relative_to(path)): _file(file) for file in sorted(path.rglob("*")) if file.is_file()})
-    return _file(path)
+        files = (file for file in sorted(path.rglob("*")) if file.is_file())
+        return _digest({str(file.relative_to(path)): _file(file, flag) for file in files})
+    return _file(path, flag)
 
 
 @lru_cache(maxsize=8)
@@ -625,7 +657,6 @@ def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split],
     with sweep.claimed(setup.folder, settings):
         due = [seed for seed in setup.seeds if not all(_finished(setup, arm, seed) for arm in setup.arms)]
         if due:
-            _check_models(setup)
             with _progress(setup) as tick, _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
                     sweep.work([(setup, seed, splits[seed]) for seed in due], play, setup.options.workers, tick, 1)
@@ -646,8 +677,12 @@ def _finished(setup: Setup, arm: Arm, seed: int) -> bool:
     return (setup.place(arm, seed) / "result.json").exists()
 
 
+def _all_finished(setup: Setup) -> bool:
+    return all(_finished(setup, arm, seed) for arm in setup.arms for seed in setup.seeds)
+
+
 def _check_models(setup: Setup) -> None:
-    """Find mistakes in their names before workers start; local ones load their weights there."""
+    """Find mistakes in their names before workers start; local ones load their weights there. In a dry run none is opened."""
     from ..tools.models import MODELS
 
     options = setup.options
@@ -663,8 +698,50 @@ def _check_models(setup: Setup) -> None:
     known = {name.partition(":")[0] for name in MODELS}
     for spec, url in ((setup.options.model, setup.options.base_url), (setup.options.judges, _critic_url(setup.options))):
         kind = spec.partition(":")[0]
-        if kind == "openai" or kind not in known:
+        if (kind == "openai" and not options.dry_run) or kind not in known:
             _opened(spec, url, None, None)
+
+
+def _rehearse(setup: Setup, splits: Mapping[int, Split]) -> None:
+    """Put the graphs of all arms together, without their models: whatever an arm lacks is found before the first one is paid for.
+
+    Raises:
+        UserError: an arm cannot do with this model, this world, or this library to start from.
+    """
+    from ..memory.cache import Cache
+    from ..memory.journal import Journal
+    from ..memory.library import Library, Versions, opened
+    from . import training_free_grpo
+
+    seed = setup.seeds[0]
+    bench = Rehearsal(setup, seed, splits[seed])
+    bench.cache, bench.meter, bench.slots, bench.rollouts = Cache(), None, None, None
+    for path in _libraries(setup):
+        found = opened(path)
+        if not isinstance(found, Library) and not found.names():
+            raise CommandError(f"--library {path}: it holds no version yet")
+    for arm in setup.arms:
+        versions, journal = Versions(), Journal()
+        try:
+            for stage in ("rollout", "trial", "test"):
+                bench._roll(arm, versions, journal, stage, 0.0)
+            if arm.learns or arm.way == "self-generated":
+                train, held_out = splits[seed].of(arm.settings)
+                training_free_grpo.build(
+                    bench._parts(bench._world(setup.options.env), journal, "rollout", 0.0),
+                    arm.settings,
+                    problems=train,
+                    held_out=held_out,
+                    versions=versions,
+                    cache=bench.cache,
+                    critic=bench._critic(),
+                    recorded=bench._asked,
+                )
+        except UserError as error:
+            raise CommandError(f"{arm.name} cannot run: {error}") from error
+        finally:
+            journal.close()
+            versions.close()
 
 
 @contextmanager
@@ -1016,7 +1093,7 @@ class Bench:
                 settings = replace(settings, temperature=temperature)
             return method(arm.method).build(parts, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
         if tools is not None:
-            agent = ToolAgent(self.options.tool_turns, top=arm.settings.top)
+            agent = ToolAgent(self.options.tool_turns or ToolAgent.turns, top=arm.settings.top)
             return tool_agent.build(parts, agent, tools=tools, lessons=versions)
         return training_free_grpo.episode(parts, arm.settings, versions, temperature)
 
@@ -1068,6 +1145,46 @@ class Bench:
         options = self.options
         told = [_file(options.corpus) if options.corpus else "", repr(_toolbox(options.asked_tools, options.corpus))]
         return json.dumps([arm.method if arm.way == "method" else "", *(told if options.asked_tools else [])])
+
+
+class Rehearsal(Bench):
+    """Puts graphs together whose models nobody can ask."""
+
+    def _model(self, spec: str, base_url: str | None, stage: str, temperature: float) -> Any:
+        from ..nodes.recorded import Recorded
+
+        return Recorded(_absent(scores=not spec.startswith("openai:")), spec, self.cache, stage)
+
+
+@lru_cache(maxsize=2)
+def _absent(scores: bool) -> Any:
+    """A model that can be built with, and not be asked."""
+    from langchain_core.language_models import BaseChatModel
+
+    from ..nodes.ask import estimated
+    from .parts import WINDOW
+
+    class Absent(BaseChatModel):
+        @property
+        def _llm_type(self) -> str:
+            return "absent"
+
+        def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+            return self
+
+        def get_num_tokens(self, text: str) -> int:
+            return estimated(text)
+
+        def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
+            raise AssertionError("nobody asks a model before all arms can run")
+
+    class Scores(Absent):
+        window: int = WINDOW
+
+        def score(self, messages: Any, options: Any) -> list[float]:
+            raise AssertionError("nobody asks a model before all arms can run")
+
+    return Scores() if scores else Absent()
 
 
 def _ran_out(state: Mapping[str, Any]) -> bool:

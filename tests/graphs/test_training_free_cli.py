@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -371,7 +371,8 @@ def test_rollouts_call_tools_of_their_own(
 
     monkeypatch.setattr(models, "open_model", lambda spec, **settings: Calls(temperature=settings["temperature"] or 0.0))
     flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test 2 --k 1"
-    assert run(f"{sums} {flags}", compare=[ARMS[0], "tool-agent"]) == 0
+    assert run(f"{sums} {flags} --tool-turns 3", compare=[ARMS[0], "tool-agent"]) == 0
+    assert json.loads((here / "out" / "settings.json").read_text())["arms"]["tool-agent"]["turns"] == 3
     table = rows()
     assert (table[METHOD]["tool_calls"], table[METHOD]["mean_at_k"]) == (1.0, 1.0)
     assert table[ARMS[0]]["tool_calls"] == table["tool-agent"]["tool_calls"] == 0  # counted, and not mistaken for actions
@@ -399,6 +400,7 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
 # Mistakes
 
 
+@pytest.mark.parametrize("dry", ["", " --dry-run"])
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -418,10 +420,25 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--budget -1", "--budget is at least 0"),
         ("--tools hammer", "python, search, web"),
         ("--tools python", "toy is played step by step"),
+        ("--tool-turns 5", "--tool-turns 5 is for models with tools"),
+        ("--corpus nowhere.jsonl", "--tools search"),
+        ("--test-temperature -0.1", "--test-temperature is at least 0, got -0.1"),
+        ("--critic-temperature -1", "--critic-temperature is at least 0"),
+        ("--critic-temperature nan", "--critic-temperature is at least 0"),
+        ("--critic-price-in -1", "--critic-price-in is at least 0"),
+        ("--critic-price-out -1", "--critic-price-out is at least 0"),
+        ("--max-tokens 0", "--max-tokens is at least 1, got 0"),
+        ("--window 0", "--window is at least 1, got 0"),
+        ("--arm shuffled", "--compare training-free-grpo:shuffled"),
+        ("--arm random", "--compare training-free-grpo:random"),
+        ("--compare cot", "cot cannot run: cot reasons in writing"),
+        ("--compare training-free-grpo:self-generated", "training-free-grpo:self-generated cannot run: "),
+        ("--compare training-free-grpo:cheatsheet", "training-free-grpo:cheatsheet cannot run: "),
+        ("--library torn.yaml", "torn.yaml"),
         ("--splits train,exam,test", "train, dev and test"),
         ("--concurrency 0", "--concurrency is at least 1"),
         ("--library nowhere.yaml", "nowhere.yaml"),
-        ("--prompts nowhere", "nowhere"),
+        ("--prompts nowhere", "--prompts nowhere: cannot be read"),
         ("--bata 3", "--batch"),
         ("--compare training-free-grpo:best", "it has default, paper, empty"),
         ("--compare reflexion", "it learns from attempts at one problem"),
@@ -432,20 +449,21 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_left_behind(
-    flags: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, says: str, dry: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "math" in flags:
         pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     (here / "unanswered.jsonl").write_text('{"problem": "What is 1 + 1?"}\n')
     (here / "doubled.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n' * 4)
     small = "--problems 2 --held-out 1 --test 1 --k 1 --seeds 1"
-    assert run(f"{small} {flags}") == 2
+    (here / "torn.yaml").write_text("- id: L1\n")
+    assert run(f"{small} {flags}{dry}") == 2
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) == 1, shown.err
     assert shown.err.startswith("learngraph: ")
     assert says in shown.err
     assert shown.out == ""
-    assert not list((here / "out").glob("*/result.json"))
+    assert not (here / "out").exists()
 
 
 def test_problems_that_say_the_same_are_refused(here: Path) -> None:
@@ -523,6 +541,23 @@ def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[st
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
     assert (arms[METHOD]["held_out"], arms[METHOD]["accept"], arms[METHOD]["problems"]) == (0, "always", 2)
     assert arms[f"{METHOD}:empty"] == arms[METHOD] | {"arm": "empty"}
+
+
+def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--problems 2 --epochs 1 --group 3 --held-out 1 --words 20 --top 2 --patience 5 --author rule --test 1 --k 1 --seeds 1"
+    assert run(flags, compare=[f"{METHOD}:paper"]) == 0
+    arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
+    own = ("held_out", "accept", "keep_best", "patience", "least_groups", "lessons", "tokens", "similar")
+    paper = asdict(TrainingFreeGRPO.paper())
+    assert arms[f"{METHOD}:paper"] == arms[METHOD] | {name: paper[name] for name in own}
+
+
+def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = "--problems 2 --held-out 1 --epochs 1 --group 3 --test 1 --k 1 --seeds 1 --author rule"
+    assert run(small, "first") == 0
+    product = Library.from_yaml((here / "first" / f"{METHOD}-s0" / "library.yaml").read_text())
+    assert run(f"{small} --library first/{METHOD}-s0", "second") == 0
+    assert Versions.read(here / "second" / f"{METHOD}-s0" / "library.jsonl").at("s0/0").lessons == product.lessons != ()
 
 
 # E2, E3, E9: whose folder it is
