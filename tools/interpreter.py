@@ -15,7 +15,7 @@ What keeps a cell in, on Linux (`walls` of a session that has started says which
 | wall | by | against |
 |---|---|---|
 | `limits` | `setrlimit` | memory, size of a file, open files, CPU seconds; the host stops what runs too long, has too many threads, or fills its folder (looked at four times a second, and after each cell) |
-| `files` | Landlock (Linux 5.13) | reading anything but the Python installation and the own folder, writing anywhere else |
+| `files` | Landlock (Linux 5.13; before 6.2 only together with `calls`, without which files elsewhere could be emptied) | reading anything but the Python installation and the own folder, writing anywhere else |
 | `calls` | seccomp (x86_64, aarch64) | new processes and programs (so no fork bomb, and nothing that outlives the session), sockets, signals to other processes or a look into them, changes of owners and rights |
 
 These three are security boundaries as far as the kernel is one: they hold for whatever machine code a cell gets to run. They

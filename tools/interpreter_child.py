@@ -23,12 +23,13 @@ import struct
 import sys
 import traceback
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 LINUX = sys.platform == "linux"
 
-# Files: Landlock (Linux 5.13), which needs no privilege and holds for all that this process ever does
+# Files: Landlock (Linux 5.13), which needs no privilege and holds for all that this process ever does. What its older versions do
+# not know (to empty files, before 6.2; signals, before 6.12) the filter below refuses on every kernel.
 
 _READ_FILE, _READ_DIR, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
 _OWN = (1 << 15) - 1 & ~(1 | 1 << 6 | 1 << 9 | 1 << 11)
@@ -51,17 +52,18 @@ def entries(folder: str, *without: str) -> list[str]:
         return []
 
 
-def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable: Iterable[str]) -> bool:
-    """From now on: write under `folder` alone, read there and under `readable`, list `listable`. Whether the kernel does it."""
+def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable: Iterable[str]) -> int:
+    """From now on: write under `folder` alone, read there and under `readable`, list `listable`. The version of Landlock that
+    sees to it, 0 for none. Before the third one, files elsewhere can still be emptied, which `shut_calls` prevents."""
     version = libc.syscall(444, None, ctypes.c_size_t(0), 1)
     if version < 1:
-        return False
+        return 0
     handled = _HANDLED.get(version, (1 << 16) - 1)
     # Rights to files; TCP, from the fourth version on; signals and abstract sockets, from the sixth.
     attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(444, attributes, ctypes.c_size_t(len(attributes)), 0)
     if rules < 0:
-        return False
+        return 0
 
     def allow(path: str, rights: int) -> None:
         try:
@@ -82,7 +84,7 @@ def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable
         allow(path, rights)
     shut = libc.syscall(446, rules, 0) == 0
     os.close(rules)
-    return bool(shut)
+    return int(version) if shut else 0
 
 
 # Processes, network, other processes: a seccomp filter, which refuses system calls by number
@@ -94,62 +96,80 @@ _REFUSED = """
     io_uring_enter 426 426, io_uring_register 427 427, ptrace 101 117, process_vm_readv 310 270,
     process_vm_writev 311 271, kcmp 312 272, tkill 200 130, pidfd_open 434 434, pidfd_getfd 438 438,
     pidfd_send_signal 424 424, process_madvise 440 440, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
-    setpriority 141 140, ioprio_set 251 30, sched_setaffinity 203 122, sched_setscheduler 144 119,
-    sched_setparam 142 118, sched_setattr 314 274, chmod 90 -1, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452,
-    chown 92 -1, fchown 93 55, lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1,
-    utimensat 280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattrat 466 466,
-    removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, open_by_handle_at 304 265, shmget 29 194, shmat 30 196,
-    msgget 68 186, semget 64 190, mq_open 240 180, memfd_create 319 279, memfd_secret 447 447, keyctl 250 219,
-    add_key 248 217, request_key 249 218, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, personality 135 92,
-    move_pages 279 239, migrate_pages 256 238, fanotify_init 300 262
+    setpriority 141 140, ioprio_set 251 30, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
+    sched_setattr 314 274, chmod 90 -1, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -1, fchown 93 55, lchown
+    94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, utimensat 280 88, setxattr 188 5, lsetxattr 189
+    6, fsetxattr 190 7, setxattrat 463 463, removexattrat 466 466, removexattr 197 14, lremovexattr 198 15, fremovexattr 199
+    16, open_by_handle_at 304 265, shmget 29 194, shmat 30 196, shmctl 31 195, msgget 68 186, msgsnd 69 189, msgrcv 70 188,
+    msgctl 71 187, semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, mq_open 240 180, mq_unlink 241 181,
+    truncate 76 45, file_setattr 469 469, memfd_create 319 279, memfd_secret 447 447, keyctl 250 219, add_key 248 217,
+    request_key 249 218, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, personality 135 92, move_pages 279 239,
+    migrate_pages 256 238, fanotify_init 300 262
 """
 """System calls by name, with their numbers on x86_64 and aarch64 (-1: has none). Those that need privileges (mount, reboot) the
 kernel itself refuses, since privileges are dropped before."""
-_CLONE, _CLONE3, _KILL, _TGKILL, _PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
+_UNKNOWN = {"clone3": (435, 435), "openat2": (437, 437)}
+"""What they shall do lies in memory, where a filter cannot look: said to be missing, so that the C library takes older ones."""
 _THREAD = 0x10000
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_EMPTIES = 0o1003
+"""Bits of an open: O_TRUNC, and how it accesses. Without a right to write (0), or with the 3 that asks for none, Landlock before
+its third version lets the file be emptied."""
+_OWNERS = (8, 10, 15, 1024)
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel send any signal to anybody; F_SETLEASE, which holds others up."""
+_ASKED = (0x541B, 0x5421, 0x5450, 0x5451, 0x40049409)
+"""Kinds of ioctl that are allowed: FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FICLONE. Others set owners (FIOSETOWN, SIOCSPGRP), change
+files that are open to read, or are for devices; to them nothing is a terminal."""
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 _ALLOW, _KILL_PROCESS, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 
+_Rule = tuple[int, int, int, int]
 
-def _rules(kind: int, audit: int) -> Iterator[tuple[int, int, int, int]]:
+
+def _by_argument(
+    call: int, argument: int, values: Sequence[int], then: int, other: int, mask: int = 0xFFFFFFFF
+) -> Iterator[_Rule]:
+    """What becomes of a call: `then` if bits of an argument have one of the values, else `other`."""
+    if call >= 0:
+        yield _EQUAL, 0, len(values) + 4, call
+        yield _LOAD, 0, 0, 16 + 8 * argument
+        yield _AND, 0, 0, mask
+        for place, value in enumerate(values):
+            yield _EQUAL, len(values) - place, 0, value
+        yield _RETURN, 0, 0, other
+        yield _RETURN, 0, 0, then
+
+
+def _rules(kind: int, audit: int) -> Iterator[_Rule]:
     """The filter: instructions as (code, steps if true, steps if false, operand)."""
-    own = os.getpid()
-    refuse, allow = (_RETURN, 0, 0, _ERROR | errno.EPERM), (_RETURN, 0, 0, _ALLOW)
+    own, refuse = os.getpid(), _ERROR | errno.EPERM
     yield _LOAD, 0, 0, 4  # the architecture
     yield _EQUAL, 1, 0, audit
     yield _RETURN, 0, 0, _KILL_PROCESS
     yield _LOAD, 0, 0, 0  # the number of the call
     yield _AT_LEAST, 0, 1, 0x40000000  # another set of numbers for the same calls
-    yield refuse
+    yield _RETURN, 0, 0, refuse
     for call in _REFUSED.split(","):
         number = int(call.split()[1 + kind])
         if number >= 0:
             yield _EQUAL, 0, 1, number
-            yield refuse
-    yield _EQUAL, 0, 1, _CLONE3[kind]  # its flags lie in memory, where a filter cannot look; the C library then uses clone
-    yield _RETURN, 0, 0, _ERROR | errno.ENOSYS
-    yield _EQUAL, 0, 4, _CLONE[kind]
-    yield _LOAD, 0, 0, 16
-    yield _ANY_BIT, 0, 1, _THREAD
-    yield allow
-    yield refuse
-    for numbers in (_KILL, _TGKILL):
-        yield _EQUAL, 0, 4, numbers[kind]
-        yield _LOAD, 0, 0, 16
-        yield _EQUAL, 0, 1, own
-        yield allow
-        yield refuse
-    yield _EQUAL, 0, 5, _PRLIMIT[kind]
-    yield _LOAD, 0, 0, 16
-    yield _EQUAL, 1, 0, 0
-    yield _EQUAL, 0, 1, own
-    yield allow
-    yield refuse
-    yield allow
+            yield _RETURN, 0, 0, refuse
+    for numbers in _UNKNOWN.values():
+        yield _EQUAL, 0, 1, numbers[kind]
+        yield _RETURN, 0, 0, _ERROR | errno.ENOSYS
+    yield from _by_argument((56, 220)[kind], 0, [_THREAD], _ALLOW, refuse, _THREAD)  # clone
+    yield from _by_argument((62, 129)[kind], 0, [own], _ALLOW, refuse)  # kill
+    yield from _by_argument((234, 131)[kind], 0, [own], _ALLOW, refuse)  # tgkill
+    yield from _by_argument((302, 261)[kind], 0, [0, own], _ALLOW, refuse)  # prlimit
+    yield from _by_argument((72, 25)[kind], 1, _OWNERS, refuse, _ALLOW)  # fcntl
+    yield from _by_argument((16, 29)[kind], 1, _ASKED, _ALLOW, _ERROR | errno.ENOTTY)  # ioctl
+    for number, flags in (((2, -1)[kind], 1), ((257, 56)[kind], 2)):  # open, openat
+        yield from _by_argument(number, flags, [os.O_TRUNC, os.O_TRUNC | 3, 3], refuse, _ALLOW, _EMPTIES)
+    yield _RETURN, 0, 0, _ALLOW
 
 
 def shut_calls(libc: ctypes.CDLL) -> bool:
-    """From now on: no new process or program, no socket, no signal to or look into another process. Whether it took."""
+    """From now on: no new process or program, no socket, no signal to or look into another process, no file emptied
+    that is not open to write. Whether it took."""
     if os.uname().machine not in _ARCHITECTURES:
         return False
     audit, kind = _ARCHITECTURES[os.uname().machine]
@@ -399,8 +419,9 @@ def main(argument: str) -> NoReturn:
         libc = ctypes.CDLL(None, use_errno=True)
         drop_privileges(libc)
         if libc.prctl(38, 1, 0, 0, 0) == 0:  # no new privileges, which the next two ask for
-            walls += ["files"] * shut_files(libc, folder, readable, [library, *packages])
-            walls += ["calls"] * shut_calls(libc)
+            version = shut_files(libc, folder, readable, [library, *packages])
+            calls = shut_calls(libc)
+            walls += ["files"] * (version >= 3 or (version > 0 and calls)) + ["calls"] * calls
     watch(folder, readable, "files" not in walls)
     session = Session(channel)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # what `site` would have given

@@ -68,6 +68,9 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Problems]:
         ("<answer> 42 </answer>", "42"),
         ("<think>Perhaps \\boxed{41}?</think>\nAnswer: 42", "42"),
         ("<think>Perhaps \\boxed{41}?</think>\nI do not know.", None),
+        ("<think> maybe \\boxed{5}. Wait, no", None),
+        ("<think>Perhaps 41.</think> \\boxed{42} <think>or \\boxed{43}?", "42"),
+        ("Perhaps \\boxed{41}?</think>\nAnswer: 42", "42"),
         ("Answer:", None),
         ("We have 42 cases. So 41 + 1.", None),
         ("The answer is 42.", None),
@@ -462,6 +465,13 @@ def test_a_limit_takes_the_first_problems(tmp_path: Path) -> None:
         env.task(4, "dev")
     with pytest.raises(UserError, match=r"test has no tasks, got 0"):
         env.task(0)
+
+
+def test_a_split_without_problems_says_what_became_of_the_rows(tmp_path: Path) -> None:
+    rows = [{"problem": "a?", "answer": 1}, {"problem": "b?"}]
+    env = Problems({"file": written(tmp_path, *rows), "split": "test"})
+    with pytest.raises(UserError, match=r"train has no tasks, got 0 \(1 problems of 2 rows; 1 without .*line 2 \(no answer\)"):
+        env.task(0, "train")
 
 
 def test_the_name_tells_files_apart(tmp_path: Path) -> None:

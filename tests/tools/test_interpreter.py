@@ -570,6 +570,105 @@ def test_without_the_kernels_help_the_hook_refuses_and_strict_does_not_start(
     assert secret.read_text() == "the answer"
 
 
+def capped(tmp_path: Path, version: int) -> Path:
+    """The session's program as it runs on a kernel with an older Landlock."""
+    source = Path(module._CHILD).read_text()
+    assert source.count("    if version < 1:\n") == 1
+    path = tmp_path / "child.py"
+    path.write_text(source.replace("    if version < 1:\n", f"    version = min(version, {version})\n    if version < 1:\n"))
+    return path
+
+
+@pytest.fixture
+def readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file among the packages, which sessions may read."""
+    path = tmp_path / "packages" / "some.py"
+    path.parent.mkdir()
+    path.write_text("the answer")
+    found = [*module._packages(), str(path.parent)]
+    monkeypatch.setattr(module, "_packages", lambda: found)
+    return path
+
+
+@pytest.fixture(params=[1, 2, 4, 99], ids=["5.13", "5.19", "6.2", "this kernel"])
+def walled(
+    request: pytest.FixtureRequest, readable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Interpreter]:
+    """A session with all walls, as older kernels build them."""
+    monkeypatch.setattr(module, "_CHILD", capped(tmp_path, request.param))
+    with Interpreter(seconds=5, strict=True) as opened:
+        try:
+            opened.run("import ctypes, fcntl, os, struct\nlibc = ctypes.CDLL(None, use_errno=True)")
+        except InterpreterError:
+            pytest.skip("NOT TESTED: this kernel has no Landlock or seccomp")
+        assert opened.walls == {"limits", "files", "calls"}
+        yield opened
+
+
+def test_on_older_kernels_too_nobody_gets_a_signal(walled: Interpreter) -> None:
+    victim = subprocess.Popen(["sleep", "60"])
+    try:
+        for code in (
+            f"fcntl.fcntl(r, 8, {victim.pid})",
+            f"fcntl.fcntl(r, 8, -{os.getpgrp()})",
+            f"fcntl.fcntl(r, 15, struct.pack('ii', 1, {victim.pid}))",
+            "fcntl.fcntl(r, 10, 9)",
+            f"a = ctypes.c_int({victim.pid})\nif libc.ioctl(s.fileno(), 0x8901, ctypes.byref(a)) < 0: raise OSError(ctypes.get_errno())",
+            f"a = ctypes.c_int({victim.pid})\nif libc.ioctl(s.fileno(), 0x8902, ctypes.byref(a)) < 0: raise OSError(ctypes.get_errno())",
+            f"if libc.kill({victim.pid}, 9) < 0: raise OSError(ctypes.get_errno())",
+        ):
+            cell = walled.run(f"import socket\nr, w = os.pipe(); s, t = socket.socketpair()\n{code}")
+            assert (cell.status, "Error" in cell.text) == ("raised", True), (code, cell)
+        walled.run("fcntl.fcntl(r, 4, fcntl.fcntl(r, 3) | os.O_ASYNC); os.write(w, b'x')")
+        walled.run("fcntl.fcntl(s, 4, fcntl.fcntl(s, 3) | os.O_ASYNC); os.write(t.fileno(), b'x')")
+        time.sleep(0.05)
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+
+
+def test_on_older_kernels_too_other_files_stay_as_they_are(walled: Interpreter, readable: Path, secret: Path) -> None:
+    truncate = {"x86_64": 76, "aarch64": 45}[os.uname().machine]
+    ways = [f"os.open(PATH, {access} | os.O_TRUNC)" for access in range(4)]
+    ways += [f"libc.open(PATH, {access} | os.O_TRUNC)" for access in range(4)]
+    ways += [f"libc.syscall(2, PATH, {access} | os.O_TRUNC)" for access in range(4)] * (os.uname().machine == "x86_64")
+    ways += [f"libc.syscall(437, -100, PATH, struct.pack('QQQ', {access} | os.O_TRUNC, 0, 0), 24)" for access in range(4)]
+    ways += ["os.truncate(PATH, 0)", f"libc.syscall({truncate}, PATH, 0)", "libc.creat(PATH, 0o600)", "os.open(PATH, 3)"]
+    assert walled.run(f"open({str(readable)!r}).read()").text == "'the answer'\n"
+    assert "Permission" in walled.run(f"open({str(secret)!r}).read()").text
+    for path in (readable, secret):
+        for way in ways:
+            cell = walled.run(f"PATH = {str(path)!r}.encode()\nif {way} < 0: raise OSError(ctypes.get_errno(), 'refused')")
+            assert (cell.status, "Error" in cell.text) == ("raised", True), (way, cell)
+            assert path.read_text() == "the answer", way
+    own = (
+        "with open('a', 'w') as f: f.write('hello')\nwith open('a', 'r+') as f: f.truncate(4)\nos.ftruncate(os.open('a', 2), 3)"
+    )
+    assert walled.run(f"{own}\nopen('a').read(), open('a', 'w').close(), os.path.getsize('a')").text == "('hel', None, 0)\n"
+
+
+def test_on_older_kernels_too_what_others_share_is_out_of_reach(walled: Interpreter) -> None:
+    """Numbers of System V's objects can be guessed."""
+    code = """
+calls = {
+    "x86_64": dict(shmctl=31, semctl=66, msgctl=71, msgsnd=69, msgrcv=70, semop=65, semtimedop=220, mq_unlink=241),
+    "aarch64": dict(shmctl=195, semctl=191, msgctl=187, msgsnd=189, msgrcv=188, semop=193, semtimedop=192, mq_unlink=181),
+}[os.uname().machine]
+[name for name, number in calls.items() if libc.syscall(number, -1, 0, 0, 0) != -1 or ctypes.get_errno() != 1]
+"""
+    assert walled.run(code).text == "[]\n"
+
+
+def test_an_old_landlock_alone_is_no_wall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = capped(tmp_path, 2)
+    path.write_text(path.read_text().replace("not in _ARCHITECTURES:", "not in ():"))
+    monkeypatch.setattr(module, "_CHILD", path)
+    with Interpreter() as session:
+        session.run("1")
+        assert session.walls == {"limits"}
+
+
 # The channel
 
 

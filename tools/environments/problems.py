@@ -7,7 +7,7 @@ One action is the whole written solution. What counts in it is the final answer,
 - without a box: in a line that begins with `Answer:` or `Final answer:`, or in `<answer>…</answer>`; the last of them.
 - else there is none, and the reward is 0, whatever numbers the text has in it: "We have 42 cases. So 41 + 1." is no 42, which
   math-verify by itself would take it for. A box beats every number after it. What was thought between `<think>` and `</think>`
-  is no part of the solution.
+  is no part of the solution, nor is a thought that was never closed.
 
 The answer is right (reward 1) if math-verify (Kydlíček, 2024) finds it equal to the true one, else the reward is 0. It reads LaTeX
 and compares as SymPy does, decimals to 6 places (0.333333 is 1/3). If it raises or is not done in 5 seconds of computing time,
@@ -135,7 +135,7 @@ def final_answer(solution: str) -> str | None:
 
     Markup around it ($, \(, **, a full stop) is taken off; else it is left as it was written.
     """
-    solution = solution.rpartition("</think>")[2]
+    solution = solution.rpartition("</think>")[2].partition("<think>")[0]
     boxes = _boxes(solution)
     if boxes:
         parts = [boxes[-1]]
@@ -294,7 +294,8 @@ class Problems:
         places = self._splits[split]
         if not 0 <= seed < len(places):
             have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
+            dropped = f" ({self.report})" if self.report.dropped else ""
+            raise UserError(f"{self.name}: {split} has {have}, got {seed}{dropped}")
         text = f"{self.problems[places[seed]].text}\nReason step by step, and put the final answer in \\boxed{{}}."
         return Task(f"math-{split}-{seed}", text, places[seed])
 
