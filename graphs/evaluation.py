@@ -13,7 +13,7 @@ There are two kinds of interval, and each figure says which it has:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -54,7 +54,9 @@ class Outcome:
     arm: str
     seed: int
     rewards: Mapping[str, tuple[float | None, ...]]
-    """Task id -> the reward of each rollout, by run index. None: missing."""
+    """Task id -> the reward of each rollout, in the order of `numbers`. None: missing."""
+    numbers: tuple[int, ...] = ()
+    """Run indices of the rollouts, the same for every problem."""
     lessons: int = 0
     """In the library that it was given."""
     tool_calls: int = 0
@@ -87,6 +89,7 @@ class Outcome:
             arm,
             seed,
             {task: tuple(rollout.reward for rollout in runs) for task, runs in ordered.items()},
+            min(numbers, default=()),
             lessons,
             sum(rollout.tool_calls for rollout in flat),
             sum(rollout.steps for rollout in flat),
@@ -185,9 +188,9 @@ class Difference:
     over_seeds: Interval | None
     """95 %, Student's t; None with a single seed."""
     over_problems: Interval | None
-    """95 %, bootstrap over the problems of all seeds; None with a single problem."""
+    """95 %, bootstrap over the problems of all seeds, each once; None with a single problem."""
     wins: int
-    """Problems whose mean reward is higher; of all seeds together."""
+    """Problems whose mean reward is higher; of all seeds together. One that several seeds played counts once, by its mean."""
     losses: int
     ties: int
 
@@ -213,9 +216,9 @@ def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference
             f"arms are compared on the same seeds; {ours[0].arm} has {sorted(o.seed for o in ours)}, "
             f"{theirs[0].arm} has {sorted(by_seed)}"
         )
-    per_seed = [[pair.delta for pair in _paired(outcome, by_seed[outcome.seed])] for outcome in ours]
-    deltas = [delta for seed in per_seed for delta in seed]
-    means = [mean(seed) for seed in per_seed]
+    pairs = [_paired(outcome, by_seed[outcome.seed]) for outcome in ours]
+    deltas = _by_problem((pair.task, pair.delta) for seed in pairs for pair in seed)
+    means = [mean([pair.delta for pair in seed]) for seed in pairs]
     return Difference(
         mean=mean(means),
         over_seeds=interval(means),
@@ -226,12 +229,21 @@ def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference
     )
 
 
+def _by_problem(values: Iterable[tuple[str, float]]) -> list[float]:
+    """One value per problem: the mean over the seeds that played it. Seeds with the same problems make no more problems of them."""
+    found: dict[str, list[float]] = {}
+    for task, value in values:
+        found.setdefault(task, []).append(value)
+    return [mean(each) for each in found.values()]
+
+
 _SAME = 1e-9
 """Differences of means of floats that are none."""
 
 
 def _paired(ours: Outcome, theirs: Outcome) -> list[_Paired]:
-    if {task: len(runs) for task, runs in ours.rewards.items()} != {task: len(runs) for task, runs in theirs.rewards.items()}:
+    lengths = [{task: len(runs) for task, runs in arm.rewards.items()} for arm in (ours, theirs)]
+    if lengths[0] != lengths[1] or ours.numbers != theirs.numbers:
         apart = sorted(ours.rewards.keys() ^ theirs.rewards.keys()) or "the numbers of their rollouts"
         raise UserError(f"{ours.arm} and {theirs.arm}, seed {ours.seed}: arms play the same problems; they differ in {apart}")
     return [_Paired(task, mean(counted(runs)) - mean(counted(theirs.rewards[task]))) for task, runs in ours.rewards.items()]
@@ -297,7 +309,7 @@ def rows(arms: Mapping[str, Sequence[Outcome]], env: str, model: str, against: s
 def _row(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequence[Outcome] | None) -> Row:
     means = [mean_at_k(list(outcome.rewards.values())) for outcome in seeds]
     passes = [pass_at_k(list(outcome.rewards.values()), outcome.k) for outcome in seeds]
-    problems = [mean(counted(runs)) for outcome in seeds for runs in outcome.rewards.values()]
+    problems = _by_problem((task, mean(counted(runs))) for outcome in seeds for task, runs in outcome.rewards.items())
     rollouts = sum(outcome.rollouts for outcome in seeds)
     tokens = sum(outcome.usage.input_tokens + outcome.usage.output_tokens for outcome in seeds)
     # One way of counting for a whole row: a seed whose rewards happen to be 0 and 1 alone must not change it.
@@ -328,7 +340,7 @@ def compared(rows: Sequence[Row]) -> str:
     """What the brackets in a table of these rows are."""
     n = len(rows[0].seeds)
     if n > 1:
-        return f"95 % over {n} seeds (Student's t)"
+        return f"95 % over {n} seeds (Student's t; its ends may lie below 0 or above 1)"
     return f"95 % over {rows[0].problems} problems (bootstrap, {DRAWS:,} draws); one seed says nothing about others"
 
 

@@ -236,7 +236,8 @@ class Setup:
     @property
     def against(self) -> str:
         """Title of the arm that the others are measured against: without lessons."""
-        without = [arm for arm in self.arms if arm.way == "empty"] or [arm for arm in self.arms if arm.method == "react"]
+        alike = "tool-agent" if self.options.asked_tools else "react"  # what the rollouts are without a library
+        without = [arm for arm in self.arms if arm.way == "empty"] or [arm for arm in self.arms if arm.method == alike]
         return without[0].title if without else ""
 
 
@@ -711,11 +712,14 @@ def _rehearse(setup: Setup, splits: Mapping[int, Split]) -> None:
     from ..memory.cache import Cache
     from ..memory.journal import Journal
     from ..memory.library import Library, Versions, opened
+    from ..nodes.recorded import Slots
     from . import training_free_grpo
 
     seed = setup.seeds[0]
     bench = Rehearsal(setup, seed, splits[seed])
-    bench.cache, bench.meter, bench.slots, bench.rollouts = Cache(), None, None, None
+    bench.cache = Cache()
+    bench.meter, bench.slots = _meter(setup.options, bench.cache), Slots(1)
+    bench.rollouts = bench.slots
     for path in _libraries(setup):
         found = opened(path)
         if not isinstance(found, Library) and not found.names():
@@ -943,7 +947,9 @@ class Bench:
         if arm.way == "self-generated":
             settings = arm.settings
             if self.setup.arms[0].learns:  # a control has as many lessons
-                settings = replace(settings, lessons=max(1, len(self._first()[0].lessons)))
+                if not (learned := self._first()[0].lessons):
+                    return versions.put(start, Library(), why="no lessons, as none were learned"), Usage()
+                settings = replace(settings, lessons=len(learned))
             return await self._learned(arm, settings, place, versions, journal, log)
         if arm.way not in DERIVED:
             return versions.put(start, Library(), why="no lessons"), Usage()
@@ -1076,7 +1082,8 @@ class Bench:
         parts = self._parts(self._world_of(stage), journal, stage, temperature)
         graph = self._graph(arm, versions, journal, stage, temperature)
         more: dict[str, Any] = {"name": self._fingerprint(arm), "slots": self.rollouts, "meter": self.meter}
-        return training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
+        roll = training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
+        return replace(roll, stage=stage) if hasattr(roll, "stage") else roll
 
     def _graph(self, arm: Arm, versions: Versions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""

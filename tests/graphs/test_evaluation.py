@@ -92,6 +92,7 @@ def test_an_outcome_is_by_problem_and_run_index_whatever_the_order() -> None:
         rollout("a", 1, 0.0, steps=5),
     ]
     found = Outcome.of("learned", 3, played, lessons=7)
+    assert found.numbers == (0, 1)
     assert found == Outcome.of("learned", 3, played[::-1], lessons=7)
     assert found.rewards == {"a": (1.0, 0.0), "b": (0.5, None)}
     assert (found.tool_calls, found.actions, found.usage) == (6, 5, Usage(4, 150, 10))
@@ -123,6 +124,25 @@ def test_differences_are_paired_by_problem() -> None:
     assert evaluation.difference(ours[:1], theirs[:1]).over_seeds is None
 
 
+def test_a_problem_that_all_seeds_played_is_one_problem() -> None:
+    """Five seeds on the same ten problems know no more of other problems than one does."""
+    ours, theirs = ({f"p{n}": [reward(n)] for n in range(10)} for reward in (lambda n: n % 2, lambda n: 0))
+    several = [
+        evaluation.difference(*([outcome(a, s, r) for s in range(n)] for a, r in (("a", ours), ("b", theirs)))) for n in (1, 5)
+    ]
+    assert several[0].over_problems == several[1].over_problems
+    assert [(found.wins, found.losses, found.ties) for found in several] == [(5, 0, 5)] * 2
+    one, five = (evaluation.rows({"a": [outcome("a", s, ours) for s in range(n)]}, "toy", "pocket")[0] for n in (1, 5))
+    assert one.over_problems == five.over_problems
+
+
+def test_runs_of_other_indices_are_no_pairs() -> None:
+    ours = Outcome.of("a", 0, [rollout("t", n, 1.0) for n in (0, 1)])
+    theirs = Outcome.of("b", 0, [rollout("t", n, 1.0) for n in (5, 9)])
+    with pytest.raises(UserError, match="the numbers of their rollouts"):
+        evaluation.difference([ours], [theirs])
+
+
 @pytest.mark.parametrize(
     ("theirs", "says"),
     [
@@ -138,8 +158,8 @@ def test_arms_that_did_not_play_the_same_are_not_compared(theirs: Outcome, says:
 
 def arms() -> dict[str, list[Outcome]]:
     played = {
-        "learned": [{"a": [1.0, 1.0], "b": [1.0, None]}, {"a": [1.0, 0.0], "b": [1.0, 1.0]}],
-        "empty": [{"a": [0.0, 1.0], "b": [0.0, 0.0]}, {"a": [0.0, 0.0], "b": [1.0, 1.0]}],
+        "learned": [{"a": [1.0, 1.0], "b": [1.0, None]}, {"c": [1.0, 0.0], "d": [1.0, 1.0]}],
+        "empty": [{"a": [0.0, 1.0], "b": [0.0, 0.0]}, {"c": [0.0, 0.0], "d": [1.0, 1.0]}],
     }
     return {arm: [outcome(arm, seed, rewards) for seed, rewards in enumerate(seeds)] for arm, seeds in played.items()}
 
@@ -187,7 +207,9 @@ def test_a_single_seed_has_intervals_over_problems_and_says_so() -> None:
     assert rows[0].over_seeds is None
     assert rows[0].over_problems is not None
     assert "over 2 problems (bootstrap" in evaluation.compared(rows)
-    assert "over 2 seeds (Student's t)" in evaluation.compared(evaluation.rows(arms(), "toy", "pocket", "empty"))
+    assert "over 2 seeds (Student's t; its ends may lie below 0 or above 1)" in evaluation.compared(
+        evaluation.rows(arms(), "toy", "pocket", "empty")
+    )
     assert "[" in evaluation.table(rows).splitlines()[2]
 
 

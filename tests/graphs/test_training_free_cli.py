@@ -162,7 +162,10 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     lines = printed.splitlines()
     assert lines[0] == "toy, pocket, 2 seeds; 3 problems to learn from, 2 held out"
-    assert "unseen problems, 3 a seed, 2 rollouts each; [95 % over 2 seeds (Student's t)]" in lines
+    assert (
+        "unseen problems, 3 a seed, 2 rollouts each; [95 % over 2 seeds (Student's t; its ends may lie below 0 or above 1)]"
+        in lines
+    )
     titles = [f"{METHOD} (rule-written)", *ARMS, "react"]
     shown = [line.split("|")[1].strip() for line in lines if line.startswith("| ")]
     assert [title for title in shown if title in titles] == titles
@@ -264,6 +267,26 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
     assert one["problems"] == two["problems"]
     assert [row["id"] for row in one["rollouts"]] != [row["id"] for row in two["rollouts"]]
     assert {row["id"].partition("/")[0] for row in two["rollouts"]} == {"s1"}  # draws of its own
+
+
+def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """All groups agree at --spread 1, so that nothing is learned; nobody is asked to invent any lessons."""
+    arm = f"{METHOD}:self-generated"
+    flags = "--problems 2 --held-out 1 --test 2 --k 1 --seeds 1 --spread 1"
+    assert run(f"{sums} {flags}", compare=[arm]) == 0
+    assert rows()[METHOD]["lessons"] == rows()[arm]["lessons"] == 0
+    assert Adds.asked.keys() == {"rollout"}
+
+
+def test_arms_are_measured_against_the_same_agent_without_lessons() -> None:
+    def against(*names: str, **flags: str) -> str:
+        arms = [training_free_cli.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
+        arms += [training_free_cli.Arm(name, object(), name) for name in names]
+        return training_free_cli.Setup(training_free_cli.Learn(**flags), tuple(arms), (0,), Path()).against
+
+    assert against("react", "tool-agent") == "react"
+    assert against("react", "tool-agent", tools="python") == "tool-agent"
+    assert against("react", tools="python") == ""
 
 
 # A model behind an API
@@ -544,7 +567,9 @@ def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "--problems 2 --epochs 1 --group 3 --held-out 1 --words 20 --top 2 --patience 5 --author rule --test 1 --k 1 --seeds 1"
+    flags = (
+        "--problems 2 --epochs 1 --group 3 --held-out 1 --words 20 --top 2 --patience 5 --author rule --test 1 --k 1 --seeds 1"
+    )
     assert run(flags, compare=[f"{METHOD}:paper"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
     own = ("held_out", "accept", "keep_best", "patience", "least_groups", "lessons", "tokens", "similar")
@@ -735,7 +760,11 @@ def test_what_the_agent_does_itself_is_no_outage() -> None:
     def failed(error: object) -> Rollout:
         return Rollout("s0/test/t/0", Task("t", "go"), 0, None, error=str(error))
 
-    for own in (BadReply("act/choose", "asked for a letter", "x" * 900), OutOfTime("took longer than 5 s"), "no reward: unsure"):
+    for own in (
+        BadReply("act/choose", "asked for a letter", "x" * 900),
+        OutOfTime("took longer than 5 s"),
+        "no reward: unsure",
+    ):
         assert training_free_cli._own(failed(own))
     assert not training_free_cli._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
 
