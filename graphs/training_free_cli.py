@@ -112,7 +112,8 @@ class Learn:
     """Calls of models in flight in each process: 16 if not given, and 1 for a model in this process."""
     budget: int = 0
     """Tokens that this folder may pay for, read and written, of all seeds and arms. Then the run stops with what it has; with a
-    larger budget the same command goes on. 0: no limit."""
+    larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
+    exceed it. 0: no limit."""
     dollars: float = 0.0
     """The same in dollars. 0: no limit."""
     price_in: float = 0.0
@@ -295,7 +296,7 @@ def learn(
         _check_models(setup)
         _rehearse(setup, splits)
     if options.dry_run:
-        return _dry_run(setup)
+        return _dry_run(setup, settings)
     return _run(setup, settings, splits, blueprint)
 
 
@@ -334,6 +335,9 @@ def _splits(setup: Setup) -> dict[int, Split]:
     """
     options, learning = setup.options, [arm.settings for arm in setup.arms if arm.way != "method"]
     counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test)
+    most = [
+        next((a.name for a in setup.arms if getattr(a.settings, f, 0) == c), "") for f, c in zip(PARTS, counts, strict=True)
+    ]
     environment = _environment(options.env, options.horizon)
     tested = environment if options.test_env is None else _environment(options.test_env, options.horizon)
     found: dict[int, Split] = {}
@@ -344,7 +348,7 @@ def _splits(setup: Setup) -> dict[int, Split]:
             found[seed] = _variants(environment, at, counts)
             continue
         worlds = (environment, environment, tested)
-        found[seed] = Split(*(_tasks(worlds, options, counts, at, n) for n in range(3)))
+        found[seed] = Split(*(_tasks(worlds, options, counts, at, n, most[n]) for n in range(3)))
         _distinct(environment, found[seed], {} if options.same_problems else seen)
     return found
 
@@ -364,9 +368,13 @@ def _variants(environment: Any, seed: int, counts: Sequence[int]) -> Split:
     return Split(*(tuple(some(count)) for count in counts))
 
 
-def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: int, part: int) -> tuple[Task, ...]:
+PARTS = ("problems", "held_out", "test")
+"""What says how many problems are learned on, held out and unseen."""
+
+
+def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: int, part: int, arm: str) -> tuple[Task, ...]:
     """The problems of a seed that are learned on (part 0), held out (1) or unseen (2): numbers of the fold that no other part and
-    no other seed has."""
+    no other seed has. `arm`: the one that asks for so many."""
     world, fold, count = worlds[part], options.folds[part], counts[part]
     alike = [n for n in range(3) if worlds[n] is world and options.folds[n] == fold]
     first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < part)
@@ -375,7 +383,8 @@ def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: i
     except UserError as error:
         raise UserError(
             f"{world.name}: seed {seed} is to have {count} tasks of {fold} from number {first} on, and there are not so many "
-            f"({error}); ask for fewer problems or seeds, or give --same-problems"
+            f"({error}); ask for fewer (--{PARTS[part].replace('_', '-')}{f', of {arm}' if arm else ''}) or fewer seeds, or give "
+            "--same-problems"
         ) from error
 
 
@@ -407,6 +416,8 @@ FREE = (
 
 def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
     """Settings with digests of what lies in files: where one changes, so does the run, and needs another folder."""
+    from importlib.metadata import version
+
     from ..memory.library import located
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in FREE}
@@ -428,9 +439,16 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
                 for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
                 if path
             },
-            "prompts of the package": _files(Path(__file__).parents[1] / "nodes" / "prompts"),
+            "prompts of the package": _digest(
+                [_files(Path(__file__).parents[1] / "nodes" / "prompts" / name) for name in PROMPTS]
+            ),
         },
+        "version": version("learngraph"),
     }
+
+
+PROMPTS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
+"""Folders of prompts that arms here are asked with."""
 
 
 def _contents(options: Learn, split: Split) -> list[Any]:
@@ -594,10 +612,13 @@ def _turns(setup: Setup, environment: Any) -> int:
     return int(getattr(environment, "horizon", 1))
 
 
-def _dry_run(setup: Setup) -> int:
+def _dry_run(setup: Setup, settings: Mapping[str, Any]) -> int:
     from ..memory.cache import Cache
+    from . import sweep
     from .evaluation import ledger
 
+    if (setup.folder / "settings.json").exists():  # of a run with other settings? Nothing is written then, either
+        sweep._check_settings(setup.folder / "settings.json", json.loads(json.dumps(settings)))
     options = setup.options
     place, known, measured = setup.folder / "cache.sqlite", dict[str, Usage](), ""
     if place.exists():
@@ -658,6 +679,7 @@ def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split],
     with sweep.claimed(setup.folder, settings):
         due = [seed for seed in setup.seeds if not all(_finished(setup, arm, seed) for arm in setup.arms)]
         if due:
+            _warn(setup.options)
             with _progress(setup) as tick, _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
                     sweep.work([(setup, seed, splits[seed]) for seed in due], play, setup.options.workers, tick, 1)
@@ -672,6 +694,33 @@ def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split],
         else:
             _say(f"finished already; these are its results (remove {setup.folder} or give another --out to learn again)")
         return _report(setup, blueprint)
+
+
+def _warn(options: Learn) -> None:
+    """Say if nothing but good manners keeps a model's Python code from the rest of this machine."""
+    from ..tools.interpreter import Interpreter
+
+    if "python" not in options.asked_tools:
+        return
+    with Interpreter() as interpreter:
+        interpreter.run("1")
+        if lacking := sorted({"limits", "files", "calls"} - interpreter.walls):
+            _say(
+                f"--tools python: this machine does not offer all walls around a model's code ({', '.join(lacking)} missing, see "
+                "tools/interpreter.py); run only models that mean no harm, or all of it in a container"
+            )
+
+
+SECRET = re.compile(r"\bsk-[\w-]{4,}")
+"""What a key looks like."""
+
+
+def _redacted(text: str) -> str:
+    """An error's text without keys: some servers repeat what they were sent."""
+    for name in ("OPENAI_API_KEY", "TAVILY_API_KEY", "SERPAPI_API_KEY"):
+        if len(key := os.environ.get(name, "")) > 3:
+            text = text.replace(key, f"${name}")
+    return SECRET.sub("sk-…", text)
 
 
 def _finished(setup: Setup, arm: Arm, seed: int) -> bool:
@@ -805,7 +854,7 @@ def play(work: tuple[Setup, int, Split]) -> str | None:
     except BudgetSpent:
         return None
     except UserError as error:
-        return str(error)
+        return _redacted(str(error))
     except OSError as error:
         return f"{error.filename or setup.folder}: {error.strerror or error}"
     except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
@@ -929,7 +978,9 @@ class Bench:
                     },
                     "rollouts": [_brief(rollout, "answer", "error") for rollout in rollouts],
                     "steps": [asdict(step) for step in steps],
-                    "failures": [[row["id"], said] for row in rows for said in (*row["failures"], *row["probe_failures"])],
+                    "failures": [
+                        [row["id"], _redacted(said)] for row in rows for said in (*row["failures"], *row["probe_failures"])
+                    ],
                 },
             )
 
@@ -1211,6 +1262,7 @@ def _clipped(text: str) -> str:
 
 def _brief(rollout: Rollout, *texts: str) -> dict[str, Any]:
     """A rollout of the test as a row, with these texts; its steps are in steps.jsonl."""
+    rollout = replace(rollout, error=_redacted(rollout.error))
     told = {name: getattr(rollout, name) for name in ("id", "number", "reward", "steps", "tool_calls", "seconds", *texts)}
     return {**told, "task": rollout.task.id, "usage": asdict(rollout.usage)}
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from learngraph.memory.library import Library, Versions
 from learngraph.memory.records import Rollout, Task, UserError
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.rollouts import OutOfTime
-from learngraph.tools import models
+from learngraph.tools import interpreter, models
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 METHOD = "training-free-grpo"
@@ -404,7 +405,9 @@ def test_rollouts_call_tools_of_their_own(
 
 def test_more_seeds_than_there_are_problems(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{sums} --seeds 9") == 2
-    assert "and there are not so many" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "and there are not so many" in error
+    assert f"ask for fewer (--problems, of {METHOD})" in error
     assert run(f"{sums} --seeds 2 --held-out 30") == 2
     assert "30 tasks of dev from number 0 on" in capsys.readouterr().err
 
@@ -609,6 +612,7 @@ def test_other_settings_models_prompts_or_data_need_another_folder(
         assert "holds a run with other settings" in error
         assert says in error
 
+    refused(f"{flags} --batch 2 --dry-run", f"arms.{METHOD}.batch is 0 there, 2 was asked for")
     refused(f"{flags} --batch 2", f"arms.{METHOD}.batch is 0 there, 2 was asked for")
     refused(f"{flags} --test 4", "test is 3 there, 4 was asked for")
     refused(f"{flags} --horizon 12", "horizon is null there, 12 was asked for")
@@ -618,6 +622,9 @@ def test_other_settings_models_prompts_or_data_need_another_folder(
     (prompts / "act" / "score.md").write_text(score.read_text().replace("text world", "world of text"))
     refused(flags, "digests.prompts")
     (prompts / "act" / "score.md").write_text(score.read_text())
+    with monkeypatch.context() as later:
+        later.setattr(metadata, "version", lambda name: "9.9")
+        refused(flags, 'there, "9.9" was asked for')
     weights = here / "weights"
     weights.mkdir()
     (weights / "model").write_text("other weights")
@@ -730,19 +737,18 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
 ) -> None:
     """Of one problem of the test, or of all, while the library has been learned."""
     assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
-    roll, observe = training_free_cli.Bench._roll, KeywordKeep.observe
+    test, observe = training_free_cli.Bench._test, KeywordKeep.observe
 
     def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
         if down in task.id and len(actions) == 2:
             raise UserError("the server cannot be reached")
         return observe(self, task, actions)
 
-    def breaks(self: Any, arm: Any, versions: Any, journal: Any, stage: str, temperature: float) -> Any:
-        if stage == "test":
-            monkeypatch.setattr(KeywordKeep, "observe", refused)
-        return roll(self, arm, versions, journal, stage, temperature)
+    async def breaks(self: Any, *args: Any) -> Any:
+        monkeypatch.setattr(KeywordKeep, "observe", refused)
+        return await test(self, *args)
 
-    monkeypatch.setattr(training_free_cli.Bench, "_roll", breaks)
+    monkeypatch.setattr(training_free_cli.Bench, "_test", breaks)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
     error = capsys.readouterr().err
     assert f"{METHOD}, seed 0: {2 if down == '/6' else 6} of 6 rollouts of the test failed" in error
@@ -750,7 +756,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     assert "the same command goes on" in error
     assert not list((here / "out").glob("*/result.json"))
     monkeypatch.setattr(KeywordKeep, "observe", observe)
-    monkeypatch.setattr(training_free_cli.Bench, "_roll", roll)
+    monkeypatch.setattr(training_free_cli.Bench, "_test", test)
     forget()
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
     assert results(here / "out") == results(here / "whole")
@@ -767,6 +773,25 @@ def test_what_the_agent_does_itself_is_no_outage() -> None:
     ):
         assert training_free_cli._own(failed(own))
     assert not training_free_cli._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
+
+
+def test_keys_that_a_server_repeats_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "my-own-key")
+    said = training_free_cli._redacted("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
+    assert said == "401: Incorrect API key provided: sk-…, $OPENAI_API_KEY. A task-list is none"
+    row = training_free_cli._brief(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
+    assert row["error"] == "key sk-…"
+
+
+def test_a_machine_without_walls_is_told_of_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    options = training_free_cli.Learn(tools="python")
+    monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits"}))
+    training_free_cli._warn(options)
+    assert "(calls, files missing" in capsys.readouterr().err
+    monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits", "files", "calls"}))
+    training_free_cli._warn(options)
+    training_free_cli._warn(training_free_cli.Learn())
+    assert capsys.readouterr().err == ""
 
 
 # Before anything is asked
