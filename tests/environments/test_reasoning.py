@@ -42,6 +42,7 @@ def countdown() -> Iterator[Reasoning]:
         ("**Answer:**\n1 2\n3 4", "1 2\n3 4"),
         ("Answer: 5\nFinal answer: 6", "6"),
         ("<think><answer>4</answer></think>Answer: 5", "5"),
+        ("<think>perhaps <answer>4</answer>, or", None),
         ("Answer:", None),
         ("The answer is 5.", None),
         ("5", None),

@@ -47,7 +47,7 @@ _LINE = re.compile(r"(?im)^[\s>#*_`-]*(?:the\s+)?(?:final\s+)?answer[*_`]*\s*[:ï
 
 def written_answer(reply: str) -> str | None:
     """The answer in a reply, by the rule above; None if it has none."""
-    reply = reply.rpartition("</think>")[2]  # what was thought is no part of the reply
+    reply = reply.rpartition("</think>")[2].partition("<think>")[0]  # what was thought is no part of the reply
     tags = list(_OPEN.finditer(reply))
     for tag in reversed(tags[-20:]):
         inside = _CLOSE.split(reply[tag.end() :], maxsplit=1)[0].strip()
