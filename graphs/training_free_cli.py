@@ -776,8 +776,7 @@ def _rehearse(setup: Setup, splits: Mapping[int, Split]) -> None:
     for arm in setup.arms:
         versions, journal = Versions(), Journal()
         try:
-            for stage in ("rollout", "trial", "test"):
-                bench._roll(arm, versions, journal, stage, 0.0)
+            bench._roll(arm, versions, journal, "test", 0.0)
             if arm.learns or arm.way == "self-generated":
                 train, held_out = splits[seed].of(arm.settings)
                 training_free_grpo.build(
@@ -787,6 +786,7 @@ def _rehearse(setup: Setup, splits: Mapping[int, Split]) -> None:
                     held_out=held_out,
                     versions=versions,
                     cache=bench.cache,
+                    rollout=bench._graph(arm, versions, journal, "rollout", 0.0),
                     critic=bench._critic(),
                     recorded=bench._asked,
                 )

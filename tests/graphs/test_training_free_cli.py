@@ -21,7 +21,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from learngraph.graphs import cli, sweep, training_free_cli
+from learngraph.graphs import cli, evaluation, sweep, training_free_cli
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.library import Library, Versions
 from learngraph.memory.records import Rollout, Task, UserError
@@ -100,8 +100,10 @@ class Adds(BaseChatModel):
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Runs are played in this process by scripted models, in a directory of their own."""
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Runs are played in this process by scripted models, in a directory of their own. One test has its curves drawn."""
+    if "arms_play" not in request.node.name:
+        monkeypatch.setattr(evaluation, "curves", lambda *args: None)
 
     def work(
         batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
@@ -352,7 +354,7 @@ def test_each_stage_has_a_model_of_its_own_temperature(
     assert {temperature for stage, temperature in heard if stage != "rollout"} == {0.1}
 
 
-@pytest.mark.parametrize("budget", ["--budget 9000", "--dollars 0.02"])
+@pytest.mark.parametrize("budget", ["--budget 9000", pytest.param("--dollars 0.02", marks=pytest.mark.slow)])
 def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     budget: str, here: Path, sums: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -426,7 +428,6 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
 # Mistakes
 
 
-@pytest.mark.parametrize("dry", ["", " --dry-run"])
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -475,7 +476,7 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_left_behind(
-    flags: str, says: str, dry: str, here: Path, capsys: pytest.CaptureFixture[str]
+    flags: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if "math" in flags:
         pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
@@ -483,13 +484,29 @@ def test_a_mistake_is_one_line_and_nothing_is_left_behind(
     (here / "doubled.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n' * 4)
     small = "--problems 2 --held-out 1 --test 1 --k 1 --seeds 1"
     (here / "torn.yaml").write_text("- id: L1\n")
-    assert run(f"{small} {flags}{dry}") == 2
+    assert run(f"{small} {flags}") == 2
     shown = capsys.readouterr()
     assert len(shown.err.splitlines()) == 1, shown.err
     assert shown.err.startswith("learngraph: ")
     assert says in shown.err
     assert shown.out == ""
     assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--model nobody", "--critic nobody", "--tools python", "--max-tokens 0", "--arm shuffled", "--library torn.yaml"),
+        *("--compare cot", f"--compare {METHOD}:self-generated", "--arm self-generated", "--consolidate cheatsheet"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_refuses(flags: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "torn.yaml").write_text("- id: L1\n")
+    small = "--problems 2 --held-out 1 --test 1 --k 1 --seeds 1"
+    assert run(f"{small} {flags}") == 2
+    said = capsys.readouterr().err
+    assert run(f"{small} {flags} --dry-run") == 2
+    assert capsys.readouterr().err == said
 
 
 def test_problems_that_say_the_same_are_refused(here: Path) -> None:
@@ -648,7 +665,7 @@ def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixtu
 # A crash
 
 
-@pytest.mark.parametrize("at", [2, 9, 14, 21])
+@pytest.mark.parametrize("at", [14, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 21))])
 def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     at: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
