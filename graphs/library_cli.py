@@ -10,6 +10,7 @@ PATH is a YAML file, a file of versions (`.jsonl`), or the folder of a run of tr
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -25,7 +26,8 @@ USAGE = """\
 usage: learngraph library show PATH [VERSION] | diff PATH [OLD NEW] | export PATH FILE.yaml [--version V]
                           | import FILE.yaml PATH | rollback PATH VERSION
 
-PATH is a YAML file, a file of versions (.jsonl), or the folder of a run of training-free-grpo.
+PATH is a YAML file, a file of versions (.jsonl), or the folder of a run of training-free-grpo or of one arm and seed in it: of
+a whole run, show, diff and export take the first arm's first seed, and the others want it named.
 show      the lessons of a version (the one that holds, if none is named), and which versions there are
 diff      what changed between two versions; without names, between the one that holds and the one it was made from
 export    a version as a YAML file that a person can read and edit
@@ -58,9 +60,28 @@ def _places(args: Sequence[str], form: str, *counts: int) -> Sequence[str]:
     return args
 
 
+def _first(place: str) -> str:
+    """What is looked at when the folder of a whole run is named, with libraries of several arms and seeds: the first of them."""
+    settings = Path(place, "settings.json")
+    if not settings.is_file() or Path(place, "library.jsonl").exists():
+        return place
+    try:
+        asked = json.loads(settings.read_text(encoding="utf-8"))
+        first = Path(place, f"{next(iter(asked['arms'])).replace(':', '-')}-s{asked['seeds'][0]}", "library.jsonl")
+    except (OSError, ValueError, LookupError, TypeError, StopIteration):
+        return place  # of another kind, or damaged
+    if not first.exists():
+        return place
+    others = [str(path.parent) for path in sorted(Path(place).glob("*/library.jsonl")) if path != first]
+    if others:
+        sys.stderr.write(f"{first.parent}; there are also {', '.join(others)}\n")
+    return str(first)
+
+
 def show(args: Sequence[str]) -> int:
     """the lessons of a version"""
     place, *named = _places(args, "show PATH [VERSION]", 1, 2)
+    place = _first(place)
     source = opened(place)
     if isinstance(source, Library):
         if named:
@@ -111,6 +132,7 @@ def _single(place: str, name: str) -> LibraryError:
 def changes(args: Sequence[str]) -> int:
     """what changed between two versions"""
     place, *named = _places(args, "diff PATH [OLD NEW]", 1, 3)
+    place = _first(place)
     source = opened(place)
     if isinstance(source, Library):
         raise LibraryError(
@@ -138,6 +160,7 @@ def export(args: Sequence[str]) -> int:
     form = "export PATH FILE.yaml [--version V]"
     place, file = _places(args[:2], form, 2)
     options: Export = parse(Export, args[2:], f"learngraph library {form}")
+    place = _first(place)
     source = opened(place)
     if isinstance(source, Library):
         if options.version:

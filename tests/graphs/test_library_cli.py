@@ -60,6 +60,25 @@ def test_show_tells_lessons_rulings_and_versions(run: Path, say: Say) -> None:
     assert say("show", run / "learned-s0" / "library.jsonl") == told
 
 
+def test_of_a_whole_run_the_first_arms_first_seed_is_shown(
+    say: Say, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    for arm in ("a-b-s0", "m-s3", "m-s4"):
+        versions = Versions(folder / arm / "library.jsonl")
+        versions.put(f"{arm}/0", Library())
+        versions.move(f"{arm}/0")
+        versions.close()
+    (folder / "settings.json").write_text('{"arms": {"m": {}, "a:b": {}}, "seeds": [3, 4]}')
+    assert library(["show", str(folder)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("m-s3/0 (holds)")
+    assert shown.err == f"{folder}/m-s3; there are also {folder}/a-b-s0, {folder}/m-s4\n"
+    assert say("export", folder, tmp_path / "l.yaml").startswith("m-s3/0: 0 lessons")
+    with pytest.raises(UserError, match="name one of them"):
+        library(["rollback", str(folder), "m-s3/0"])
+
+
 def test_diff_is_with_the_version_before_unless_two_are_named(run: Path, say: Say) -> None:
     added = "+ [L0] Look before you leap: always\n+ [L1] Count twice\n"
     assert say("diff", run) == f"from r/0 to r/1:\n{added}"
