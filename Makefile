@@ -4,12 +4,16 @@
 #   make test    the quick tests; with CI set, all of them, types and style
 #   make slow    the tests that take longer
 #   make check   types and style
+#
+# Tests run in JOBS processes (2); ARGS="-k name" and the like are handed to pytest.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 , := ,
 CODE := graphs nodes memory tools tests
+JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 export OMP_NUM_THREADS ?= 1
 export LANGGRAPH_STRICT_MSGPACK ?= true
@@ -23,13 +27,13 @@ run: $(READY)
 test: quick $(if $(CI),slow check)
 
 quick: $(READY)
-	$(BIN)/python -m pytest -q -m "not slow and not jericho and not dev" $(ARGS)
+	$(PYTEST) -m "not slow and not jericho and not dev" $(ARGS)
 
 slow: $(READY)
-	$(BIN)/python -m pytest -q -m "slow and not jericho and not dev" $(ARGS)
+	$(PYTEST) -m "slow and not jericho and not dev" $(ARGS)
 
 test-all: $(READY)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check $(CODE)
