@@ -720,7 +720,7 @@ def _redacted(text: str) -> str:
     for name in ("OPENAI_API_KEY", "TAVILY_API_KEY", "SERPAPI_API_KEY"):
         if len(key := os.environ.get(name, "")) > 3:
             text = text.replace(key, f"${name}")
-    return SECRET.sub("sk-…", text)
+    return SECRET.sub("sk-…", re.sub(r"(?<=://)[^/@\s]+@", "", text))
 
 
 def _finished(setup: Setup, arm: Arm, seed: int) -> bool:
@@ -991,6 +991,7 @@ class Bench:
         from ..memory.library import Library
         from ..nodes.advantage import draw
         from ..nodes.semantic import random_lessons, shuffled
+        from . import training_free_grpo
 
         start = f"{self.run}/0"
         if arm.learns:
@@ -998,9 +999,9 @@ class Bench:
         if arm.way == "self-generated":
             settings = arm.settings
             if self.setup.arms[0].learns:  # a control has as many lessons
-                if not (learned := self._first()[0].lessons):
+                if not (count := len(self._first()[0].lessons)):
                     return versions.put(start, Library(), why="no lessons, as none were learned"), Usage()
-                settings = replace(settings, lessons=len(learned))
+                settings = replace(settings, lessons=count)
             return await self._learned(arm, settings, place, versions, journal, log)
         if arm.way not in DERIVED:
             return versions.put(start, Library(), why="no lessons"), Usage()
@@ -1010,9 +1011,10 @@ class Bench:
         if arm.way == "shuffled":
             control = shuffled(learned, seed)
         else:
-            control = random_lessons(
-                await self._first_rollouts(arm, versions, journal), len(learned.lessons), arm.settings.limits, seed
-            )
+            parts = self._parts(self._world_of("rollout"), journal, "rollout", arm.settings.temperature)
+            bounds = training_free_grpo.limits(parts, arm.settings)
+            played = await self._first_rollouts(arm, versions, journal)
+            control = random_lessons(played, len(learned.lessons), bounds, seed, tokens=parts.count)
         return versions.put(f"{self.run}/{arm.way}", control, why=f"{arm.way}: a control of what was learned"), Usage()
 
     def _first(self) -> tuple[Library, Library]:
@@ -1134,7 +1136,8 @@ class Bench:
         graph = self._graph(arm, versions, journal, stage, temperature)
         more: dict[str, Any] = {"name": self._fingerprint(arm), "slots": self.rollouts, "meter": self.meter}
         roll = training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
-        return replace(roll, stage=stage) if hasattr(roll, "stage") else roll
+        named: dict[str, Any] = {"stage": stage} if hasattr(roll, "stage") else {}
+        return replace(roll, **named)
 
     def _graph(self, arm: Arm, versions: Versions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""

@@ -796,6 +796,7 @@ def test_keys_that_a_server_repeats_are_not_written_down(monkeypatch: pytest.Mon
     monkeypatch.setenv("OPENAI_API_KEY", "my-own-key")
     said = training_free_cli._redacted("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
     assert said == "401: Incorrect API key provided: sk-…, $OPENAI_API_KEY. A task-list is none"
+    assert training_free_cli._redacted("at http://me:hidden@host/v1: no") == "at http://host/v1: no"
     row = training_free_cli._brief(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
     assert row["error"] == "key sk-…"
 
