@@ -1063,7 +1063,13 @@ class Bench:
             )
             config = await self._thread(graph, saver)
             begin = None if await saver.aget_tuple(config) else {"run": self.run}
-            await graph.ainvoke(begin, config, durability="async")
+            try:
+                await graph.ainvoke(begin, config, durability="async")
+            except UserError:
+                # The checkpoints hold what failed. Without them the next try goes through what is in the cache, and asks again
+                # for what is not.
+                await saver.adelete_thread(config["configurable"]["thread_id"])
+                raise
             ended = (await graph.aget_state(config)).values
         if _ran_out(ended):
             (place / "library.yaml").write_text(versions.at(ended["best"]).to_yaml(), encoding="utf-8")
@@ -1134,10 +1140,8 @@ class Bench:
         settings = arm.settings if arm.way != "method" else self.setup.arms[0].settings
         parts = self._parts(self._world_of(stage), journal, stage, temperature)
         graph = self._graph(arm, versions, journal, stage, temperature)
-        more: dict[str, Any] = {"name": self._fingerprint(arm), "slots": self.rollouts, "meter": self.meter}
-        roll = training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
-        named: dict[str, Any] = {"stage": stage} if hasattr(roll, "stage") else {}
-        return replace(roll, **named)
+        more: dict[str, Any] = {"name": self._fingerprint(arm), "slots": self.rollouts, "meter": self.meter, "stage": stage}
+        return training_free_grpo.roll(parts, settings, versions, self.cache, graph, **more)
 
     def _graph(self, arm: Arm, versions: Versions, journal: Any, stage: str, temperature: float) -> Any:
         """The graph of a rollout."""

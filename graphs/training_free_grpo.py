@@ -145,7 +145,8 @@ class TrainingFreeGRPO:
     group: int = 5
     """G, rollouts of a problem. Paper: 5, on the web 3."""
     temperature: float = 0.7
-    """Of rollouts that are learned from, where actions are scored (a model that writes has its own). Paper: 0.7."""
+    """Of rollouts that are learned from. On the command line any model's; in `build` that of one whose actions are scored (one
+    that writes has its own). Paper: 0.7."""
     trial_temperature: float = 0.3
     """Of rollouts of the accept test and of evaluation, likewise. Paper: 0.3."""
     truth: Literal["given", "majority", "self"] = "given"
@@ -358,6 +359,7 @@ def roll(
     close: Callable[[str, str, int], None] | None = None,
     slots: Slots | None = None,
     meter: Meter | None = None,
+    stage: str = "rollout",
 ) -> Roll:
     """What plays rollouts with this graph and keeps them in the cache, in learning, in the accept test and in evaluation.
 
@@ -368,6 +370,7 @@ def roll(
         close: called with run, task id and number when a rollout has ended in whatever way.
         slots: how many rollouts are played at once; None: as many as there are.
         meter: asked before each rollout of a model whose calls are not counted one by one.
+        stage: under which name tokens are counted in the cache.
     """
     plays = graph
     if isinstance(graph, CompiledStateGraph):
@@ -390,6 +393,7 @@ def roll(
         timeout=settings.timeout,
         slots=slots,
         meter=meter,
+        stage=stage,
         paid=parts.write is None or not isinstance(parts.model, Recorded),
         close=close,
     )
@@ -448,11 +452,15 @@ def _model(model: Any) -> str:
     return f"{told} {key(_words(hidden))}"
 
 
+PROMPTS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
+"""Folders of prompts that rollouts and critics are asked with; another method's may change."""
+
+
 def _prompts(overrides: Path | None) -> str:
-    """A digest of all prompt files."""
+    """A digest of these prompt files."""
     digest = blake2b(digest_size=10)
     for folder in (HERE, overrides):
-        for file in sorted(folder.rglob("*.md")) if folder else ():
+        for file in sorted(file for name in PROMPTS for file in (folder / name).rglob("*.md")) if folder else ():
             digest.update(f"{file.relative_to(cast(Path, folder))}\0{file.read_text(encoding='utf-8')}\0".encode())
     return digest.hexdigest()
 
@@ -531,7 +539,8 @@ def build(
     shown = rollout or episode(parts, settings, versions)
     tried = trial or rollout or episode(parts, settings, versions, settings.trial_temperature)
     more: dict[str, Any] = {"name": name, "close": close, "slots": slots, "meter": meter}
-    learn, probe = (roll(parts, settings, versions, cache, graph, **more) for graph in (shown, tried))
+    learn = roll(parts, settings, versions, cache, shown, **more)
+    probe = roll(parts, settings, versions, cache, tried, stage="trial", **more)
     ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks}, meter, slots)
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
     asked = [*tasks, *tests] if settings.top else []

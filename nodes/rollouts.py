@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -44,6 +45,8 @@ from .semantic import trimmed
 __all__ = ["Lectured", "Roll", "restored", "stored"]
 
 _log = logging.getLogger(__name__)
+_KEY = re.compile(r"sk-[\w-]{4,}")
+"""A key, as a server repeats it when it refuses it: errors are written to files."""
 THROUGH = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, GraphBubbleUp)
 """What is no rollout's failure, but the run's."""
 
@@ -103,8 +106,8 @@ class Roll(Runnable[Any, Any]):
     """Play one rollout: from the channels of `Attempt` and `Equipped` to a `Rollout`.
 
     Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the lessons
-    that it is shown, not the library's name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws differ between
-    problems. What fails is not cached (the model calls on the way to it may be): playing it again is another chance.
+    that it is shown, not the library's name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws
+    differ between problems. What fails is not cached (the model calls on the way to it may be): playing it again is another chance.
 
     A rollout that is out of time ends: under `ainvoke` it is cancelled; under `invoke` its thread cannot be stopped, and is left
     to end by itself, its result unused. `close` is called in any case.
@@ -134,6 +137,8 @@ class Roll(Runnable[Any, Any]):
     """How many rollouts are played at once: the time of one begins when it is its turn."""
     meter: Meter | None = field(default=None, repr=False)
     """Asked before a rollout that nobody else asks for: see `paid`."""
+    stage: str = "rollout"
+    """Under which name its tokens are counted in the cache: `rollout`, `trial`, `test`."""
     paid: bool = True
     """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
@@ -243,7 +248,7 @@ class Roll(Runnable[Any, Any]):
     def _failed(self, state: Mapping[str, Any], error: Exception, start: float) -> Rollout:
         _log.debug("%s failed", _id(state), exc_info=error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        said = " ".join(f"{kind}{error}".split())[:500] or "no reason was given"
+        said = _KEY.sub("sk-…", " ".join(f"{kind}{error}".split()))[:500] or "no reason was given"
         seconds = round(time.monotonic() - start, 3)
         return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._ids(state), error=said)
 
@@ -253,9 +258,9 @@ class Roll(Runnable[Any, Any]):
     def _kept(self, place: str, rollout: Rollout) -> Rollout:
         usage = rollout.usage if self.paid else Usage()
         if rollout.error:  # nobody could say what it was worth; it was paid for all the same
-            self.cache.put(key("unjudged", place), stored(rollout), "rollout", usage, rollout.seconds)
+            self.cache.put(key("unjudged", place), stored(rollout), self.stage, usage, rollout.seconds)
             return rollout
-        return restored(self.cache.put(place, stored(rollout), "rollout", usage, rollout.seconds))
+        return restored(self.cache.put(place, stored(rollout), self.stage, usage, rollout.seconds))
 
     def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
         task, world = state["task"], self.environment

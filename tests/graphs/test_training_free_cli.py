@@ -174,6 +174,7 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
     assert [title for title in shown if title in titles] == titles
     assert "| step |" in printed
     assert "| rollout |" in printed
+    assert json.loads(Path("out", "results.json").read_text())["paid"].keys() == {"rollout", "trial", "test"}
     table = rows()
     learned, empty = table[titles[0]], table[ARMS[0]]
     assert learned["mean_at_k"] > empty["mean_at_k"] + 0.2
@@ -775,6 +776,27 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     monkeypatch.setattr(KeywordKeep, "observe", observe)
     monkeypatch.setattr(training_free_cli.Bench, "_test", test)
     forget()
+    assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
+    assert results(here / "out") == results(here / "whole")
+
+
+def test_an_outage_while_learning_ends_the_run_and_the_same_command_goes_on_when_it_is_over(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
+    observe = KeywordKeep.observe
+
+    def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        if len(actions) == 2:
+            raise UserError("the server cannot be reached")
+        return observe(self, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", refused)
+    for _ in range(2):
+        assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
+        assert "for one reason: the server cannot be reached" in capsys.readouterr().err
+        forget()
+    monkeypatch.setattr(KeywordKeep, "observe", observe)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
     assert results(here / "out") == results(here / "whole")
 
