@@ -336,6 +336,20 @@ def _row(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequen
     )
 
 
+def ahead(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
+    """A line for each arm but the first: how far the first is ahead of it, on the same problems and run indices, with the interval
+    over seeds, or over problems where there is one seed."""
+    (first, ours), *others = arms.items()
+    lines = []
+    for name, theirs in others:
+        found = difference(ours, theirs)
+        band = found.over_seeds or found.over_problems
+        lines.append(
+            f"{first} is ahead of {name} by {found.mean:+.3f}" + (f" [{band[0]:+.3f}, {band[1]:+.3f}]" if band else "")
+        )
+    return lines
+
+
 def compared(rows: Sequence[Row]) -> str:
     """What the brackets in a table of these rows are."""
     n = len(rows[0].seeds)

@@ -1332,6 +1332,8 @@ def _report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
             _tell(f"delta, wins, losses and ties: to {setup.against}, problem by problem")
         _tell("")
         _tell(evaluation.table(rows))
+        for line in ["", *evaluation.ahead(arms)] if len(arms) > 1 else []:
+            _tell(line)
     for title, seeds in learning.items():
         if any(seeds):
             _tell(f"\n{title}, step by step; train is under the library before the step\n")

@@ -122,6 +122,11 @@ def test_differences_are_paired_by_problem() -> None:
     assert -0.25 <= inside[0] < 0.3125 < inside[1] <= 1
     assert evaluation.difference(ours, theirs[::-1]) == found  # by seed, in any order
     assert evaluation.difference(ours[:1], theirs[:1]).over_seeds is None
+    told = evaluation.ahead({"learned": ours, "empty": theirs, "itself": ours})
+    assert told == [
+        f"learned is ahead of empty by +0.312 [{low:+.3f}, {high:+.3f}]",
+        "learned is ahead of itself by +0.000 [+0.000, +0.000]",
+    ]
 
 
 def test_a_problem_that_all_seeds_played_is_one_problem() -> None:

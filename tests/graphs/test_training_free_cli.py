@@ -174,6 +174,8 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
     assert [title for title in shown if title in titles] == titles
     assert "| step |" in printed
     assert "| rollout |" in printed
+    for arm in (*ARMS, "react"):
+        assert f"{titles[0]} is ahead of {arm} by +0." in printed
     assert json.loads(Path("out", "results.json").read_text())["paid"].keys() == {"rollout", "trial", "test"}
     table = rows()
     learned, empty = table[titles[0]], table[ARMS[0]]
