@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,11 @@ if sys.platform != "linux":
 
 def children() -> set[int]:
     """Processes that this one started and has not buried."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    found = set[int]()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            found |= {int(pid) for pid in (task / "children").read_text().split()}
+    return found
 
 
 def folders() -> set[str]:
@@ -67,13 +72,20 @@ def _umask() -> int:
 OURS = Path(tempfile.gettempdir())
 
 
+def _owner(path: Path) -> int | None:
+    """None for what has just gone: another process's tests may run beside these."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_uid
+    return None
+
+
 @pytest.fixture(autouse=True)
 def untouched() -> Iterator[None]:
     """After each test the host is as it was: no process, thread, descriptor or folder is left."""
     before, lying = host(), folders()
     yield
     assert host() == before
-    mine = {name for name in folders() - lying if (OURS / name).stat().st_uid == os.getuid()}
+    mine = {name for name in folders() - lying if _owner(OURS / name) == os.getuid()}
     deadline = time.monotonic() + 5  # another process's tests may run beside these
     while mine & folders() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -183,6 +195,7 @@ def test_threads_and_event_loops_work(session: Interpreter) -> None:
     code = """
 import asyncio, threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 async def f():
     await asyncio.sleep(0.01)
     return 3
