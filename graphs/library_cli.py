@@ -74,8 +74,14 @@ def _first(place: str) -> str:
         return place
     others = [str(path.parent) for path in sorted(Path(place).glob("*/library.jsonl")) if path != first]
     if others:
-        sys.stderr.write(f"{first.parent}; there are also {', '.join(others)}\n")
+        sys.stderr.write(f"{first.parent}; there are also {_some(others)}\n")
     return str(first)
+
+
+def _some(names: Sequence[object], most: int = 3) -> str:
+    """The first ones, and how many more there are."""
+    told = ", ".join(map(str, names[:most]))
+    return f"{told} and {more} more" if (more := len(names) - most) > 0 else told
 
 
 def show(args: Sequence[str]) -> int:
@@ -119,7 +125,7 @@ def _listed(held: Library) -> str:
         return "no lessons"
     told = ""
     for lesson in held.lessons:
-        learned = f"learned on {', '.join(lesson.problems)}; " if lesson.problems else ""
+        learned = f"learned on {_some(lesson.problems)}; " if lesson.problems else ""
         votes = f"+{lesson.helpful} -{lesson.harmful}, shown {lesson.shown} times"
         told += f"[{lesson.id}] {lesson.text}\n     {learned}{votes}\n"
     return told.rstrip("\n")

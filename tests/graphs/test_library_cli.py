@@ -74,6 +74,11 @@ def test_of_a_whole_run_the_first_arms_first_seed_is_shown(
     shown = capsys.readouterr()
     assert shown.out.startswith("m-s3/0 (holds)")
     assert shown.err == f"{folder}/m-s3; there are also {folder}/a-b-s0, {folder}/m-s4\n"
+    for seed in (5, 6):
+        (folder / f"m-s{seed}").mkdir()
+        (folder / f"m-s{seed}" / "library.jsonl").touch()
+    assert library(["show", str(folder)]) == 0
+    assert capsys.readouterr().err.endswith(f"{folder}/m-s4, {folder}/m-s5 and 1 more\n")
     assert say("export", folder, tmp_path / "l.yaml").startswith("m-s3/0: 0 lessons")
     with pytest.raises(UserError, match="name one of them"):
         library(["rollback", str(folder), "m-s3/0"])
