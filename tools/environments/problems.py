@@ -477,7 +477,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[str, Any, str]]:
     """The rows of a data set, each with where it stands and its split; those of `test` come first."""
     try:
-        import datasets  # type: ignore[import-untyped]
+        import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError as cause:
         raise UserError(f"math: dataset={name} is read by Hugging Face's datasets: pip install datasets") from cause
     folder = Path(name)
