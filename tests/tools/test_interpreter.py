@@ -85,8 +85,8 @@ def untouched() -> Iterator[None]:
     before, lying = host(), folders()
     yield
     after = host()
-    # What tests of other files forgot may be closed meanwhile.
-    assert after.pop("descriptors") <= before.pop("descriptors")
+    for name in ("threads", "children", "descriptors"):  # what tests of other files left may end meanwhile
+        assert after.pop(name) <= before.pop(name)
     assert after == before
     mine = {name for name in folders() - lying if _owner(OURS / name) == os.getuid()}
     deadline = time.monotonic() + 5  # another process's tests may run beside these
