@@ -228,7 +228,7 @@ def _sweep(setup: Setup, sweep: Any) -> int:
             played = _check(options, banked, needs_model=any(_loads_model(name, options) for name in setup.methods))
             for line in _no_test(setup, played):
                 _say(line)
-            with _interruptible(folder), _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _interruptible(folder), sweep.environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 _play_all(setup, batches, sweep)
         return _report(setup, folder, batches, sweep)
 
@@ -625,18 +625,6 @@ def _interruptible(folder: Path) -> Iterator[None]:
         raise Interrupted(f"stopped; finished episodes are in {folder}, and the same command goes on from there") from None
     except UserError as error:
         raise UserError(f"{error}; finished episodes are in {folder}, and the same command goes on from there") from None
-
-
-@contextmanager
-def _environ(**variables: str) -> Iterator[None]:
-    """Set variables of the environment for the processes started within, where they are not set already."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 @contextmanager

@@ -294,6 +294,18 @@ class Follower:
         return self.scores
 
 
+@contextmanager
+def environ(**variables: str) -> Iterator[None]:
+    """Set variables of the environment for the processes started within, where they are not set already."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
 def work(
     batches: Sequence[Any],
     play: Callable[[Any], str | None],

@@ -419,6 +419,7 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
     from importlib.metadata import version
 
     from ..memory.library import located
+    from .training_free_grpo import PROMPTS
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in FREE}
     told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
@@ -445,10 +446,6 @@ def _recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
         },
         "version": version("learngraph"),
     }
-
-
-PROMPTS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
-"""Folders of prompts that arms here are asked with."""
 
 
 def _contents(options: Learn, split: Split) -> list[Any]:
@@ -680,7 +677,7 @@ def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split],
         due = [seed for seed in setup.seeds if not all(_finished(setup, arm, seed) for arm in setup.arms)]
         if due:
             _warn(setup.options)
-            with _progress(setup) as tick, _environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _progress(setup) as tick, sweep.environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
                     sweep.work([(setup, seed, splits[seed]) for seed in due], play, setup.options.workers, tick, 1)
                     tick()
@@ -795,18 +792,6 @@ def _rehearse(setup: Setup, splits: Mapping[int, Split]) -> None:
         finally:
             journal.close()
             versions.close()
-
-
-@contextmanager
-def _environ(**variables: str) -> Iterator[None]:
-    """Set variables of the environment for the processes started within, where they are not set already."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 @contextmanager

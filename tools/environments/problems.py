@@ -42,7 +42,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -52,7 +52,7 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .verifying import Unverified, Workers
 
-__all__ = ["Problem", "Problems", "Report", "Verdict", "final_answer"]
+__all__ = ["Problem", "Problems", "Report", "Verdict", "final_answer", "one_answer"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
@@ -86,6 +86,27 @@ class Verdict:
     """The final answer as it was read; empty if there is none."""
     reason: str = ""
     """Why it is not 1, in words."""
+
+
+def one_answer(
+    name: str, task: Task, actions: Sequence[str], problem: Callable[[], str], check: Callable[[Task, str], Verdict]
+) -> Observation:
+    """What a world of one written answer shows: the problem's first words; after the answer, what it is worth and why.
+
+    Raises:
+        UserError: the answer is no text, or more than one was given.
+    """
+    if isinstance(actions, str):
+        raise UserError(f"{name}: actions must be a sequence of strings, got the string {actions!r}")
+    if not actions:
+        head = " ".join(problem().split())
+        return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
+    if not isinstance(actions[0], str):
+        raise UserError(f"{name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
+    if len(actions) > 1:
+        raise UserError(f"{name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
+    verdict = check(task, actions[0])
+    return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,18 +340,8 @@ class Problems:
         Raises:
             UserError: the solution is no text, or more than one was given.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
         problem = self.problem(task)
-        if not actions:
-            head = " ".join(problem.text.split())
-            return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-        if not isinstance(actions[0], str):
-            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-        if len(actions) > 1:
-            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
-        verdict = self.check(task, actions[0])
-        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+        return one_answer(self.name, task, actions, lambda: problem.text, self.check)
 
     def check(self, task: Task, solution: str) -> Verdict:
         """What a written solution is worth, the answer that was read in it, and why it is not right."""

@@ -26,7 +26,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .problems import Verdict, final_answer
+from .problems import Verdict, final_answer, one_answer
 from .verifying import Unverified, Workers
 
 __all__ = ["REFUSED", "Reasoning", "written_answer"]
@@ -125,19 +125,9 @@ class Reasoning:
         Raises:
             UserError: the reply is no text, or more than one was given.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
         if task.seed < 0:
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
-        if not actions:
-            head = " ".join(self._drawn(task.seed)[0].split())
-            return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-        if not isinstance(actions[0], str):
-            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-        if len(actions) > 1:
-            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
-        verdict = self.check(task, actions[0])
-        return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
+        return one_answer(self.name, task, actions, lambda: self._drawn(task.seed)[0], self.check)
 
     def check(self, task: Task, reply: str) -> Verdict:
         """What a reply is worth, the answer that was read in it, and why it is not worth 1."""
