@@ -18,23 +18,34 @@ __all__ = [
     "OPS",
     "RECORDS",
     "Candidate",
+    "ChatRequest",
+    "Check",
     "Comparison",
+    "Correction",
     "Edit",
     "Estimate",
+    "Exchange",
     "Experience",
+    "Feedback",
     "Lesson",
+    "Measured",
+    "Minibatch",
     "Neighbour",
     "Observation",
+    "Piece",
     "Precedent",
     "Probe",
+    "Reply",
     "Rollout",
     "Ruling",
+    "Sampling",
     "Shown",
     "Strategy",
     "Summary",
     "Task",
     "Trajectory",
     "Transition",
+    "Update",
     "Usage",
     "UserError",
 ]
@@ -441,6 +452,240 @@ class Experience:
     """What the task shares with other tasks (an environment's name); the scope of cross-task memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a reply is drawn, token by token."""
+
+    temperature: float = 1.0
+    """0 takes the most probable token."""
+    top_p: float = 1.0
+    """Draws from the fewest most probable tokens whose probabilities reach this sum."""
+    max_tokens: int = 256
+    """Longest reply."""
+    seed: int | None = None
+    """The same request and seed, the same reply; None: another each time."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply, and are not part of it."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "stop", self.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What a chat API is asked for one reply."""
+
+    messages: tuple[dict[str, Any], ...] = ()
+    """In OpenAI's shape: `role`, `content`, and what belongs to tool calls."""
+    sampling: Sampling = field(default_factory=Sampling)
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the model may call, in OpenAI's shape."""
+    tool_choice: Any = None
+    """`none`, `auto`, `required`, or a function by name, in OpenAI's shape."""
+    response_format: dict[str, Any] | None = None
+    top_logprobs: int | None = None
+    """How many alternatives to report with each token; None: no log-probabilities at all."""
+    raw: str | None = None
+    """A text to go on with, without a chat template (`/v1/completions`); then `messages` is empty."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """Options that only some engines know, under OpenAI's names (`presence_penalty`, `logit_bias`)."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "messages", self.messages)
+        _tuple(self, "tools", self.tools)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a reply as it grows."""
+
+    text: str = ""
+    logprobs: tuple[dict[str, Any], ...] = ()
+    """Of the tokens in it, in OpenAI's shape (`token`, `logprob`, `bytes`, `top_logprobs`), if asked for."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "logprobs", self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished reply, as the engine gives it."""
+
+    text: str
+    prompt_ids: tuple[int, ...]
+    """Token ids of the prompt, through the chat template."""
+    token_ids: tuple[int, ...]
+    """As sampled, the end of turn included; never made from the text again."""
+    logprobs: tuple[float, ...]
+    """log mu(y_t) in nats, one per token: of the distribution it was drawn from, temperature and top-p applied."""
+    finish: str = "stop"
+    """`stop`, `length` or `tool_calls`."""
+    tool_calls: tuple[dict[str, Any], ...] = ()
+    version: str = ""
+    """Label of the adapter version that made it (`memory.adapters`); empty: the base model."""
+    cached: int = 0
+    """Tokens of the prompt that did not have to be computed."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_ids", "token_ids", "logprobs", "tool_calls"):
+            _tuple(self, name, getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What somebody says of a served reply: a number, words, or both.
+
+    Raises:
+        UserError: neither; or a reward that is not a number from -1 to 1.
+    """
+
+    reward: float | None = None
+    """r in [-1, 1]; None: words alone."""
+    text: str = ""
+    """What was wrong, and what would do."""
+    source: str = "user"
+    """Who says so: `user`, `verifier`, `judge`."""
+
+    def __post_init__(self) -> None:
+        if self.reward is None and not self.text.strip():
+            raise UserError("feedback: says nothing; a reward from -1 to 1, success (true or false), or a text would do")
+        if self.reward is not None and not -1 <= self.reward <= 1:  # nan is not, either
+            raise UserError(f"feedback: a reward is a number from -1 to 1, got {self.reward}")
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One served chat turn (CLaaS's rollout): what was asked, what was said by which version, and what it was worth."""
+
+    id: str
+    """Id of the response: what feedback names."""
+    tenant: str
+    """Whose it is; from the credential, never from the request."""
+    request: ChatRequest
+    reply: Reply
+    base: str
+    """Fingerprint of the base model, its tokenizer and chat template."""
+    adapter: str = "default"
+    """Which of the tenant's adapters answered, and learns from it."""
+    step: int = 0
+    """P(i): gradient steps behind the version that made it. Its age is the steps taken since."""
+    feedback: Feedback | None = None
+    """None: none yet."""
+    family: str = ""
+    """What kind of chat it is (an application, a family of scenarios): what samples are stratified by."""
+    scenario: str = ""
+    """What it is a turn of, if it is."""
+    turn: int = 0
+    """Which turn, from 0."""
+    created: float = 0.0
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """Exchanges behind one gradient step, frozen when they are leased: the same again after a crash."""
+
+    id: str
+    """`<tenant>/<adapter>/<step>`: derived, never random."""
+    tenant: str
+    adapter: str
+    step: int
+    """k: the gradient step it is for, from 1; the steps taken before it are k - 1."""
+    parent: str
+    """Label of the version that learns from it; empty: none yet, the base model."""
+    exchanges: tuple[Exchange, ...]
+    seed: int
+    """Of whatever is drawn in the step."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "exchanges", self.exchanges)
+
+    @property
+    def ages(self) -> tuple[int, ...]:
+        """Gradient steps between the version that made each exchange and the one that learns from it."""
+        return tuple(self.step - 1 - exchange.step for exchange in self.exchanges)
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How far the learner has moved from what sampled a batch, and what of the batch can still be learned from."""
+
+    kept: tuple[str, ...]
+    """Ids of the exchanges to learn from."""
+    dropped: tuple[tuple[str, str], ...] = ()
+    """(id, why not)."""
+    ess: float = 1.0
+    """(sum w)^2 / (N sum w^2) over the kept sequences' untruncated ratios, in (0, 1]: the effective share of the sample."""
+    ratio: float = 1.0
+    """Mean of pi_old / mu over tokens."""
+    ratio_max: float = 1.0
+    clipped: float = 0.0
+    """Share of tokens whose weight was truncated."""
+    kl: float = 0.0
+    """Mean of log mu - log pi_old over the tokens, in nats: KL(mu || pi_old), estimated."""
+    scale: float = 1.0
+    """What the learning rate is multiplied with."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "kept", self.kept)
+        object.__setattr__(self, "dropped", tuple((id, why) for id, why in self.dropped))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a gradient step did."""
+
+    version: str
+    """Label of the version that it made; empty: none, see `skipped`."""
+    skipped: str = ""
+    """Why nothing was learned (all rewards alike, nothing left after the correction)."""
+    loss: float = 0.0
+    norm: float = 0.0
+    """Length of the gradient, before it was shortened."""
+    rate: float = 0.0
+    """The learning rate that was used."""
+    tokens: int = 0
+    """Tokens learned from."""
+    entropy: float = 0.0
+    """Mean entropy of the learner before each of these tokens, in nats."""
+    kl: float = 0.0
+    """KL(pi || base) there, in nats."""
+    seconds: float = 0.0
+    """Wall time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A version read against fixed texts, token by token: what a gate goes by. Means over tokens, in nats."""
+
+    logprobs: tuple[float, ...]
+    """Mean log-probability of each text's reply tokens."""
+    sums: tuple[float, ...]
+    """Their sums: the log-probability of each reply."""
+    entropy: float = 0.0
+    """Of the next token."""
+    kl: float = 0.0
+    """KL(pi || base)."""
+
+    def __post_init__(self) -> None:
+        _tuple(self, "logprobs", self.logprobs)
+        _tuple(self, "sums", self.sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of a gate's result."""
+
+    name: str
+    """`held-out feedback`, `retention`, `entropy`, `kl`."""
+    value: float | None
+    """Of the candidate; None: could not be measured, and `passed` says whether that is let through."""
+    limit: float
+    """What it must not fall below (or rise above, for `kl`)."""
+    passed: bool
+    note: str = ""
+
+
 RECORDS: tuple[type, ...] = (
     Task,
     Observation,
@@ -461,5 +706,16 @@ RECORDS: tuple[type, ...] = (
     Summary,
     Comparison,
     Probe,
+    Sampling,
+    ChatRequest,
+    Piece,
+    Reply,
+    Feedback,
+    Exchange,
+    Minibatch,
+    Correction,
+    Update,
+    Measured,
+    Check,
 )
 """Every record that may stand in a graph's state; the checkpoint serializer's allow-list is made from this."""
