@@ -19,14 +19,20 @@ MAY_IMPORT = {
     "graphs": {"graphs", "nodes", "memory"},
 }
 """Folder -> what of ours its files may import."""
-JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/training_free_cli.py", "graphs/dev.py"}
+JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/training_free_cli.py", "graphs/serve_cli.py", "graphs/dev.py"}
 """The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
+LOCAL = {
+    *("tools/local_model.py", "tools/lora.py", "tools/sft.py", "tools/learner.py", "tools/learner_worker.py"),
+    *("tools/local_engine.py", "tools/pocket/"),
+}
+"""The files that work on a model in this process."""
 ONLY_IN = {
     "chromadb": {"memory/chroma_store.py"},
-    "torch": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
-    "transformers": {"tools/local_model.py", "tools/lora.py", "tools/pocket/"},
-    "peft": {"tools/lora.py"},
-    "fastapi": {"tools/chat_server.py"},
+    "torch": LOCAL,
+    "transformers": LOCAL,
+    "peft": {"tools/lora.py", "tools/learner.py", "tools/local_engine.py"},
+    "fastapi": {"tools/chat_server.py", "tools/dashboard.py"},
+    "uvicorn": {"tools/chat_server.py"},
 }
 """Heavy package -> the files that may import it."""
 
@@ -94,6 +100,8 @@ def loaded_after(code: str) -> set[str]:
         "graphs.cli",
         "graphs.training_free_grpo",
         "graphs.training_free_cli",
+        "graphs.claas",
+        "graphs.service",
         "graphs.baselines.tabular",
     ],
 )
@@ -101,7 +109,7 @@ def test_importing_a_graph_is_light_and_leaves_no_bare_names(module: str) -> Non
     loaded = loaded_after(f"import learngraph.{module}")
     assert "learngraph" in loaded
     assert not loaded & {"torch", "transformers", "chromadb", "sentence_transformers", "matplotlib", "textworld_express"}
-    assert not loaded & {"langchain", "math_verify", "reasoning_gym", "datasets", "yaml", "bm25s"}
+    assert not loaded & {"langchain", "math_verify", "reasoning_gym", "datasets", "yaml", "bm25s", "fastapi", "uvicorn"}
     assert not loaded & set(FOLDERS)
 
 

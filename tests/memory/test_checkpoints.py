@@ -40,7 +40,7 @@ def example(hint: Any) -> Any:
         return example(args[0])
     if origin is not None and args and isinstance(args[0], str):
         return args[0]  # Literal
-    return {str: "grüße", int: 7, float: -1.25, bool: True, Any: {"x": [1, None]}}[hint]
+    return {str: "grüße", int: 7, float: -0.25, bool: True, Any: {"x": [1, None]}}[hint]
 
 
 class State(TypedDict, total=False):
