@@ -1,9 +1,10 @@
 # Needs Python 3.11 or newer (with venv), pip and make; PYTHON=python3.12 chooses one.
 #
-#   make run     JitRL against its baselines on a game of putting things away (TextWorld Common Sense); ARGS="--episodes 60" adds options
-#   make test    the quick tests; with CI set, all of them, types and style
-#   make slow    the tests that take longer
-#   make check   types and style
+#   make run        JitRL against its baselines on a game of putting things away (TextWorld Common Sense); ARGS="--episodes 60" adds options
+#   make test       the quick tests; with CI set, the slow ones, types and style as well
+#   make slow       the tests that take more than a few seconds
+#   make test-all   every test: also the long ones, of minutes or variants of what a quicker one shows
+#   make check      types and style
 #
 # Tests run in JOBS processes (2); ARGS="-k name" and the like are handed to pytest.
 
@@ -27,10 +28,10 @@ run: $(READY)
 test: quick $(if $(CI),slow check)
 
 quick: $(READY)
-	$(PYTEST) -m "not slow and not jericho and not dev" $(ARGS)
+	$(PYTEST) -m "not slow and not long and not jericho and not dev" $(ARGS)
 
 slow: $(READY)
-	$(PYTEST) -m "slow and not jericho and not dev" $(ARGS)
+	$(PYTEST) -m "slow and not long and not jericho and not dev" $(ARGS)
 
 test-all: $(READY)
 	$(PYTEST) $(ARGS)
@@ -45,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,pictures,test$(if $(CI),$(,)alfworld)]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,pictures,test$(if $(CI),$(,)alfworld)]"
 	@touch $@
 
 clean:
