@@ -99,6 +99,9 @@ class Jericho:
         cache_dir: folder in which the lists of actions are kept from run to run; in memory only if not given.
     """
 
+    free_text = True
+    """It understands more than the actions it lists."""
+
     def __init__(
         self,
         game: str = "detective",
