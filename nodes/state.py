@@ -7,25 +7,31 @@ last one, and the journal knows the rest.
 from __future__ import annotations
 
 from operator import add
-from typing import Annotated
+from typing import Annotated, NotRequired
 
 from typing_extensions import TypedDict
 
 from ..memory.records import (
     Candidate,
+    ChatRequest,
+    Check,
     Comparison,
+    Correction,
     Edit,
     Estimate,
+    Feedback,
     Neighbour,
     Observation,
     Precedent,
     Probe,
+    Reply,
     Rollout,
     Ruling,
     Shown,
     Strategy,
     Summary,
     Task,
+    Update,
     Usage,
 )
 
@@ -259,3 +265,66 @@ class Learning(TypedDict):
     stopped: str
     """Why the run ended before its last step; empty if it did not."""
     usage: Annotated[Usage, add]
+
+
+class Scope(TypedDict):
+    """Whose adapter: what never mixes with anybody else's (CLaaS)."""
+
+    tenant: NotRequired[str]
+    """From the credential, never from a request; `default` if not given."""
+    adapter: NotRequired[str]
+    """Name of one of the tenant's adapters; `default` if not given."""
+
+
+class Chat(Scope):
+    """A chat turn to be served; the input of CLaaS's serving graph."""
+
+    id: str
+    """Id of the response, unique among the tenant's: what feedback names."""
+    request: ChatRequest
+    family: NotRequired[str]
+    """What kind of chat it is: what samples are stratified by."""
+    scenario: NotRequired[str]
+    turn: NotRequired[int]
+
+
+class Served(Chat):
+    """A chat turn that was answered, and what was said of it. Plain data: the tokens stand in the replay buffer as well."""
+
+    reply: Reply
+    """`reply.version` is the label of the version that made it."""
+    step: int
+    """P(i): the gradient steps behind that version."""
+    feedback: Feedback
+    key: str
+    """Whatever the sender marks a feedback with, so that the same one sent twice counts once; empty: its content."""
+    job: str
+    """What the learning from this feedback is filed under."""
+    state: str
+    """What became of the exchange in the replay buffer: `pending`, `ready`, `held`."""
+    repeated: bool
+    """Whether the same feedback had come before."""
+
+
+class Due(Scope):
+    """A gradient step that is to be taken, if there is anything to learn from; the input of CLaaS's learning graph."""
+
+    least: NotRequired[int]
+    """Ready exchanges that it needs; the settings' B_min if not given."""
+
+
+class Learned(Due):
+    """A gradient step of one adapter."""
+
+    batch: str
+    """Id of the leased minibatch, which the replay buffer knows."""
+    correction: Correction
+    update: Update
+    candidate: str
+    """Label of the version that stands before the gate; empty: none."""
+    checks: list[Check]
+    """What the gate found."""
+    outcome: str
+    """What came of it: `too few`, `skipped`, `stepped`, `canary`, `live` or `dropped`; and empty while it goes on."""
+    why: str
+    """The reason, in words."""

@@ -1,0 +1,305 @@
+"""CLaaS: continual learning as a service (arXiv:2606.05559). A chat model that learns from feedback while it answers.
+
+Every chat turn is kept with the tokens as sampled, their log-probabilities under the version that sampled them, and that version's
+number P(i). Whoever talked to it may say what a reply was worth: a number, and what would have been right. A learner draws
+minibatches of such exchanges from a replay buffer, again and again until they are too old, and moves a LoRA adapter by a gradient
+step: towards what a teacher that was told the feedback would have said (SDPO), or towards what was rewarded (REINFORCE++, PPO).
+What the paper does not have: weights log pi_old - log mu for what is stale, a gate before a new version answers anybody, a canary,
+and a way back.
+
+Serving, one chat turn:
+
+    respond         the live version, or a canary, answers token by token                       y ~ pi_k(. | x)
+    record          prompt, tokens, log mu(y), P(i) join the buffer, pending                    B <- B + (x, y)
+    await_feedback  stop until somebody says what it was worth, days later if need be           r, text
+    keep            ready to be learned from, or held out for the gate                          B <- B + r
+
+Learning, one gradient step:
+
+    sample    evict what is older than A_max steps, lease M exchanges, stratified               (x, y, r) ~ B
+    correct   log pi_old(y) under the learner as it is: weights, ESS, what is too far gone      w = min(pi_old / mu, C)
+    step      one update of the adapter, a new immutable version                                theta <- theta - eta grad L
+    commit    the step is taken: each exchange used once more                                   k <- k + 1
+    gate      candidate against live: held-out feedback, retention set, entropy, KL to the base
+    load      the engine takes the candidate in beside the live version
+    promote   requests go to it, or a share of them
+    drop      it never answers; learning goes on from the live version
+    skip      nothing to learn here: rewards all alike, or all too stale
+
+Both graphs run under graphs/service.py behind a chat API, and in any LangGraph app: the serving graph as a subgraph of an agent
+with a checkpointer, resumed by `Command(resume={"reward": 1, "text": "shorter, please"})`; the learning graph on a timer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ..memory.records import Exchange, UserError
+from ..nodes.gate import Bar
+from ..nodes.replaying import (
+    Commit,
+    Correct,
+    Drop,
+    Gate,
+    Learner,
+    Load,
+    Promote,
+    Sample,
+    Skip,
+    Step,
+    Versions,
+    committed,
+    corrected,
+    sampled,
+    stepped,
+    verdict,
+)
+from ..nodes.serving import AwaitFeedback, Engine, Keep, Record, Respond, Route, to_base
+from ..nodes.state import Chat, Due, Learned, Served
+from .flow import Node, compiled, wire
+from .parts import chosen
+
+if TYPE_CHECKING:
+    from ..memory.replay import Replay
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+SERVING = """
+flowchart LR
+  START --> respond --> record --> await_feedback --> keep --> END
+"""
+
+LEARNING = """
+flowchart LR
+  START --> sample
+  sample -->|batch| correct
+  sample -->|gate first| gate
+  sample -->|too few| END
+  correct -->|something left| step
+  correct -->|nothing left| skip
+  step -->|a version| commit
+  step -->|nothing learned| skip --> END
+  commit -->|gate now| gate
+  commit -->|later| END
+  gate -->|passed| load --> promote --> END
+  gate -->|failed| drop --> END
+"""
+
+
+@dataclass(frozen=True)
+class CLaaS:
+    """Hyper-parameters. The paper's tables of learning rate, rank, batch and clip are not known to us: "not given". What is known is
+    A_max, B_min and that the adapter is reloaded about every 8 steps; numbers of others are named with their source.
+    """
+
+    loss: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
+    """`sdpo`: towards a teacher that was told the feedback (arXiv:2601.20802). `reinforce`: REINFORCE++ (arXiv:2501.03262). `ppo`:
+    with a critic. Paper: all three; SDPO was best."""
+    correction: Literal["none", "truncated", "decoupled", "rejection"] = "decoupled"
+    """For stale exchanges: `none`; weights pi_old / mu cut at C; these and a clip around pi_old (AReaL, arXiv:2505.24298); these and
+    what lies outside is dropped. Paper: none described."""
+    batch: int = 8
+    """M, exchanges behind a gradient step. Not given."""
+    least: int = 8
+    """B_min, ready exchanges before the first step; warm-up takes the place of a long wait. Paper: 32."""
+    max_age: int = 100
+    """A_max, in gradient steps. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50 without a correction."""
+    records: int = 10_000
+    """B_max, exchanges of an adapter that are kept; the oldest go first. Not given."""
+    reuse: int = 8
+    """Times that an exchange is sampled. Paper: until it is too old."""
+    positive: float | None = 0.5
+    """Share of rewards above 0 in a sample, where the buffer has them; None: uniform. Paper: uniform."""
+    max_kl: float | None = None
+    """kappa: exchanges whose estimated KL(mu || pi) is above it leave the buffer, in nats per token; None: age alone decides."""
+    held_out: float = 0.1
+    """Share of exchanges that are never trained on: what the gate goes by. Paper: none."""
+    rank: int = 16
+    """r of LoRA. Not given; the public code: 32."""
+    targets: str = "all-linear"
+    """Which weights. Not given; the public code: all linear ones."""
+    rate: float = 1e-4
+    """eta, learning rate of AdamW. Not given; the public code: 3e-5."""
+    warmup_steps: int = 4
+    """Steps in which the rate grows to that. Not given."""
+    max_norm: float = 1.0
+    """Longest gradient. Public code: 1."""
+    alpha: float = 0.5
+    """SDPO's divergence: 0 forward KL, 1 reverse KL, between them generalised Jensen-Shannon. Public code: 0.5."""
+    top_k: int = 100
+    """K tokens of the student that are compared one by one, and one bucket for all others. Public code: 100."""
+    teacher: Literal["base", "ema", "sync", "trust"] = "ema"
+    """Who is told the feedback: the frozen base model, a moving average of the learner, the learner as it was `sync_every` steps
+    ago, or a mixture of base and learner. Paper: a moving average."""
+    ema: float = 0.01
+    """tau of the moving average. Not given; SDPO: 0.01 to 0.05."""
+    sync_every: int = 20
+    """Steps between two copies of the learner."""
+    trust: float = 0.5
+    """Share of the learner in the mixture."""
+    feedback: bool = True
+    """Learn from what was said in words; without it, SDPO's teacher sees earlier successes only."""
+    truncate: float = 2.0
+    """C of the weights. verl: 2."""
+    clip_low: float = 0.2
+    """PPO's clip below 1. Usual: 0.2."""
+    clip_high: float = 0.28
+    """And above. OpenClaw-RL: 0.28."""
+    dual: float = 3.0
+    """Dual clip for negative advantages. verl: 3."""
+    kl: float = 0.0
+    """Weight of KL(pi || base) in the loss. Public code: 0 by now."""
+    entropy: float = 0.0
+    """Weight of an entropy bonus. Not given."""
+    ess_target: float = 0.5
+    """Effective share of the sample below which the learning rate shrinks in proportion. Paper: no such thing."""
+    gate: bool = True
+    """Look at a version before it answers anybody. Paper: no gate."""
+    gate_every: int = 1
+    """Steps between two gates; versions in between are never live. Paper: the adapter is reloaded about every 8 steps."""
+    margin: float = Bar.margin
+    """Reward by which a candidate's estimate on held-out feedback may lie below the live version's (nodes/gate.py)."""
+    read: int = Bar.read
+    """Held-out exchanges that a gate reads, at most."""
+    least_rewards: int = Bar.least_rewards
+    """Rewards among them below which they say nothing, and pass."""
+    weight_cap: float = Bar.weight_cap
+    """C of the gate's importance weights."""
+    tolerance: float = Bar.tolerance
+    """Nats per token by which the retention set's replies may become less likely than under the base model."""
+    entropy_share: float = Bar.entropy_share
+    """Share of the base model's entropy that must remain. Public code's planned threshold: 0.6."""
+    kl_cap: float = Bar.kl_cap
+    """KL(pi || base) per token, in nats, at most."""
+    texts: int = Bar.texts
+    """Texts from which entropy and KL are read, at least."""
+    canary: float = 0.0
+    """Share of requests that a version answers, by a hash of their ids, until `watch` rewards of it have come in; 0: all at once.
+    While one is out no other is looked at, so that learning shows late where feedback is rare."""
+    watch: int = 12
+    """Rewards of the live version and of those before it, on both sides, from which it can be withdrawn; 0: never."""
+    recent: int = 64
+    """The newest of them that count."""
+    fall_margin: float = 0.0
+    """It is withdrawn when with 95 % certainty the mean reward fell by more than this."""
+    keep: int = 10
+    """Versions of an adapter that stay on disk, at least; live ones always do."""
+    seed: int = 0
+    """Of samples and of the first changes."""
+
+    def __post_init__(self) -> None:
+        chosen(self, "claas")
+        for name in ("batch", "least", "gate_every", "max_age", "reuse", "records", "rank", "keep", "recent"):
+            if getattr(self, name) < 1:
+                raise UserError(f"claas: {name} is at least 1, got {getattr(self, name)}")
+        for name, top in (("canary", 1.0), ("held_out", 0.9)):
+            if not 0 <= getattr(self, name) <= top:
+                raise UserError(f"claas: {name} is a share from 0 to {top:g}, got {getattr(self, name)}")
+        if self.watch < 0 or self.fall_margin < 0:
+            raise UserError(f"claas: watch and fall_margin are at least 0, got {self.watch} and {self.fall_margin}")
+        _ = self.bar  # has limits of its own
+
+    @classmethod
+    def paper(cls) -> CLaaS:
+        """SDPO as published, as far as that is known: uniform samples, reuse until A_max = 50, no correction, no gate."""
+        return cls(
+            correction="none",
+            least=32,
+            max_age=50,
+            reuse=1_000_000,
+            positive=None,
+            held_out=0.0,
+            warmup_steps=0,
+            ess_target=0.0,
+            gate=False,
+            gate_every=8,
+            watch=0,
+        )
+
+    @classmethod
+    def sdpo(cls) -> CLaaS:
+        """Our defaults."""
+        return cls()
+
+    @classmethod
+    def reinforce(cls) -> CLaaS:
+        """REINFORCE++: a reward for every exchange, no teacher."""
+        return cls(loss="reinforce", feedback=False)
+
+    @classmethod
+    def ppo(cls) -> CLaaS:
+        """PPO with a critic."""
+        return cls(loss="ppo", feedback=False)
+
+    def no_gate(self) -> CLaaS:
+        """Every version goes live, and none is withdrawn."""
+        return replace(self, gate=False, watch=0)
+
+    @property
+    def bar(self) -> Bar:
+        """What passes the gate; the fields of the same names."""
+        return Bar(**{one.name: getattr(self, one.name) for one in fields(Bar)})
+
+
+def build_serving(engine: Engine, replay: Replay, route: Route = to_base, **compile: Any) -> Graph:
+    """The graph of one chat turn: from `Chat` (id, request, perhaps tenant, adapter, family) to `Served`.
+
+    Pieces of the reply are on the custom stream (`stream_mode="custom"`), and the exchange after them. With a checkpointer the turn
+    waits for feedback; without one it ends before that, and whoever has the id can give feedback to the replay buffer.
+
+    Args:
+        engine: the model.
+        replay: where exchanges are kept.
+        route: which version answers; the base model if not given.
+        compile: `checkpointer` and the rest, as for `StateGraph.compile`.
+    """
+    nodes: dict[str, Node] = {
+        "respond": Respond(engine, route),
+        "record": Record(replay, engine.base),
+        "await_feedback": AwaitFeedback(),
+        "keep": Keep(replay),
+    }
+    return compiled(wire(StateGraph(Served, input_schema=Chat), SERVING, nodes), **{"name": "claas-serving", **compile})
+
+
+def build_learning(
+    learner: Learner,
+    replay: Replay,
+    versions: Versions,
+    settings: CLaaS | None = None,
+    load: Callable[[str], Awaitable[None]] | None = None,
+    retention: Sequence[Exchange] = (),
+    **compile: Any,
+) -> Graph:
+    """The graph of one gradient step: from `Due` (tenant, adapter) to `Learned`. Async, for `load` waits for the engine.
+
+    Args:
+        learner: takes the step.
+        replay: what it learns from.
+        versions: (tenant, adapter) -> its versions on disk.
+        settings: hyper-parameters; the learner has its own share of them.
+        load: has the engine hold a version by label.
+        retention: chats whose replies must stay likely, for the gate.
+        compile: as for `StateGraph.compile`. A checkpointer is not needed: what is durable lies in the buffer and the versions.
+    """
+    settings = settings or CLaaS()
+    every = settings.gate_every
+    nodes: dict[str, Node] = {
+        "sample": Sample(replay, versions, settings.batch, settings.least, every, settings.seed, settings.positive),
+        "correct": Correct(learner, replay),
+        "step": Step(learner, replay),
+        "skip": Skip(replay),
+        "commit": Commit(replay, versions, every),
+        "gate": Gate(learner, replay, versions, settings.bar if settings.gate else None, retention),
+        "load": Load(load),
+        "promote": Promote(versions, settings.canary),
+        "drop": Drop(replay, versions),
+    }
+    routers = {"sample": sampled, "correct": corrected, "step": stepped, "commit": committed, "gate": verdict}
+    builder = StateGraph(Learned, input_schema=Due)
+    return compiled(wire(builder, LEARNING, nodes, routers), **{"name": "claas-learning", **compile})
