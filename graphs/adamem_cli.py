@@ -617,9 +617,10 @@ def train(args: Sequence[str]) -> int:
     place, rest = ("", ["--help"]) if wanted else positional(args, prog)
     import logging
 
-    from ..tools.lora import LoRA, read_chats
-    from ..tools.lora import train as fine_tune
+    from ..tools.lora import LoRA
     from ..tools.models import open_model
+    from ..tools.sft import read_chats
+    from ..tools.sft import train as fine_tune
 
     form = make_dataclass("form", [("options", Train), ("settings", LoRA, field(default_factory=LoRA))])
     asked = parse(form, rest, prog, about)
