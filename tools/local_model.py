@@ -8,10 +8,13 @@ and values stay cached between calls, so a prompt that grows step by step costs 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import inspect
+import json
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -36,7 +39,7 @@ from typing_extensions import override
 
 from ..memory.records import UserError
 
-__all__ = ["LocalChatModel", "Scores", "Usage", "WindowError"]
+__all__ = ["LocalChatModel", "Scores", "Usage", "WindowError", "fingerprint"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -62,6 +65,10 @@ their own, which needs no mask (tests/performance/bench_scoring.py)."""
 ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
 PROBE = "Qzq"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+
+
+SAMPLE = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
+"""A text that tokenizers cut differently, where they differ at all."""
 
 
 class WindowError(UserError, ValueError):
@@ -233,6 +240,7 @@ class LocalChatModel(BaseChatModel):
     _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
     _kept: list[_Prefix] = PrivateAttr(default_factory=list)
     _weights: int = PrivateAttr(default=0)
+    _print: tuple[int, str] | None = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.RLock)
 
     @override
@@ -312,16 +320,31 @@ class LocalChatModel(BaseChatModel):
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
-        if not messages:
+        return self._prompt([_turn(message) for message in messages])
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Token ids of a chat in OpenAI's shape through the chat template, up to where the reply begins.
+
+        `messages` have `role` and `content` (a text, text parts, or None) and may have `tool_calls`, `tool_call_id` and
+        `name`; `tools` are functions in OpenAI's shape, which the template must know how to write. The arguments of tool
+        calls go to the template as objects, which is what templates expect.
+        """
+        return self._prompt([_openai_turn(message) for message in messages], tools)
+
+    def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        if not turns:
             raise UserError(f"{self.model}: asked with no messages; one message at least would do")
-        ids = self._encode(self._render([_turn(message) for message in messages], reply=True))
+        ids = self._encode(self._render(turns, reply=True, tools=tools))
+        self._check_window(ids)
+        return ids
+
+    def _check_window(self, ids: list[int]) -> None:
         if len(ids) >= self._window:
             raise WindowError(
                 f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
                 "send fewer or shorter messages",
                 len(ids),
             )
-        return ids
 
     def reply_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of `text` as a whole assistant reply: from the end of the prompt to the end of the turn, inclusive.
@@ -381,13 +404,14 @@ class LocalChatModel(BaseChatModel):
             self._frame = _Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
         return self._frame
 
-    def _render(self, turns: list[dict[str, str]], *, reply: bool) -> str:
+    def _render(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         import jinja2
 
         plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
+        known = [dict(tool) for tool in tools] or None
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, chat_template=plain, tokenize=False, add_generation_prompt=reply
+                turns, tools=known, chat_template=plain, tokenize=False, add_generation_prompt=reply
             )
         except jinja2.TemplateError as error:
             roles = ", ".join(turn["role"] for turn in turns)
@@ -705,6 +729,39 @@ class LocalChatModel(BaseChatModel):
         return params
 
 
+def fingerprint(model: LocalChatModel) -> str:
+    """What a model is, as 32 hexadecimal digits: its weights, its tokenizer and its chat template.
+
+    An adapter fits one base only, and this tells which. The same on every machine and however the checkpoint is cut into
+    files; changes that PEFT has put into the network do not count. Weights count as the values computed with: a bfloat16
+    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. Reads all weights
+    once (about a second per gigabyte), and again only after `LocalChatModel.forget`.
+    """
+    found = model._print
+    if found is not None and found[0] == model._weights:
+        return found[1]
+    digest = hashlib.sha256()
+    weights = {
+        name.replace(".base_layer.", ".").removeprefix("base_model.model."): weight
+        for name, weight in model.network.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        for part in weight.detach().reshape(-1).split(1 << 22):  # not a second copy of all of a large layer
+            digest.update(part.to("cpu", torch.float32).numpy().tobytes())
+    tokenizer = model.tokenizer
+    words = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(tokenizer.all_special_ids),
+        "sample": model._encode(SAMPLE),
+        "template": tokenizer.chat_template or PLAIN_TEMPLATE,
+    }
+    digest.update(json.dumps(words, sort_keys=True).encode())
+    model._print = (model._weights, digest.hexdigest()[:32])
+    return model._print[1]
+
+
 def _turn(message: BaseMessage) -> dict[str, str]:
     role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
     if isinstance(message, ChatMessage):
@@ -716,6 +773,34 @@ def _turn(message: BaseMessage) -> dict[str, str]:
         if kinds - {"text"}:
             raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
     return {"role": role, "content": str(message.text)}
+
+
+def _openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise UserError(f"a message needs a role, got {dict(message)!r:.80}")
+    if isinstance(content, list):
+        kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in content}
+        if kinds - {"text"}:
+            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str | None):
+        raise UserError(f"a {role} message's content is a text, a list of text parts or null, got {content!r:.80}")
+    turn: dict[str, Any] = {"role": {"developer": "system"}.get(role, role), "content": content or ""}
+    turn |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
+    if message.get("tool_calls"):
+        turn["tool_calls"] = [_openai_call(call) for call in message["tool_calls"]]
+    return turn
+
+
+def _openai_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(f'a tool call is {{"id", "type", "function": {{"name", "arguments"}}}}, got {call!r:.80}')
+    arguments = function.get("arguments", "{}")
+    with contextlib.suppress(ValueError):  # a model's own slip: the template writes it down as it was
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def _common(a: list[int], b: list[int]) -> int:

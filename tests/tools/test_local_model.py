@@ -11,7 +11,7 @@ import transformers
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from learngraph.memory.records import UserError
-from learngraph.tools.local_model import LocalChatModel, Usage
+from learngraph.tools.local_model import LocalChatModel, Usage, WindowError, fingerprint
 
 VERBS = ["go", "take", "open", "look at", "eat"]
 NOUNS = ["north", "the lamp", "the door", "", "the map", "naïve café"]
@@ -372,3 +372,48 @@ def test_templates_that_cannot_frame_a_reply(checkpoint: Callable[..., str], tin
     model = LocalChatModel(model=checkpoint(tokenizer))
     with pytest.raises(UserError, match=says):
         model.score(ask("hello"), ["o north"])
+
+
+# Fingerprints and chats in OpenAI's shape
+
+
+def test_a_fingerprint_says_which_base(tiny: str, words: str, checkpoint: Callable[..., str], tmp_path: Any) -> None:
+    first, again, other = LocalChatModel(model=tiny), LocalChatModel(model=tiny), LocalChatModel(model=words)
+    base = fingerprint(first)
+    assert len(base) == 32
+    assert base == fingerprint(again) == fingerprint(first)
+    assert base != fingerprint(other)
+    again.network.save_pretrained(tmp_path, max_shard_size="20KB")  # cut into several files
+    again.tokenizer.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert fingerprint(LocalChatModel(model=str(tmp_path))) == base
+    with torch.no_grad():
+        next(again.network.parameters())[0, 0] += 1e-3
+    again.forget()
+    assert fingerprint(again) != base
+    templated = LocalChatModel(model=tiny)
+    templated.tokenizer.chat_template += " "
+    assert fingerprint(templated) != base
+
+
+def test_a_fingerprint_ignores_changes_of_lora(tiny: str) -> None:
+    lora = pytest.importorskip("learngraph.tools.lora")
+    pytest.importorskip("peft")
+    model = LocalChatModel(model=tiny)
+    base = fingerprint(LocalChatModel(model=tiny))
+    lora.adapt(model.network, lora.LoRA(rank=2))
+    assert fingerprint(model) == base
+
+
+def test_chats_in_the_shape_of_openai(model: LocalChatModel) -> None:
+    parts = [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]
+    messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
+    assert model.chat_ids(messages) == model.prompt_ids([SystemMessage("be kind"), HumanMessage("hello")])
+    with pytest.raises(UserError, match="image_url"):
+        model.chat_ids([{"role": "user", "content": [{"type": "image_url"}]}])
+    with pytest.raises(UserError, match="role"):
+        model.chat_ids([{"content": "x"}])
+    with pytest.raises(UserError, match="tool call"):
+        model.chat_ids([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}])
+    with pytest.raises(WindowError, match="window of 512"):
+        model.chat_ids([{"role": "user", "content": "look " * 2000}])
