@@ -625,10 +625,13 @@ class Correction:
     """Mean of log mu - log pi_old over the tokens, in nats: KL(mu || pi_old), estimated."""
     scale: float = 1.0
     """What the learning rate is multiplied with."""
+    kls: tuple[tuple[str, float], ...] = ()
+    """(id, mean of log mu - log pi_old over its reply, in nats): what adaptive eviction goes by."""
 
     def __post_init__(self) -> None:
         _tuple(self, "kept", self.kept)
         object.__setattr__(self, "dropped", tuple((id, why) for id, why in self.dropped))
+        object.__setattr__(self, "kls", tuple((id, kl) for id, kl in self.kls))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ JOINS = {"graphs/cli.py", "graphs/adamem_cli.py", "graphs/training_free_cli.py",
 """The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
 LOCAL = {
     *("tools/local_model.py", "tools/lora.py", "tools/sft.py", "tools/learner.py", "tools/learner_worker.py"),
-    *("tools/local_engine.py", "tools/pocket/"),
+    *("tools/losses.py", "tools/local_engine.py", "tools/local_adapters.py", "tools/local_passes.py", "tools/pocket/"),
 }
 """The files that work on a model in this process."""
 ONLY_IN = {
