@@ -1,0 +1,106 @@
+"""What our own endpoints read and answer, and what the OpenAPI schema says of answers: feedback, training, adapters, health."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+from .openai_wire import Strict
+
+NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+"""Names of tenants and adapters."""
+
+
+class FeedbackBody(Strict):
+    """What somebody says of a reply: a reward, or whether it was a success, or words; words go with either."""
+
+    response_id: Annotated[str, Field(min_length=1, max_length=256)]
+    choice: Annotated[int, Field(ge=0, le=1000)] | None = None
+    reward: Annotated[float, Field(ge=-1, le=1)] | None = None
+    success: bool | None = None
+    text: Annotated[str, Field(max_length=32_768)] | None = None
+    source: Annotated[str, Field(min_length=1, max_length=64)] = "user"
+
+
+class TrainBody(Strict):
+    """Take gradient steps now, without waiting for more feedback."""
+
+    adapter: Annotated[str, Field(pattern=NAME)] = "default"
+    steps: Annotated[int, Field(ge=1, le=1000)] = 1
+
+
+class AdapterBody(Strict):
+    """A new adapter, which starts as the base model."""
+
+    adapter: Annotated[str, Field(pattern=NAME)]
+
+
+class VersionBody(Strict):
+    """A version by its label, or its name."""
+
+    version: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class RollBackBody(Strict):
+    """Where to: a version, `base`, or (null) the one that was live before."""
+
+    to: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's error envelope."""
+
+    error: ErrorDetail
+
+
+class Completion(BaseModel):
+    """OpenAI's chat or text completion; with `stream`, server-sent events of its chunks."""
+
+    id: str
+    object: Literal["chat.completion", "text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class Models(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Listed(BaseModel):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    has_more: bool
+
+
+class Accepted(BaseModel):
+    """Work that is done later; GET /v1/jobs/{job} says how it went."""
+
+    job: str
+    state: str
+
+
+class Health(BaseModel):
+    status: Literal["ok", "degraded"]
+    why: str
+
+
+Object = dict[str, Any]
