@@ -39,7 +39,7 @@ from typing_extensions import override
 
 from ..memory.records import UserError
 
-__all__ = ["LocalChatModel", "Scores", "Usage", "WindowError", "fingerprint"]
+__all__ = ["Frame", "LocalChatModel", "Scores", "Token", "Usage", "WindowError", "common", "draw", "fingerprint", "visible"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -147,7 +147,7 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
-class _Frame:
+class Frame:
     """What the chat template puts around a reply."""
 
     opening: str = ""
@@ -174,7 +174,7 @@ class _Sampling:
 
 
 @dataclass(frozen=True)
-class _Token:
+class Token:
     """One generated token; log-probabilities in nats."""
 
     id: int
@@ -236,7 +236,7 @@ class LocalChatModel(BaseChatModel):
     _window: int = PrivateAttr()
     _tree: bool = PrivateAttr()
     _ends: frozenset[int] = PrivateAttr()
-    _frame: _Frame | None = PrivateAttr(default=None)
+    _frame: Frame | None = PrivateAttr(default=None)
     _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
     _kept: list[_Prefix] = PrivateAttr(default_factory=list)
     _weights: int = PrivateAttr(default=0)
@@ -334,11 +334,12 @@ class LocalChatModel(BaseChatModel):
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
             raise UserError(f"{self.model}: asked with no messages; one message at least would do")
-        ids = self._encode(self._render(turns, reply=True, tools=tools))
-        self._check_window(ids)
+        ids = self._encode(self.rendered(turns, reply=True, tools=tools))
+        self.check_window(ids)
         return ids
 
-    def _check_window(self, ids: list[int]) -> None:
+    def check_window(self, ids: Sequence[int]) -> None:
+        """Raises `WindowError` for a prompt that leaves no room for a reply."""
         if len(ids) >= self._window:
             raise WindowError(
                 f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
@@ -360,7 +361,7 @@ class LocalChatModel(BaseChatModel):
         found = self._replies.get(text)
         if found is not None:
             return found
-        frame = self._around()
+        frame = self.around()
         ids = self._encode(self._render_reply(text, frame.opening))
         before = len(frame.opening_ids)
         if tuple(ids[:before]) != frame.opening_ids:
@@ -378,7 +379,7 @@ class LocalChatModel(BaseChatModel):
 
     def _render_reply(self, text: str, opening: str) -> str:
         turns = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": text}]
-        whole = self._render(turns, reply=False)
+        whole = self.rendered(turns, reply=False)
         if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
             raise UserError(
                 f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
@@ -386,10 +387,10 @@ class LocalChatModel(BaseChatModel):
             )
         return whole
 
-    def _around(self) -> _Frame:
-        """Found out by rendering one reply, once."""
+    def around(self) -> Frame:
+        """What stands around a reply; found out by rendering one, once."""
         if self._frame is None:
-            opening = self._render([{"role": "user", "content": PROBE}], reply=True)
+            opening = self.rendered([{"role": "user", "content": PROBE}], reply=True)
             whole = self._render_reply(PROBE, opening)
             lead, _, ending = whole[len(opening) :].partition(PROBE)
             tokens = self._encode(ending)
@@ -401,10 +402,11 @@ class LocalChatModel(BaseChatModel):
             if stops.intersection(tokens):
                 ending = ""
                 trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
-            self._frame = _Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
+            self._frame = Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
         return self._frame
 
-    def _render(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def rendered(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Turns through the chat template; with `reply`, up to where the next reply begins."""
         import jinja2
 
         plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
@@ -553,8 +555,8 @@ class LocalChatModel(BaseChatModel):
         with self._lock:
             found, shared = None, 0
             for kept in self._kept:
-                if (common := _common(kept.ids, prompt)) > shared:
-                    found, shared = kept, common
+                if (length := common(kept.ids, prompt)) > shared:
+                    found, shared = kept, length
             if found is not None and shared == len(prompt) < len(found.ids):
                 shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
             if found is None or not shared:
@@ -581,7 +583,24 @@ class LocalChatModel(BaseChatModel):
 
     # Chat
 
-    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: _Frame) -> _Sampling:
+    def chat_frame(self) -> Frame:
+        """As `around`; of a template that cannot frame a reply, but can still be talked to, just its ends."""
+        try:
+            return self.around()
+        except UserError:
+            return Frame(stops=self._ends)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end any text, as the checkpoint has it."""
+        return self._ends
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences can share a pass, and prompts a cache: full attention in all layers."""
+        return self._tree
+
+    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: Frame) -> _Sampling:
         given = {name: value for name, value in kwargs.items() if value is not None}
         given.pop("stream", None)  # LangChain's own
         unknown = sorted(set(given) - set(SETTINGS))
@@ -604,16 +623,16 @@ class LocalChatModel(BaseChatModel):
         stops = tuple(text for text in (*(stop or self.stop or ()), frame.ending) if text)
         return _Sampling(temperature, top_p, length, top, stops, generator)
 
-    def _decode(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[_Token]:
+    def _decode(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[Token]:
         """Sample token by token, each fed back through the cache, until the window or the longest reply is reached."""
         self._prefill(prefix, prompt)
-        token: _Token | None = None
+        token: Token | None = None
         for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
             if token is not None:
                 prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
             assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
-            token = _sample(prefix.logps, sampling)
+            token = draw(prefix.logps, sampling.temperature, sampling.top_p, sampling.generator, top=sampling.top_logprobs or 0)
             self.usage.generated_tokens += 1
             yield token
 
@@ -621,16 +640,13 @@ class LocalChatModel(BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, AIMessage | None]]:
         """The reply's text in parts as it grows, and at last an empty part with a message that has its metadata."""
-        try:
-            frame = self._around()
-        except UserError:  # a template that cannot frame a reply can still be talked to
-            frame = _Frame(stops=self._ends)
+        frame = self.chat_frame()
         sampling = self._sampling(stop, kwargs, frame)
         prompt = self.prompt_ids(messages)
         prefix = self._take(prompt)
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
-        drawn: list[_Token] = []
+        drawn: list[Token] = []
         spoken: list[int] = []
         shown = ""
         reason = "length"
@@ -639,14 +655,14 @@ class LocalChatModel(BaseChatModel):
             stopped = token.id in frame.stops
             if not stopped:
                 spoken.append(token.id)
-            text, cut = _visible(self._text(spoken), frame.lead, sampling.stop, over=stopped)
+            text, cut = visible(self.text(spoken), frame.lead, sampling.stop, over=stopped)
             if text[len(shown) :]:
                 yield text[len(shown) :], None
                 shown = text
             if stopped or cut:
                 reason = "stop"
                 break
-        text, _ = _visible(self._text(spoken), frame.lead, sampling.stop, over=True)
+        text, _ = visible(self.text(spoken), frame.lead, sampling.stop, over=True)
         if text[len(shown) :]:
             yield text[len(shown) :], None
         self._keep(prefix)
@@ -659,7 +675,7 @@ class LocalChatModel(BaseChatModel):
         }
         if sampling.top_logprobs is not None:
             content = [
-                self._logprob(token.id, token.own) | {"top_logprobs": [self._logprob(id_, value) for id_, value in token.top]}
+                self.logprob(token.id, token.own) | {"top_logprobs": [self.logprob(id_, value) for id_, value in token.top]}
                 for token in drawn[: len(spoken)]
             ]
             metadata["logprobs"] = {"content": content}
@@ -671,11 +687,13 @@ class LocalChatModel(BaseChatModel):
         )
         yield "", AIMessage(content=text, response_metadata=metadata, usage_metadata=usage)
 
-    def _text(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of generated tokens, without special ones."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def _logprob(self, id_: int, value: float) -> dict[str, Any]:
+    def logprob(self, id_: int, value: float) -> dict[str, Any]:
+        """A token and its log-probability in the shape of OpenAI's API."""
         token: str = self._tokenizer.decode([id_])
         return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
@@ -803,12 +821,13 @@ def _openai_call(call: Any) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def _common(a: list[int], b: list[int]) -> int:
+def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix."""
-    shorter = min(len(a), len(b))
-    if a[:shorter] == b[:shorter]:
-        return shorter
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # comparing slices is quick, comparing numbers one by one is not
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
 
 
 def _passes(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
@@ -854,24 +873,37 @@ def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
 
 
 @torch.inference_mode()
-def _sample(logps: torch.Tensor, sampling: _Sampling) -> _Token:
-    own = logps.cpu()
-    if sampling.temperature == 0:
-        choice, sampled = int(own.argmax()), 0.0
+def draw(
+    logps: torch.Tensor,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator,
+    *,
+    top: int = 0,
+    own: torch.Tensor | None = None,
+) -> Token:
+    """One token from log-probabilities of shape (vocabulary,), with the `top` most probable ones.
+
+    `own`: the model's own log-probabilities, where `logps` (then not normalised, maybe) are what was made of them.
+    """
+    logps = logps.cpu()
+    own = logps if own is None else own.cpu()
+    if temperature == 0:
+        choice, sampled = int(logps.argmax()), 0.0
     else:
-        drawn = (own / sampling.temperature).log_softmax(-1)
-        if sampling.top_p < 1:
+        drawn = (logps / temperature).log_softmax(-1)
+        if top_p < 1:
             ordered, order = drawn.sort(descending=True)
             before = ordered.exp().cumsum(-1) - ordered.exp()
-            drawn = drawn.index_fill(0, order[before >= sampling.top_p], -torch.inf).log_softmax(-1)
-        choice = int(torch.multinomial(drawn.exp(), 1, generator=sampling.generator))
+            drawn = drawn.index_fill(0, order[before >= top_p], -torch.inf).log_softmax(-1)
+        choice = int(torch.multinomial(drawn.exp(), 1, generator=generator))
         sampled = float(drawn[choice])
-    top = own.topk(min(sampling.top_logprobs or 0, len(own)))
-    pairs = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return _Token(choice, sampled, float(own[choice]), tuple(pairs))
+    best = own.topk(min(top, len(own)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Token(choice, sampled, float(own[choice]), tuple(pairs))
 
 
-def _visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
+def visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
     """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
 
     The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
