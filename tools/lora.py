@@ -296,6 +296,7 @@ def read(
     *,
     base: Callable[[], AbstractContextManager[Any]] | None = None,
     critic: torch.nn.Module | None = None,
+    temperatures: Sequence[float] = (),
     cap: int = 512,
 ) -> list[Read]:
     """Read replies without learning from them: log pi_old before an update, or what a gate goes by.
@@ -305,6 +306,7 @@ def read(
         examples: with at least one token of reply each.
         base: `with base():` makes the network the base model; then KL(pi || base) is measured, by a second pass.
         critic: reads the hidden states.
+        temperatures: that each reply was sampled at; log-probabilities are of softmax(logits / temperature), all else at 1.
         cap: tokens that share a pass.
     """
     found: dict[int, Read] = {}
@@ -312,14 +314,15 @@ def read(
         for pack in packs(examples, cap):
             part = [examples[n] for n in pack]
             logits, states = _pass(network, part, critic is not None)
-            plain: list[Tensor] | list[None] = [None] * len(part)
+            plain: Sequence[Tensor | None] = [None] * len(part)
             if base is not None:
                 with base():
                     plain = _pass(network, part)[0]
             for n, example, own, other in zip(pack, part, logits, plain, strict=True):
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
                 logp = own.float().log_softmax(-1)  # (T, V)
-                chosen = logp.gather(1, targets[:, None])[:, 0]  # (T,)
+                warm = logp if not temperatures or temperatures[n] == 1 else (logp / temperatures[n]).log_softmax(-1)  # (T, V)
+                chosen = warm.gather(1, targets[:, None])[:, 0]  # (T,)
                 kl = kl_to(other, own).cpu() if other is not None else None  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
                 found[n] = Read(chosen.cpu(), -(logp.exp() * logp).sum(-1).cpu(), kl, values)
@@ -341,9 +344,11 @@ class Sample:
     advantage: Tensor | None = None
     """(T,), by `judge`: for `reinforce` and `ppo`."""
     hindsight: Example | None = None
-    """For `sdpo`: the prompt with the feedback, and the same reply; None: nothing to learn from."""
+    """For `sdpo` and `hint`: the prompt with the feedback, and the same reply; None: nothing was said."""
     returns: Tensor | None = None
     """(T,), by `judge`: for the critic."""
+    temperature: float = 1.0
+    """That it was sampled at: log mu, log pi_old and log pi are of softmax(logits / temperature)."""
 
 
 def learn(
@@ -390,7 +395,7 @@ def learn(
     for pack in packs([sample.example for sample in samples], cap):
         part = [samples[n] for n in pack]
         taught = _taught(network, part, objective, teacher, base)
-        plain: list[Tensor] | list[None] = [None] * len(part)
+        plain: Sequence[Tensor | None] = [None] * len(part)
         if objective.kl > 0 and base is not None:
             with torch.no_grad(), base():
                 plain = _pass(network, [sample.example for sample in part])[0]
@@ -402,7 +407,7 @@ def learn(
             batch.append(
                 Evidence(
                     *(logits[n], targets, sample.behaviour, sample.old, sample.advantage, taught[n], plain[n]),
-                    *(values, sample.returns),
+                    *(values, sample.returns, sample.temperature),
                 )
             )
         share, said = loss(batch, objective, tokens)  # ()
@@ -423,11 +428,26 @@ def _taught(
     objective: Objective,
     teacher: Callable[[], AbstractContextManager[Any]] | None,
     base: Callable[[], AbstractContextManager[Any]] | None,
-) -> list[Tensor] | list[None]:
-    """log q or logits of q, (T, V), before each token of each reply, on its hindsight prompt; without a gradient."""
-    if objective.loss != "sdpo":
+) -> list[Tensor | None]:
+    """log q or logits of q, (T, V), before each token of each reply, on its hindsight prompt; without a gradient. None: no prompt."""
+    told = [n for n, sample in enumerate(samples) if sample.hindsight is not None]
+    if not (told and objective.distils):
         return [None] * len(samples)
-    prompts = [sample.hindsight for sample in samples if sample.hindsight is not None]
+    said = _teach(network, [samples[n].hindsight or samples[n].example for n in told], objective, teacher, base)
+    taught: list[Tensor | None] = [None] * len(samples)
+    for n, logits in zip(told, said, strict=True):
+        taught[n] = logits
+    return taught
+
+
+def _teach(
+    network: Any,
+    prompts: Sequence[Example],
+    objective: Objective,
+    teacher: Callable[[], AbstractContextManager[Any]] | None,
+    base: Callable[[], AbstractContextManager[Any]] | None,
+) -> list[Tensor]:
+    """log q or logits of q, (T, V), of each."""
     with torch.no_grad():
         if objective.teacher in ("ema", "sync") and teacher is not None:
             with teacher():
@@ -441,12 +461,13 @@ def _taught(
 
 
 def _descend(updates: torch.optim.Optimizer, clip: float, at: float, scale: float = 1.0) -> float:
-    """Shorten the gradient to `clip`, take the step at `scale` times each group's rate, and return how long the gradient was."""
-    trained = [weight for group in updates.param_groups for weight in group["params"]]
-    norm = float(torch.nn.utils.clip_grad_norm_(trained, clip))
-    if not math.isfinite(norm):
+    """Shorten each group's gradient to `clip`, step at `scale` times its rate, and return how long the first group's was."""
+    norms = [
+        float(torch.nn.utils.clip_grad_norm_(group["params"], clip)) for group in updates.param_groups
+    ]  # the critic's: apart
+    if not all(map(math.isfinite, norms)):
         updates.zero_grad(set_to_none=True)
-        raise UserError(f"the gradient is {norm} at a loss of {at:g}; a smaller rate or dtype float32 would do")
+        raise UserError(f"the gradient is {max(norms)} at a loss of {at:g}; a smaller rate or dtype float32 would do")
     rates = [group["lr"] for group in updates.param_groups]
     try:
         for group, rate in zip(updates.param_groups, rates, strict=True):
@@ -455,7 +476,7 @@ def _descend(updates: torch.optim.Optimizer, clip: float, at: float, scale: floa
     finally:
         for group, rate in zip(updates.param_groups, rates, strict=True):
             group["lr"] = rate
-    return norm
+    return norms[0]
 
 
 # Between updates
@@ -509,11 +530,14 @@ def write_adapter(wrapper: Any, folder: Path, base: str | None, name: str = "def
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def write_optimizer(updates: torch.optim.Optimizer, path: Path) -> None:
-    """AdamW's moments and step counts by the names of the weights, as safetensors; no rate, no decay: those are asked for anew."""
+def write_optimizer(updates: torch.optim.Optimizer, path: Path, more: Mapping[str, Tensor] | None = None) -> None:
+    """AdamW's moments and step counts by the names of the weights, as safetensors; no rate, no decay: those are asked for anew.
+
+    `more`: tensors to keep with them (the critic's weights).
+    """
     from safetensors.torch import save_file
 
-    tensors = {}
+    tensors = {f"more:{name}": tensor.detach().cpu().contiguous() for name, tensor in (more or {}).items()}
     for group in updates.param_groups:
         for name, weight in zip(group["param_names"], group["params"], strict=True):
             for key in MOMENTS:
@@ -522,8 +546,8 @@ def write_optimizer(updates: torch.optim.Optimizer, path: Path) -> None:
     save_file(dict(sorted(tensors.items())), path, metadata={"format": "pt"})
 
 
-def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> None:
-    """Go on with the moments of `write_optimizer`. Rates and decay stay those that `updates` was made with.
+def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> dict[str, Tensor]:
+    """Go on with the moments of `write_optimizer`, and return its `more`. Rates and decay stay those that `updates` was made with.
 
     (The public code loads them too, so that a requested rate holds for the first update of an adapter only: defect 11a.)
 
@@ -537,6 +561,7 @@ def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the optimizer's state {path.name}: {error}") from error
+    more = {name.removeprefix("more:"): tensors.pop(name) for name in sorted(tensors) if name.startswith("more:")}
     state: dict[Tensor, dict[str, Tensor]] = {}
     for group in updates.param_groups:
         for name, weight in zip(group["param_names"], group["params"], strict=True):
@@ -548,3 +573,4 @@ def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> None:
     if tensors:
         raise UserError(f"{path.name} is of another adapter: it has {sorted(tensors)[0]}, which is not trained here")
     updates.state.update(state)
+    return more

@@ -99,6 +99,9 @@ class Objective:
     """Updates between two copies of the learner to the teacher `sync`. Not given."""
     trust: float = 0.5
     """Share of the learner in the mixture `trust`. Not given."""
+    hint: float = 0.0
+    """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t), what the teacher thinks of each token, that is added to its
+    advantage; the way to give them the feedback that `sdpo` gets. Not given; OpenClaw-RL's combined advantage."""
     feedback: bool = True
     """Whether the teacher is told the text of the feedback; False: only whether the reply was right."""
     kl: float = 0.0
@@ -121,6 +124,8 @@ class Objective:
     """Updates in which the rate grows to `rate`, in a line. Not given."""
     decay: float = 0.0
     """Weight decay. Not given."""
+    passes: int = 1
+    """Updates from one batch: pi_old stays what it was before the first, and from the second on the clip holds. Not given."""
     max_norm: float = 1.0
     """Longest gradient: longer ones are shortened to it. Not given."""
 
@@ -137,7 +142,7 @@ class Objective:
         for name in ("rate", "value_rate", "max_norm", "floor"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise UserError(f"Objective: {name} is a number above 0, got {getattr(self, name)}")
-        for name in ("kl", "entropy", "decay", "clip_high"):
+        for name in ("kl", "entropy", "decay", "clip_high", "hint"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"Objective: {name} is 0 or more, got {getattr(self, name)}")
         for name in ("truncate", "mis_high", "dual"):
@@ -145,19 +150,24 @@ class Objective:
                 raise UserError(f"Objective: {name} is 1 or more, got {getattr(self, name)}")
         if not 0 <= self.clip_low < 1:
             raise UserError(f"Objective: clip_low is from 0 to below 1, got {self.clip_low}")
-        if self.top_k < 0 or self.sync_every < 1 or self.warmup_steps < 0:
-            asked = f"{self.top_k}, {self.sync_every} and {self.warmup_steps}"
-            raise UserError(f"Objective: top_k and warmup_steps are 0 or more, sync_every 1 or more, got {asked} in this order")
+        for name, least in (("top_k", 0), ("warmup_steps", 0), ("sync_every", 1), ("passes", 1)):
+            if getattr(self, name) < least:
+                raise UserError(f"Objective: {name} is at least {least}, got {getattr(self, name)}")
+
+    @property
+    def distils(self) -> bool:
+        """Whether a teacher reads the feedback."""
+        return self.loss == "sdpo" or self.hint > 0
 
     @property
     def needs_teacher(self) -> bool:
         """Whether an update needs passes of a teacher with weights of its own."""
-        return self.loss == "sdpo" and self.teacher in ("ema", "sync")
+        return self.distils and self.teacher in ("ema", "sync")
 
     @property
     def needs_base(self) -> bool:
         """Whether an update needs passes of the base model: for the teacher, or for KL(pi || base). Not where its weight is 0."""
-        return self.kl > 0 or (self.loss == "sdpo" and self.teacher in ("base", "trust"))
+        return self.kl > 0 or (self.distils and self.teacher in ("base", "trust"))
 
     @property
     def needs_critic(self) -> bool:
@@ -369,13 +379,15 @@ def whiten(
     if beta:
         rest = [kl.detach().double().cpu().flip(0).cumsum(0).flip(0) for kl in kls]  # (T_i,): sum over s >= t
         returns = [g - beta * more for g, more in zip(returns, rest, strict=True)]  # (T_i,)
+    if not returns:
+        return None
     if against:
         pairs = zip(returns, against, strict=True)
         white = [(g - family.mean) / max(math.sqrt(family.variance), floor) for g, family in pairs]  # (T_i,)
     else:
         every = torch.cat(returns)  # (tokens,)
         white = [(g - every.mean()) / max(float(every.std(correction=0)), floor) for g in returns]  # (T_i,)
-    if not white or max(float(a.abs().max()) if len(a) else 0.0 for a in white) < 1e-6:
+    if max(float(a.abs().max()) if len(a) else 0.0 for a in white) < 1e-6:
         return None
     return [a.float() for a in white]  # (T_i,)
 
@@ -562,6 +574,7 @@ def sdpo(logits: Tensor, teacher: Tensor, alpha: float = 0.5, top_k: int = 100) 
     Returns:
         (T,), in nats, >= 0.
     """
+    alpha = 0.0 if alpha < LEAST else 1.0 if alpha > 1 - LEAST else alpha  # as near as float32 can tell
     wide = logits.float()  # (T, V)
     other = teacher.detach().float()  # (T, V)
     if 0 < top_k < wide.shape[-1]:
@@ -630,13 +643,16 @@ class Evidence:
     advantage: Tensor | None = None
     """(T,), A_t: for `reinforce` and `ppo`."""
     teacher: Tensor | None = None
-    """(T, V), logits or log-probabilities: for `sdpo`; None: nobody has said anything to learn from, and this reply is left out."""
+    """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without it, and for `hint`."""
     base: Tensor | None = None
     """(T, V), logits of the base model; None: no KL is computed, where its weight is 0."""
     values: Tensor | None = None
     """(T,), the critic's."""
     returns: Tensor | None = None
     """(T,), what it is to say."""
+    temperature: float = 1.0
+    """That the reply was sampled at: its log-probabilities are those of softmax(logits / temperature). Divergences, entropy and KL
+    are those at 1."""
 
 
 def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = None) -> tuple[Tensor, dict[str, float]]:
@@ -664,7 +680,8 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
         logits, size = reply.logits.float(), len(reply.tokens)  # (T, V)
         if objective.loss == "sdpo" and reply.teacher is None:
             continue
-        logp = logits.gather(1, reply.tokens[:, None])[:, 0] - logits.logsumexp(-1)  # (T,)
+        wide = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
+        logp = wide.gather(1, reply.tokens[:, None])[:, 0] - wide.logsumexp(-1)  # (T,)
         now = logp.detach()  # (T,)
         old = now if reply.old is None else reply.old.to(now)  # (T,)
         behaviour = old if reply.behaviour is None else reply.behaviour.to(now)  # (T,)
@@ -678,6 +695,8 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
             if reply.advantage is None:
                 raise UserError(f"the loss {objective.loss!r} needs advantages; `judge` makes them from rewards")
             gain = reply.advantage.to(now)  # (T,)
+            if objective.hint > 0 and reply.teacher is not None:
+                gain = gain + objective.hint * _hint(reply, logits)  # (T,)
             if objective.correction == "truncated":
                 each = reinforce(logp, gain, weights)  # (T,)
                 held = torch.zeros_like(now, dtype=torch.bool)  # (T,)
@@ -715,6 +734,13 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
         said["kl"] = sums["kl"] / measured
     said |= {"loss": float(policy.detach()) / max(count, 1), "value": float(critics.detach()) / max(count, 1)}
     return total, said | {"ratio_max": largest, "tokens": float(count)}
+
+
+def _hint(reply: Evidence, logits: Tensor) -> Tensor:
+    """log q(y_t) - log p(y_t), without a gradient: (T, V) -> (T,)."""
+    assert reply.teacher is not None
+    apart = reply.teacher.float().log_softmax(-1) - logits.detach().log_softmax(-1)  # (T, V)
+    return apart.gather(1, reply.tokens[:, None])[:, 0].clamp(-LIMIT, LIMIT)  # (T,)
 
 
 def _cut(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
