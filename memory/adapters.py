@@ -250,12 +250,16 @@ class Adapters:
                         book.end += len(line)
             return book
 
-    def _note(self, state: str, label: str, why: str, about: Mapping[str, Any] | None = None, **more: Any) -> None:
-        """Write a line, on the disk on return; whole, or not at all."""
-        line = {"time": self._clock(), "label": label, "state": state, "why": why, **more}
+    def _note(
+        self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Write a line for each label, on the disk on return; no line is ever half written."""
         if about:
-            line["about"] = plain(about)
-        data = json.dumps(line).encode() + b"\n"
+            more["about"] = plain(about)
+        data = b""
+        for each in [label] if isinstance(label, str) else label:
+            line = {"time": self._clock(), "label": each, "state": state, "why": why, **more}
+            data += json.dumps(line).encode() + b"\n"
         end = self._book.end
         new = not self._log.exists()
         try:
@@ -610,11 +614,11 @@ class Adapters:
             self._discard(label)
 
     def _discard(self, label: str) -> None:
+        """Take a version's files away, first its name, so that no half of it is ever seen. Opening finishes what is noted."""
         name = self._own(label)
         gone = self._versions / f".gone-{name}"
         _remove(gone)
         os.rename(self._versions / name, gone)
-        _sync(self._versions)
         _remove(gone)
         self._seen.pop(label, None)
         self._manifests.pop(label, None)
@@ -631,8 +635,9 @@ class Adapters:
             stay = {book.live, book.canary, back, *protect}
             labels = [version.label for version in self.versions()]
             old = [label for label in labels[self.keep :] if label not in stay]
+            if old:
+                self._note("deleted", old, "pruned")
             for label in old:
-                self._note("deleted", label, "pruned")
                 self._discard(label)
         return tuple(old)
 
