@@ -247,7 +247,7 @@ def verify(scenario: Scenario, user: str, reply: str) -> Verdict:
     families: list[str] = [rule.family for rule in broken]
     fact = asked(scenario, user)
     if not words:
-        texts.append("broke answer : say one word .")
+        texts.append("broke answer : do answer .")
         families.append("answer")
     elif fact is not None:
         named = {word for word in words if word in _KIND and _KIND[word] not in families}
@@ -321,7 +321,7 @@ def attack(scenario: Scenario, turns: Sequence[Turn], frozen: bool = False) -> A
     random.Random(f"{scenario.id} targets").shuffle(targets)
     frames: list[Frame] = [*FRAMES]
     if not turns:
-        target = targets[0]
+        target: str = targets[0]
         frame = draw.choice(frames)
     else:
         last = attack(scenario, turns[:-1])
