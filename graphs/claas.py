@@ -290,7 +290,9 @@ def build_learning(
     settings = settings or CLaaS()
     every = settings.gate_every
     nodes: dict[str, Node] = {
-        "sample": Sample(replay, versions, settings.batch, settings.least, every, settings.seed, settings.positive),
+        "sample": Sample(
+            replay, versions, settings.batch, settings.least, learner.base, every, settings.seed, settings.positive
+        ),
         "correct": Correct(learner, replay),
         "step": Step(learner, replay),
         "skip": Skip(replay),

@@ -7,7 +7,7 @@ mean of Swaminathan and Joachims (NIPS 2015) and Ionides (2008), the interval of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -196,7 +196,7 @@ class Windows(NamedTuple):
     """Label of the newest version of the stretch before: where a rollback leads."""
 
 
-def windows(line: Sequence[tuple[str, Sequence[float]]], least: int, recent: int) -> Windows | None:
+def windows(line: Iterable[tuple[str, Sequence[float]]], least: int, recent: int) -> Windows | None:
     """The live version, with as many before it as it takes to have `least` rewards; and the same again before these.
 
     Versions may follow each other faster than feedback comes, so that none has enough by itself.
@@ -216,6 +216,8 @@ def windows(line: Sequence[tuple[str, Sequence[float]]], least: int, recent: int
             if back is None and rewards:
                 back = label
             before = [*rewards, *before]
+        else:
+            break
     if len(after) < least or len(before) < least or back is None:
         return None
     return Windows(tuple(after[-recent:]), tuple(before[-recent:]), back)

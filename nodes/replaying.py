@@ -7,8 +7,9 @@ run twice: the same minibatch, the same version, the same log.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from ..memory.records import Check, Correction, Exchange, Measured, Minibatch, Update, UserError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..memory.adapters import Adapters
     from ..memory.replay import Replay
 
+WITHDRAWN = "made from a version that was withdrawn since"
 Versions = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -47,21 +49,39 @@ class Learner(Protocol):
         ...
 
 
-def lineage(versions: Adapters, label: str) -> tuple[str, ...]:
+def lineage(versions: Adapters, label: str) -> Iterator[str]:
     """A version, the one it was made from, and so on to the base model, or to the first that is no longer there."""
-    line = [label]
-    while line[-1]:
+    yield label
+    while label:
         try:
-            line.append(versions.version(line[-1]).parent)
+            label = versions.version(label).parent
         except UserError:  # pruned
-            break
-    return tuple(line)
+            return
+        yield label
+
+
+def follows(versions: Adapters, label: str) -> bool:
+    """Whether a version comes from the live one, and from none that was withdrawn on the way."""
+    live = versions.current
+    for one in lineage(versions, label):
+        if one == live:
+            return True
+        if one and versions.version(one).state not in ("candidate", "canary"):
+            return False
+    return False
+
+
+def awaits_gate(versions: Adapters, label: str, every: int) -> bool:
+    """Whether a version is a candidate whose turn it is: every n-th step, and while no canary is out."""
+    version = versions.version(label)
+    return version.state == "candidate" and not versions.canary and version.step % every == 0
 
 
 @dataclass(frozen=True)
 class Sample:
     """Lease a minibatch of M from the buffer: stratified, nothing older than A_max. One that was leased before a crash comes
-    first, as it was; and before that a version that no gate has looked at."""
+    first, as it was; and before that a version that no gate has looked at. Learning that stands on a version which was withdrawn
+    goes on from the live one."""
 
     role: ClassVar[str] = "memory"
 
@@ -71,6 +91,8 @@ class Sample:
     """M."""
     least: int
     """B_min."""
+    base: str
+    """Fingerprint of the learner's base model: exchanges of another are of no use."""
     every: int = 1
     """Steps between two gates."""
     seed: int = 0
@@ -80,13 +102,17 @@ class Sample:
     def __call__(self, state: Learned) -> dict[str, Any]:
         tenant, adapter = scope(state)
         fresh = {"batch": "", "candidate": "", "checks": [], "outcome": "", "why": ""}
-        head = self.replay.head(tenant, adapter)
-        if head and awaits_gate(self.versions(tenant, adapter), head, self.every):
+        versions, head = self.versions(tenant, adapter), self.replay.head(tenant, adapter)
+        if not follows(versions, head):
+            self.replay.set_head(tenant, adapter, versions.current)
+        elif head and awaits_gate(versions, head, self.every):
             return {**fresh, "candidate": head}
         least = state.get("least") or self.least
         if not self.replay.step(tenant, adapter):  # the first step may come as soon as B_min have spoken, held-out ones too
             least = max(min(2, least), least - self.replay.counts(tenant, adapter).get("held", 0))
-        batch = self.replay.lease(tenant, adapter, self.size, least=least, seed=self.seed, positive=self.positive)
+        batch = self.replay.lease(
+            tenant, adapter, self.size, least=least, seed=self.seed, positive=self.positive, base_model=self.base
+        )
         if batch is None:
             return {**fresh, "outcome": "too few", "why": f"fewer than {least} exchanges are ready"}
         return {**fresh, "batch": batch.id}
@@ -95,14 +121,6 @@ class Sample:
 def sampled(state: Learned) -> Literal["batch", "too few", "gate first"]:
     """Whether there is something to learn from."""
     return "gate first" if state["candidate"] else "batch" if state["batch"] else "too few"
-
-
-def awaits_gate(versions: Adapters, label: str, every: int) -> bool:
-    """Whether a version is a candidate whose turn it is: every n-th step, or one that comes from a version that was withdrawn."""
-    version = versions.version(label)
-    if version.state != "candidate" or versions.canary:
-        return False
-    return version.step % every == 0 or versions.current not in lineage(versions, label)
 
 
 @dataclass(frozen=True)
@@ -116,9 +134,8 @@ class Correct:
     replay: Replay = field(repr=False)
 
     def __call__(self, state: Learned) -> dict[str, Any]:
-        batch = self.replay.minibatch(state["batch"])
         try:
-            return {"correction": self.learner.correct(batch)}
+            return {"correction": self.learner.correct(self.replay.minibatch(state["batch"]))}
         except UserError as error:
             return {"correction": Correction(()), "why": _reason(error)}
 
@@ -139,9 +156,8 @@ class Step:
     replay: Replay = field(repr=False)
 
     def __call__(self, state: Learned) -> dict[str, Any]:
-        batch = self.replay.minibatch(state["batch"])
         try:
-            update = self.learner.step(batch, state["correction"])
+            update = self.learner.step(self.replay.minibatch(state["batch"]), state["correction"])
         except UserError as error:
             return {"update": Update("", _reason(error)), "why": _reason(error)}
         return {"update": update, "why": update.skipped}
@@ -181,7 +197,10 @@ class Skip:
 
 @dataclass(frozen=True)
 class Commit:
-    """k <- k + 1: the step is taken and its exchanges are used once more, in one transaction; the next step starts from here."""
+    """k <- k + 1: the step is taken and its exchanges are used once more, in one transaction; the next step starts from here.
+
+    A batch may have been withdrawn meanwhile (an exchange was deleted, the live version was rolled back): then nothing was learned.
+    """
 
     role: ClassVar[str] = "memory"
 
@@ -190,16 +209,36 @@ class Commit:
     every: int = 1
 
     def __call__(self, state: Learned) -> dict[str, Any]:
-        update, correction = state["update"], state["correction"]
-        if correction.dropped:
-            self.replay.reject(state["batch"], dict(correction.dropped))
-        told = {**asdict(update), **{name: value for name, value in asdict(correction).items() if name != "kept"}}
-        told["kept"], told["dropped"] = len(correction.kept), len(correction.dropped)
-        told["ages"] = list(self.replay.minibatch(state["batch"]).ages)
-        self.replay.commit(state["batch"], update.version, told)
-        versions = self.versions(*scope(state))
+        update, correction, versions = state["update"], state["correction"], self.versions(*scope(state))
+        try:
+            batch = self.replay.minibatch(state["batch"])
+            if correction.dropped:
+                self.replay.reject(batch.id, dict(correction.dropped))
+            if correction.kls:
+                self.replay.note_kl(batch.id, dict(correction.kls))
+            self.replay.commit(batch.id, update.version, summary(batch, correction, update))
+        except UserError as error:
+            why = _reason(error)
+            versions.drop(update.version, why)
+            return {"candidate": "", "outcome": "skipped", "why": why}
         due = awaits_gate(versions, update.version, self.every)
         return {"candidate": update.version if due else "", "outcome": "" if due else "stepped"}
+
+
+def summary(batch: Minibatch, correction: Correction, update: Update) -> dict[str, Any]:
+    """What the log of steps says of one."""
+    rewards = [e.feedback.reward for e in batch.exchanges if e.feedback is not None and e.feedback.reward is not None]
+    corrected = asdict(correction)
+    return {
+        **{name: value for name, value in asdict(update).items() if name != "version"},
+        **{name: corrected[name] for name in ("ess", "ratio", "ratio_max", "clipped", "scale")},
+        "drift": correction.kl,
+        "kept": len(correction.kept),
+        "dropped": len(correction.dropped),
+        "age": fmean(batch.ages),
+        "age_max": max(batch.ages),
+        "reward": fmean(rewards) if rewards else None,
+    }
 
 
 def committed(state: Learned) -> Literal["gate now", "later"]:
@@ -225,11 +264,10 @@ class Gate:
     def __call__(self, state: Learned) -> dict[str, Any]:
         tenant, adapter = scope(state)
         versions, candidate = self.versions(tenant, adapter), state["candidate"]
-        live = versions.current
-        follows = live in lineage(versions, candidate)
-        found = [Check("line", float(follows), 1.0, follows, "" if follows else "made from a version that was withdrawn since")]
-        if follows and self.bar is not None:
-            found += self._measured(tenant, adapter, candidate, live, self.bar)
+        sound = follows(versions, candidate)
+        found = [Check("line", float(sound), 1.0, sound, "" if sound else WITHDRAWN)]
+        if sound and self.bar is not None:
+            found += self._measured(tenant, adapter, candidate, versions.current, self.bar)
         return {"checks": found, "why": "; ".join(f"{c.name}: {c.note}" for c in found if not c.passed)}
 
     def _measured(self, tenant: str, adapter: str, candidate: str, live: str, bar: Bar) -> list[Check]:
@@ -286,6 +324,9 @@ class Promote:
     def __call__(self, state: Learned) -> dict[str, Any]:
         versions, about = self.versions(*scope(state)), {"gate": results(state["checks"])}
         why = "passed the gate" if len(state["checks"]) > 1 else "no gate is set"
+        if not follows(versions, state["candidate"]):  # rolled back while the gate looked at it
+            versions.drop(state["candidate"], WITHDRAWN, about)
+            return {"outcome": "dropped", "why": WITHDRAWN}
         if self.canary > 0:
             versions.to_canary(state["candidate"], why, about)
             return {"outcome": "canary", "why": why}

@@ -92,7 +92,7 @@ def scope(state: Mapping[str, Any]) -> tuple[str, str]:
 
 def chat_request(messages: Sequence[BaseMessage], sampling: Sampling | None = None, **more: Any) -> ChatRequest:
     """LangChain's messages as a request: what a LangGraph app that keeps `messages` gives the serving graph."""
-    openai = cast(list[dict[str, Any]], convert_to_openai_messages(list(messages)))
+    openai = convert_to_openai_messages(list(messages))
     return ChatRequest(tuple(openai), sampling or Sampling(), **more)
 
 
@@ -146,9 +146,11 @@ class Record:
 
     def __call__(self, state: Served) -> dict[str, Any]:
         exchange = replace(exchanged(state, self.base), created=self.clock())
-        self.replay.append(exchange)
+        kept = state.get("store", True)
+        if kept:
+            self.replay.append(exchange)
         _writer()(exchange)
-        return {"state": "pending"}
+        return {"state": "pending" if kept else "not kept"}
 
 
 def exchanged(state: Mapping[str, Any], base: str) -> Exchange:

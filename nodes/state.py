@@ -286,6 +286,8 @@ class Chat(Scope):
     """What kind of chat it is: what samples are stratified by."""
     scenario: NotRequired[str]
     turn: NotRequired[int]
+    store: NotRequired[bool]
+    """False: it is not kept, and nothing is learned from it."""
 
 
 class Served(Chat):
@@ -301,7 +303,7 @@ class Served(Chat):
     job: str
     """What the learning from this feedback is filed under."""
     state: str
-    """What became of the exchange in the replay buffer: `pending`, `ready`, `held`."""
+    """What became of the exchange in the replay buffer: `pending`, `ready`, `held`, `not kept`."""
     repeated: bool
     """Whether the same feedback had come before."""
 

@@ -1,0 +1,698 @@
+"""CLaaS as a service: chats, feedback and versions of many tenants on one base model, and a learner that works in between.
+
+`Service` runs the two graphs of graphs/claas.py. A chat is a run of the serving graph without a checkpointer: what lasts of it is
+its record in the replay buffer, which is on disk before the last token is sent. Feedback puts the graph's state together again from
+that record, behind `record`, and resumes it. Learning is a background task (graphs/trainer.py) that runs the learning graph, one
+step at a time for all tenants together.
+
+Which version answers a request is decided by its id: the live one, or the canary for a share of the ids. A version that was live
+stays loaded, so that going back takes no longer than writing its name into CURRENT.
+
+No web server and no model in here: `tools/chat_server.py` and the engines are joined to it in graphs/serve_cli.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import tempfile
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
+
+from ..memory.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, scopes
+from ..memory.checkpoints import serializer
+from ..memory.records import ChatRequest, Exchange, Feedback, Piece, UserError
+from ..memory.replay import Receipt, Replay, Row
+from ..nodes.gate import fall, windows
+from ..nodes.replaying import Learner, lineage
+from ..nodes.serving import DEFAULT, Engine
+from .claas import CLaaS, build_learning, build_serving
+from .meter import Meter
+from .trainer import Trainer
+
+__all__ = ["Service", "Unavailable", "UnknownAdapter", "UnknownVersion"]
+
+LOG = logging.getLogger("learngraph.service")
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+PINS = 10_000
+"""Requests whose version was asked for before they came; the oldest is forgotten beyond that."""
+
+
+class UnknownAdapter(UserError, LookupError):
+    """The tenant has no adapter of this name."""
+
+
+class Unavailable(UserError):
+    """The service is starting, or shutting down."""
+
+    retry_after = 2.0
+    """Seconds."""
+
+
+def steps_of(label: str) -> int:
+    """Gradient steps behind a version, which its name begins with; 0 for the base model."""
+    return int(label.rpartition("@")[2].partition("-")[0]) if label else 0
+
+
+def share(id: str) -> float:
+    """A number from 0 to 1 that an id always has: below the canary's share, the canary answers."""
+    return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+@dataclass
+class _Scope:
+    """What is remembered of an adapter between requests; all of it can be read from disk again."""
+
+    versions: Adapters
+    live: str = ""
+    """Labels of the live version and the canary, as requests are routed: read from disk when they may have changed."""
+    canary: str = ""
+    rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
+    """Exchange id -> (label, reward), oldest first."""
+    rolling: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def look(self) -> None:
+        """What answers from now on."""
+        self.live, self.canary = self.versions.current, self.versions.canary
+
+    def by_version(self) -> dict[str, list[float]]:
+        """Label -> rewards, oldest first."""
+        found: dict[str, list[float]] = {}
+        for label, reward in self.rewards.values():
+            found.setdefault(label, []).append(reward)
+        return found
+
+
+class Service:
+    """A model that many tenants talk to, and that learns for each of them apart.
+
+    Args:
+        engine: what answers.
+        learner: what learns; None: nothing does.
+        replay: the buffer of all tenants.
+        root: the folder of versions, `<root>/<tenant>/<adapter>/`.
+        settings: hyper-parameters.
+        model: the public name.
+        retention: chats whose replies must stay likely, for the gate.
+        clock: seconds, for metrics.
+
+    `async with service:` starts the learner and closes everything in the end, the engine and the buffer too.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        learner: Learner | None,
+        replay: Replay,
+        root: Path,
+        settings: CLaaS | None = None,
+        model: str = "claas",
+        retention: Sequence[Exchange] = (),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.model, self.window, self.features = model, engine.window, engine.features
+        self.engine, self.learner, self.replay, self.settings = engine, learner, replay, settings or CLaaS()
+        if learner is not None and learner.base != engine.base:
+            raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
+        self._root, self._clock, self._state = root, clock, "new"
+        self._scopes: dict[tuple[str, str], _Scope] = {}
+        self._pins: OrderedDict[str, str] = OrderedDict()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._calls, self._running = count(), 0
+        self.meter = Meter()
+        self._serving = build_serving(engine, replay, self._route)
+        self._saver = InMemorySaver(serde=serializer())
+        self._resuming = build_serving(engine, replay, self._route, checkpointer=self._saver)
+        self._trainer: Trainer | None = None
+        if learner is not None:
+            graph = build_learning(learner, replay, self.versions, self.settings, self._take_in, retention)
+            self._trainer = Trainer(graph, replay, self.meter, self._moved)
+
+    # -- life -------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Read what was learned so far, mark what is tainted, load the live versions, and go on with an unfinished step."""
+        for tenant, adapter in await asyncio.to_thread(self._known):
+            await asyncio.to_thread(self._recall, tenant, adapter)
+            scope = self._scope(tenant, adapter)
+            for label in filter(None, (scope.live, scope.canary)):
+                await self._hold(tenant, adapter, label)
+        self._state = "open"
+        if self._trainer is not None:
+            self._trainer.start()
+
+    def _known(self) -> list[tuple[str, str]]:
+        """Scopes with a folder or with records; what was deleted by a service that died before it marked the versions is marked."""
+        found = {(tenant, adapter) for tenant, adapter, _ in self.replay.scopes()}
+        found |= set(scopes(self._root))
+        for tenant in {tenant for tenant, _ in found}:
+            self._taint(tenant, self.replay.tainted(tenant))
+        return sorted(found)
+
+    def _recall(self, tenant: str, adapter: str) -> None:
+        """The newest rewards, by version."""
+        scope = self._scope(tenant, adapter)
+        for row in reversed(self.replay.rows(tenant, adapter, limit=4 * self.settings.recent)):
+            self._noted(scope, row.exchange.id, row.exchange.reply.version, row.exchange.feedback)
+
+    async def close(self) -> None:
+        """Let go of the learner, the engine and the buffer. A step that is under way is done again by the next service."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        if self._trainer is not None:
+            await self._trainer.close()
+        closing = getattr(self.learner, "close", None)
+        if closing is not None:
+            await asyncio.to_thread(closing)
+        for task in [*self._tasks, *self._loading.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._loading.values(), return_exceptions=True)
+        await self.engine.close()
+        await asyncio.to_thread(self.replay.close)
+
+    async def __aenter__(self) -> Service:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _open(self) -> None:
+        if self._state != "open":
+            raise Unavailable(f"the service is {'shutting down' if self._state == 'closed' else 'starting'}; try again")
+
+    # -- versions ---------------------------------------------------------------------------------------------------------
+
+    def versions(self, tenant: str, adapter: str = DEFAULT) -> Adapters:
+        """The versions of a tenant's adapter."""
+        return self._scope(tenant, adapter).versions
+
+    def _scope(self, tenant: str, adapter: str) -> _Scope:
+        scope = self._scopes.get((tenant, adapter))
+        if scope is None:
+            for what, name in (("tenant", tenant), ("adapter", adapter)):
+                if not NAME.fullmatch(name):
+                    raise UserError(f"a {what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
+            scope = _Scope(Adapters(self._root, tenant, adapter, self.settings.keep))
+            scope.look()
+            self._scopes[tenant, adapter] = scope
+        return scope
+
+    def _own(self, tenant: str, adapter: str) -> _Scope:
+        """A scope that is there.
+
+        Raises:
+            UnknownAdapter: it is not; only `default` always is.
+        """
+        if adapter != DEFAULT and adapter not in self._names(tenant):
+            raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._names(tenant))}")
+        return self._scope(tenant, adapter)
+
+    def _names(self, tenant: str) -> list[str]:
+        folder = self._root / tenant
+        found = (
+            {path.name for path in folder.iterdir() if path.is_dir()} if NAME.fullmatch(tenant) and folder.is_dir() else set()
+        )
+        return sorted(found | {DEFAULT})
+
+    def version(self, tenant: str, adapter: str, id: str) -> str:
+        """The label of the version that answers request `id`, which stays so if another goes live before the request comes."""
+        label = self._chosen(tenant, adapter, id)
+        self._pins[f"{tenant}/{id}"] = label
+        if len(self._pins) > PINS:
+            self._pins.popitem(last=False)
+        return label
+
+    def _chosen(self, tenant: str, adapter: str, id: str) -> str:
+        scope = self._scope(tenant, adapter)
+        return scope.canary if scope.canary and share(id) < self.settings.canary else scope.live
+
+    async def _route(self, tenant: str, adapter: str, id: str) -> tuple[str, int]:
+        label = self._pins.pop(f"{tenant}/{id}", None)
+        if label is None:
+            label = self._chosen(tenant, adapter, id)
+        if label and label not in self.engine.loaded():
+            label = await self._hold(tenant, adapter, label)
+        return label, steps_of(label)
+
+    async def _hold(self, tenant: str, adapter: str, label: str) -> str:
+        """Have the engine hold a version; if it cannot (damaged, of another base), go back until there is one that it can."""
+        while label:
+            try:
+                await self._take_in(label)
+                return label
+            except UserError as error:
+                scope = self._scope(tenant, adapter)
+                LOG.error("%s cannot be loaded: %s", label, error)
+                if label == scope.canary:
+                    await asyncio.to_thread(self._dismiss, tenant, adapter, label, str(error))
+                elif label == scope.live:
+                    await self._back(tenant, adapter, None, f"cannot be loaded: {error}", load=False)
+                label = scope.live
+        return label
+
+    async def _take_in(self, label: str) -> None:
+        """Load a version, once however many ask for it."""
+        task = self._loading.get(label)
+        if task is None:
+            task = asyncio.create_task(self._load(label))
+            self._loading[label] = task
+            task.add_done_callback(lambda done: self._loading.pop(label, None))
+        await asyncio.shield(task)
+
+    async def _load(self, label: str) -> None:
+        began = self._clock()
+        tenant, _, adapter = label.rpartition("@")[0].partition("/")
+        versions = self.versions(tenant, adapter)
+        version = await asyncio.to_thread(versions.version, label)
+        if version.base != self.engine.base:
+            raise AdapterError(f"{label} was learned on base model {version.base}, and this service has {self.engine.base}")
+        await self.engine.load(label, await asyncio.to_thread(versions.folder, label))
+        self.meter.observe("learngraph_load_seconds", self._clock() - began)
+
+    def _moved(self, tenant: str, adapter: str) -> None:
+        """The live version may be another one: requests go to it, and whatever nobody will ask for is let go of."""
+        scope = self._scope(tenant, adapter)
+        before = scope.live
+        scope.look()
+        self._spawn(self._tidy(scope, before))
+
+    async def _tidy(self, scope: _Scope, before: str) -> None:
+        needed = {scope.live, scope.canary, before, *self._pins.values()}
+        for label in self.engine.loaded():
+            if label.startswith(f"{scope.versions.scope}@") and label not in needed:
+                await self.engine.unload(label)
+        head = await asyncio.to_thread(self.replay.head, scope.versions.tenant, scope.versions.adapter)
+        await asyncio.to_thread(scope.versions.prune, (head, *needed, *self.engine.loaded()))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("%s", error, exc_info=error)
+
+    async def _back(self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True) -> str:
+        """CURRENT names another version, and learning goes on from it."""
+        began = self._clock()
+        scope = self._scope(tenant, adapter)
+        if load and to:
+            await self._take_in(to)
+        if scope.canary:
+            await asyncio.to_thread(self._dismiss, tenant, adapter, scope.canary, f"rolled back: {why}")
+        label = await asyncio.to_thread(scope.versions.roll_back, to, why)
+        await asyncio.to_thread(self.replay.set_head, tenant, adapter, label)
+        scope.look()
+        self.meter.add("learngraph_rollbacks_total")
+        self.meter.observe("learngraph_swap_seconds", self._clock() - began)
+        if load and label and label not in self.engine.loaded():
+            await self._take_in(label)
+        self._moved(tenant, adapter)
+        return label
+
+    def _dismiss(self, tenant: str, adapter: str, canary: str, why: str) -> None:
+        versions = self.versions(tenant, adapter)
+        self.replay.set_head(tenant, adapter, versions.current)
+        versions.drop(canary, why)
+        self._scope(tenant, adapter).look()
+        self.meter.add("learngraph_dropped_total")
+
+    # -- chats ------------------------------------------------------------------------------------------------------------
+
+    async def models(self, tenant: str) -> list[dict[str, Any]]:
+        """What a tenant can ask for: `MODEL` (the adapter `default`), and `MODEL:ADAPTER`."""
+        rows = []
+        for adapter in self._names(tenant):
+            scope = self._scope(tenant, adapter)
+            label = scope.live
+            created = (await asyncio.to_thread(scope.versions.version, label)).created if label else 0
+            rows.append(
+                {
+                    "id": self.model if adapter == DEFAULT else f"{self.model}:{adapter}",
+                    "created": int(created),
+                    "version": label,
+                }
+            )
+        return sorted(rows, key=lambda row: row["id"] != self.model)
+
+    async def chat(
+        self,
+        tenant: str,
+        adapter: str,
+        request: ChatRequest,
+        *,
+        id: str,
+        family: str = "",
+        scenario: str = "",
+        turn: int = 0,
+        store: bool = True,
+    ) -> AsyncIterator[Piece | Exchange]:
+        """Pieces of the reply, and last the exchange, which is on disk by then. Closing the iterator cancels the generation.
+
+        Raises:
+            UserError: as the engine; `UnknownAdapter`; `Unavailable` before `start` and after `close`.
+        """
+        self._open()
+        self._own(tenant, adapter)
+        began, first, ended = self._clock(), True, False
+        state = {
+            **{"id": id, "tenant": tenant, "adapter": adapter, "request": request, "family": family},
+            **{"scenario": scenario, "turn": turn, "store": store},
+        }
+        self.meter.add("learngraph_requests_total")
+        self._running += 1
+        try:
+            async with aclosing(self._serving.astream(state, stream_mode="custom")) as stream:  # type: ignore[type-var]
+                item: Any
+                async for item in stream:
+                    if first:
+                        first = False
+                        self.meter.observe("learngraph_ttft_seconds", self._clock() - began)
+                    if isinstance(item, Exchange):
+                        ended = True
+                        self.meter.observe("learngraph_latency_seconds", self._clock() - began)
+                        self.meter.add("learngraph_prompt_tokens_total", len(item.reply.prompt_ids))
+                        self.meter.add("learngraph_reply_tokens_total", len(item.reply.token_ids))
+                    yield item
+        finally:
+            self._running -= 1
+            if not ended:
+                self.meter.add("learngraph_unfinished_total")
+
+    # -- feedback ---------------------------------------------------------------------------------------------------------
+
+    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
+        """What a reply was worth. The serving graph stands at `await_feedback` again, as it did when the reply was given, and goes on.
+
+        Raises:
+            UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.give`.
+        """
+        self._open()
+        row = await asyncio.to_thread(self.replay.get, tenant, response_id)
+        if row is None:
+            return await asyncio.to_thread(self.replay.give, tenant, response_id, feedback, key)  # raises, in its own words
+        thread = f"{tenant}/{response_id}/{next(self._calls)}"
+        config: Any = {"configurable": {"thread_id": thread}}
+        try:
+            await self._resuming.aupdate_state(config, _served(row.exchange), as_node="record")
+            answer = {name: value for name, value in asdict(feedback).items() if value is not None} | {"key": key}
+            done = await self._resuming.ainvoke(Command(resume=answer), config, durability="exit")
+        finally:
+            await self._saver.adelete_thread(thread)
+        receipt = Receipt(done["job"], response_id, done["state"], done["repeated"])
+        if not receipt.repeated:
+            exchange = row.exchange
+            self.meter.add("learngraph_feedbacks_total")
+            scope = self._scope(tenant, exchange.adapter)
+            self._noted(scope, exchange.id, exchange.reply.version, feedback)
+            if feedback.reward is not None:
+                self._spawn(self._watch(tenant, exchange.adapter))
+            if self._trainer is not None:
+                self._trainer.wake(tenant, exchange.adapter)
+        return receipt
+
+    def _noted(self, scope: _Scope, id: str, label: str, feedback: Feedback | None) -> None:
+        scope.rewards.pop(id, None)
+        if feedback is not None and feedback.reward is not None:
+            scope.rewards[id] = (label, feedback.reward)
+            while len(scope.rewards) > 8 * self.settings.recent:
+                scope.rewards.popitem(last=False)
+
+    async def _watch(self, tenant: str, adapter: str) -> None:
+        """Withdraw a version that live feedback says is worse; let a canary that it does not say it of go live."""
+        settings, scope = self.settings, self._scope(tenant, adapter)
+        if not settings.watch:
+            return
+        async with scope.rolling:
+            if scope.canary:
+                await self._weigh(tenant, adapter, scope, scope.canary)
+                return
+            rewards = scope.by_version()
+            line = ((label, rewards.get(label, [])) for label in lineage(scope.versions, scope.live))
+            seen = await asyncio.to_thread(windows, line, settings.watch, settings.recent)
+            if seen is None:
+                return
+            found = fall(seen.before, seen.after, settings.fall_margin, settings.watch)
+            if found is not None and found.fell:
+                why = f"live feedback fell from {found.before:.2f} to {found.after:.2f} ({len(seen.after)} rewards)"
+                LOG.warning("%s/%s goes back to %s: %s", tenant, adapter, seen.back or "base", why)
+                await self._back(tenant, adapter, seen.back, why)
+
+    async def _weigh(self, tenant: str, adapter: str, scope: _Scope, canary: str) -> None:
+        settings, rewards = self.settings, scope.by_version()
+        mine, live = (rewards.get(label, [])[-settings.recent :] for label in (canary, scope.live))
+        found = fall(live, mine, settings.fall_margin, settings.watch)
+        if found is not None and found.fell:
+            why = f"canary: {found.after:.2f} against {found.before:.2f} of the live version ({len(mine)} rewards)"
+            await asyncio.to_thread(self._dismiss, tenant, adapter, canary, why)
+        elif len(mine) >= settings.watch and (found is not None or settings.canary >= 0.5):
+            against = f" against {found.before:.2f} of the version before" if found else ""
+            why = f"canary: mean reward {sum(mine) / len(mine):.2f}{against} ({len(mine)} rewards)"
+            await asyncio.to_thread(scope.versions.promote, canary, why)
+            self.meter.add("learngraph_promoted_total")
+        else:
+            return
+        self._moved(tenant, adapter)
+        if self._trainer is not None:
+            self._trainer.wake(tenant, adapter)
+
+    # -- what is kept -----------------------------------------------------------------------------------------------------
+
+    async def experiences(
+        self,
+        tenant: str,
+        adapter: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """A tenant's exchanges, newest first."""
+        return [_told(row) for row in await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before)]
+
+    async def exchanges(self, tenant: str, limit: int) -> list[dict[str, Any]]:
+        """The newest, as `experiences` gives them."""
+        return await self.experiences(tenant, limit=limit)
+
+    async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """One of them with its tokens and with the versions that learned from it; None: the tenant has none of this id."""
+        row = await asyncio.to_thread(self.replay.get, tenant, id)
+        if row is None:
+            return None
+        uses, reply = await asyncio.to_thread(self.replay.uses, tenant, id), row.exchange.reply
+        tokens = {"prompt_ids": reply.prompt_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
+        return {**_told(row), "uses": [list(use) for use in uses], **{name: list(value) for name, value in tokens.items()}}
+
+    async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
+        """Delete an exchange, or all of a tenant's. The versions that learned from it are marked as tainted, not withdrawn."""
+        counts = await asyncio.to_thread(self.replay.counts, tenant)
+        tainted = await asyncio.to_thread(self.replay.delete, tenant, id)
+        await asyncio.to_thread(self._taint, tenant, tainted)
+        for (owner, _), scope in self._scopes.items():
+            if owner == tenant:
+                if id is None:
+                    scope.rewards.clear()
+                else:
+                    scope.rewards.pop(id, None)
+        return {"deleted": 1 if id is not None else sum(counts.values()), "tainted": list(tainted)}
+
+    def _taint(self, tenant: str, labels: Sequence[str]) -> None:
+        by_adapter: dict[str, list[str]] = {}
+        for label in labels:
+            by_adapter.setdefault(label.rpartition("@")[0].partition("/")[2], []).append(label)
+        for adapter, mine in by_adapter.items():
+            self.versions(tenant, adapter).taint(mine, "learned from an exchange that was deleted")
+
+    async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """What became of a feedback, or of a `train`; None: the tenant has no such job."""
+        if self._trainer is not None and (asked := self._trainer.job(tenant, id)) is not None:
+            return asked
+        row = await asyncio.to_thread(self.replay.job, tenant, id)
+        if row is None:
+            return None
+        uses = await asyncio.to_thread(self.replay.uses, tenant, row.exchange.id)
+        return {
+            **{"job": id, "kind": "feedback", "state": row.state, "reason": row.reason, "response_id": row.exchange.id},
+            **{"adapter": row.exchange.adapter, "versions": list(dict.fromkeys(version for _, version in uses))},
+        }
+
+    async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
+        """Take so many gradient steps as soon as the learner is free, from two ready exchanges on."""
+        self._open()
+        self._own(tenant, adapter)
+        if self._trainer is None:
+            raise Unavailable("this service answers only: it was started with --trainer off")
+        return self._trainer.ask(tenant, adapter, steps)
+
+    # -- adapters ---------------------------------------------------------------------------------------------------------
+
+    async def adapters(self, tenant: str) -> list[dict[str, Any]]:
+        """A tenant's adapters with their versions, newest first."""
+        return [await asyncio.to_thread(self._adapter, tenant, adapter) for adapter in self._names(tenant)]
+
+    def _adapter(self, tenant: str, adapter: str) -> dict[str, Any]:
+        scope = self._scope(tenant, adapter)
+        whys = {line["label"]: line["why"] for line in scope.versions.log() if line.get("why")}
+        rewards = scope.by_version()
+        rows = []
+        for version in scope.versions.versions():
+            mine = rewards.get(version.label, [])
+            rows.append(
+                {
+                    **{
+                        name: getattr(version, name)
+                        for name in ("label", "name", "step", "parent", "state", "tainted", "created")
+                    },
+                    **{"why": whys.get(version.label, ""), "gate": version.about.get("gate", [])},
+                    **{"reward": sum(mine) / len(mine) if mine else None, "feedbacks": len(mine)},
+                }
+            )
+        return {"adapter": adapter, "live": scope.live, "canary": scope.canary, "versions": rows}
+
+    async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
+        """A new adapter, which is the base model until it learns."""
+        if adapter in self._names(tenant):
+            raise AdapterConflict(f"there is an adapter {adapter!r} already")
+        self._scope(tenant, adapter)
+        return await asyncio.to_thread(self._adapter, tenant, adapter)
+
+    async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
+        """A version goes live though the gate has not seen it, and learning goes on from it.
+
+        Raises:
+            AdapterConflict: the gate failed it, or it learned from an exchange that was deleted.
+        """
+        label = self._label(tenant, adapter, version)
+        began, scope = self._clock(), self._scope(tenant, adapter)
+        async with scope.rolling:
+            await self._take_in(label)
+            await asyncio.to_thread(scope.versions.promote, label, "asked for")
+            await asyncio.to_thread(self.replay.set_head, tenant, adapter, label)
+            scope.look()
+        self.meter.observe("learngraph_swap_seconds", self._clock() - began)
+        self._moved(tenant, adapter)
+        return await asyncio.to_thread(self._adapter, tenant, adapter)
+
+    async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
+        """Back to a version, to the base model (empty), or to whatever was live before (None)."""
+        target = self._label(tenant, adapter, to) if to else to
+        async with self._own(tenant, adapter).rolling:
+            await self._back(tenant, adapter, target, "asked for")
+        return await asyncio.to_thread(self._adapter, tenant, adapter)
+
+    def _label(self, tenant: str, adapter: str, version: str) -> str:
+        """A version's label from its label, its name, or the number it begins with."""
+        versions = self._own(tenant, adapter).versions.versions()
+        for one in versions:
+            if version in (one.label, one.name, one.name.partition("-")[0], str(one.step)):
+                return one.label
+        known = ", ".join(one.name for one in versions[:5]) or "none yet"
+        raise UnknownVersion(f"adapter {adapter!r} has no version {version!r}; the newest are {known}")
+
+    async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
+        """Delete a version that is neither live nor canary; without one, the whole adapter with what it learned from."""
+        scope = self._own(tenant, adapter)
+        if version is not None:
+            label = self._label(tenant, adapter, version)
+            if label in self.engine.loaded():
+                await self.engine.unload(label)
+            await asyncio.to_thread(scope.versions.delete, label)
+            return await asyncio.to_thread(self._adapter, tenant, adapter)
+        if self._trainer is not None and self._trainer.busy == (tenant, adapter):
+            raise Unavailable("the learner is at work on this adapter; try again in a moment")
+        async with scope.rolling:
+            await self._back(tenant, adapter, "", "the adapter is deleted", load=False)
+            while rows := await asyncio.to_thread(self.replay.rows, tenant, adapter, None, 200):
+                for row in rows:
+                    await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
+            for label in self.engine.loaded():
+                if label.startswith(f"{tenant}/{adapter}@"):
+                    await self.engine.unload(label)
+            await asyncio.to_thread(scope.versions.remove)
+            self._scopes.pop((tenant, adapter), None)
+        return {"adapter": adapter, "live": "", "canary": "", "versions": []}
+
+    async def export(self, tenant: str, adapter: str, version: str) -> Path:
+        """A zip that PEFT can open, in a temporary folder; whoever asked removes it."""
+        label = self._label(tenant, adapter, version)
+        path = Path(tempfile.mkdtemp(prefix="learngraph-")) / f"{label.rpartition('@')[2]}.zip"
+        return await asyncio.to_thread(self.versions(tenant, adapter).export, label, path)
+
+    # -- how it goes ------------------------------------------------------------------------------------------------------
+
+    async def status(self, tenant: str | None = None) -> dict[str, Any]:
+        """How the service is; with a tenant, how its adapters are."""
+        learner = self._trainer.status() if self._trainer is not None else {"state": "off", "error": ""}
+        why = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
+        found = {
+            **{"state": "degraded" if why else "ok", "why": why, "model": self.model, "base": self.engine.base},
+            **{"learner": learner, "loaded": len(self.engine.loaded()), "running": self._running},
+        }
+        if tenant is not None:
+            names = self._names(tenant)
+            found["learner"] = {**learner, "error": learner["error"] if learner.get("tenant") == tenant else ""}
+            found["scopes"] = [await asyncio.to_thread(self._status, tenant, adapter) for adapter in names]
+        return found
+
+    def _status(self, tenant: str, adapter: str) -> dict[str, Any]:
+        scope = self._scope(tenant, adapter)
+        versions = scope.versions
+        states = {version.label: version.state for version in versions.versions()}
+        states |= {line["label"]: line["state"] for line in versions.log() if line["label"] not in states}
+        updates = []
+        for update in reversed(self.replay.updates(tenant, adapter, 500)):
+            updates.append({**update, "created": update["time"], "outcome": states.get(update["version"], "candidate")})
+        paused = self._trainer.paused(tenant, adapter) if self._trainer is not None else ""
+        return {
+            **{"tenant": tenant, "adapter": adapter, "live": scope.live, "canary": scope.canary, "paused": paused},
+            "step": self.replay.step(tenant, adapter),
+            "head": self.replay.head(tenant, adapter),
+            "counts": self.replay.counts(tenant, adapter),
+            "ages": {str(age): n for age, n in self.replay.ages(tenant, adapter).items()},
+            "updates": updates,
+        }
+
+    async def metrics(self) -> dict[str, Any]:
+        """Counters, gauges and histograms, as plain numbers."""
+        counts = await asyncio.to_thread(self.replay.counts)
+        self.meter.set("learngraph_running", self._running)
+        self.meter.set("learngraph_loaded_versions", len(self.engine.loaded()))
+        for state in ("pending", "ready", "held", "leased", "consumed", "rejected"):
+            self.meter.set("learngraph_replay_records", counts.get(state, 0), state=state)
+        if self._trainer is not None:
+            self.meter.set("learngraph_learner_paused", float(self._trainer.status()["state"] == "failed"))
+        return self.meter.told()
+
+
+def _served(exchange: Exchange) -> dict[str, Any]:
+    """The state of the serving graph behind `record`, from what was recorded."""
+    names = ("id", "tenant", "adapter", "request", "reply", "step", "family", "scenario", "turn")
+    return {**{name: getattr(exchange, name) for name in names}, "state": "pending"}
+
+
+def _told(row: Row) -> dict[str, Any]:
+    """A record as plain data."""
+    exchange, feedback = row.exchange, row.exchange.feedback
+    return {
+        **{"id": exchange.id, "adapter": exchange.adapter, "version": exchange.reply.version, "state": row.state},
+        **{"reason": row.reason, "created": exchange.created, "messages": list(exchange.request.messages)},
+        **{"raw": exchange.request.raw, "reply": exchange.reply.text, "tool_calls": list(exchange.reply.tool_calls)},
+        **{"finish": exchange.reply.finish, "feedback": asdict(feedback) if feedback is not None else None},
+        **{"family": exchange.family, "scenario": exchange.scenario, "turn": exchange.turn, "step": exchange.step},
+        **{"age": row.age, "times": row.times, "job": row.job, "kl": row.kl},
+    }
