@@ -18,10 +18,12 @@ import json
 import logging
 import math
 import secrets
+import signal
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
@@ -601,6 +603,24 @@ def _schema(made: FastAPI) -> dict[str, Any]:
     return found
 
 
+class _Server(uvicorn.Server):
+    """Signals end it, and nothing else: uvicorn's own would end the process before the service has put its things in order."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
 async def serve(
     application: ASGIApp,
     host: str = "127.0.0.1",
@@ -608,7 +628,7 @@ async def serve(
     ready: Callable[[str], None] | None = None,
     grace: float = 10.0,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; replies under way have `grace` seconds to end.
+    """Serve until SIGINT, SIGTERM or cancelled; replies under way have `grace` seconds to end.
 
     Args:
         port: 0 takes a free one.
@@ -635,7 +655,7 @@ async def serve(
         server_header=False,
         backlog=2048,
     )
-    server = uvicorn.Server(settings)
+    server = _Server(settings)
     shown = f"[{host}]" if ":" in host else host
     url = f"http://{shown}:{listening.getsockname()[1]}"
 
@@ -645,9 +665,13 @@ async def serve(
         if ready is not None:
             ready(url)
 
-    telling = asyncio.create_task(tell())
+    telling, serving = asyncio.create_task(tell()), asyncio.create_task(server.serve([listening]))
     try:
-        await server.serve([listening])
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        server.should_exit = True
+        await serving
+        raise
     finally:
         telling.cancel()
         listening.close()

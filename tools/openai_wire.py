@@ -368,6 +368,8 @@ def wrong(errors: Sequence[Mapping[str, Any]], data: Any) -> Refused:
     if error["type"] == "missing":
         return Refused(f"missing: {param}", param=param, code="missing_required_parameter")
     said = str(error["msg"])
+    if error["loc"][-2:] == ("TextPart", "type") or (param.endswith("].type") and ".content[" in param):
+        said = f"only text is understood, got {str(error.get('input'))[:40]!r}"
     return Refused(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value")
 
 
@@ -466,7 +468,7 @@ def _adapter(asked: str, model: str) -> str:
     """Which adapter of the model; none: the empty string."""
     if asked == model:
         return ""
-    if asked.startswith(f"{model}:"):
+    if asked.startswith(f"{model}:") and len(asked) > len(model) + 1:
         return asked[len(model) + 1 :]
     raise no_model(asked)
 

@@ -1,19 +1,24 @@
 """A service behind the chat API that lives in memory, for tests: it says what it is told to say, word by word.
 
-FakeBackend(say=lambda request: "hello there")   # or what an exception's `raise` does
+with serving(FakeBackend(say=lambda request: "hello there")) as url: ...   # a real server, in a thread
 """
 
 import asyncio
 import tempfile
+import threading
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, UserError
+from learngraph.tools import chat_server, tenants
 
+KEY = "test-key-of-acme"
+RIVAL = "test-key-of-rival"
 FEATURES = frozenset({"tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw"})
 
 
@@ -266,3 +271,42 @@ class FakeBackend:
             found: list[dict[str, Any]] = self.more["exchanges"]
             return found
         return await self.experiences(tenant, None, None, limit, None)
+
+
+def two(**limits: Any) -> tenants.Tenants:
+    """Tenants `acme`, with these limits, and `rival`, and a key for the metrics."""
+    acme = tenants.Tenant("acme", tenants.Limits(**limits))
+    return tenants.Tenants({KEY: acme, RIVAL: tenants.Tenant("rival"), "metrics": tenants.Tenant("prometheus", metrics=True)})
+
+
+@contextmanager
+def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -> Iterator[str]:
+    """The URL of a server on a free port, in a thread with an event loop of its own."""
+    application = chat_server.app(backend, who or two(), **settings)
+    ready, found = threading.Event(), []
+    loop = asyncio.new_event_loop()
+
+    def tell(url: str) -> None:
+        found.append(url)
+        ready.set()
+
+    task = loop.create_task(chat_server.serve(application, port=0, ready=tell, grace=1))
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(task)
+        except asyncio.CancelledError:
+            pass
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    ready.wait(10)
+    try:
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(10)
+        assert not thread.is_alive()
+        loop.close()
