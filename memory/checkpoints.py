@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from types import MethodType
@@ -28,6 +28,20 @@ PATIENCE = 30.0
 # A commit does not wait for the disk (5 to 6 times less time a step): a power cut may lose the last steps, which are
 # then done again, but a killed process loses none and the file stays whole.
 NO_WAIT = "PRAGMA synchronous=NORMAL"
+
+
+class _Connection(sqlite3.Connection):
+    """Its transaction ends with it.
+
+    A run that breaks off closes it while tasks of its nested graphs may still be storing what they did. SQLite closes no
+    connection that a statement still belongs to, and the lock of its transaction lasts as long: until the exception that
+    holds the cursor is gone. The same command, run again in this process, would then wait for itself.
+    """
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # closed already
+            self.rollback()
+        super().close()
 
 
 def serializer() -> JsonPlusSerializer:
@@ -51,7 +65,10 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
         return
     from langgraph.checkpoint.sqlite import SqliteSaver
 
-    with _errors(where), closing(sqlite3.connect(where, timeout=PATIENCE, check_same_thread=False)) as connection:
+    with (
+        _errors(where),
+        closing(sqlite3.connect(where, timeout=PATIENCE, check_same_thread=False, factory=_Connection)) as connection,
+    ):
         connection.execute(NO_WAIT)
         saver = _counting(SqliteSaver(connection, serde=serializer()))
         saver.setup()
@@ -74,7 +91,7 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     with _errors(where):
-        async with aiosqlite.connect(where, timeout=PATIENCE) as connection:
+        async with aiosqlite.connect(where, timeout=PATIENCE, factory=_Connection) as connection:
             await connection.execute(NO_WAIT)
             saver = _counting(AsyncSqliteSaver(connection, serde=serializer()))
             await saver.setup()

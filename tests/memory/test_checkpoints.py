@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import types
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -99,6 +100,33 @@ async def test_records_in_a_state_survive_sqlite_async(tmp_path: Path) -> None:
         await graph(saver).ainvoke({}, THREAD)
     async with open_checkpoints_async(where) as saver:
         check((await graph(saver).aget_state(THREAD)).values["records"])
+    with open_checkpoints(where) as saver:
+        check(graph(saver).get_state(THREAD).values["records"])
+
+
+async def test_what_was_being_stored_when_a_run_broke_off_locks_nobody_out(tmp_path: Path) -> None:
+    """A nested graph's task is between a write and its commit when the saver is closed; the error still holds its frame."""
+    where = tmp_path / "checkpoints.sqlite"
+    stored, end = asyncio.Event(), asyncio.Event()
+
+    async def store(saver: Any) -> None:
+        async with saver.lock, saver.conn.cursor() as cursor:
+            row = ("1", "", "0", "task", "", 0, "channel", "null", b"")
+            await cursor.executemany("INSERT INTO writes VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [row])
+            stored.set()
+            await end.wait()
+            await saver.conn.commit()
+
+    async with open_checkpoints_async(where) as saver:
+        await graph(saver).ainvoke({}, THREAD)
+        task = asyncio.create_task(store(saver))
+        await stored.wait()
+    with closing(sqlite3.connect(where, timeout=0)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        assert not other.execute("SELECT * FROM writes WHERE task_id = 'task'").fetchall()
+    end.set()
+    with pytest.raises(ValueError, match="no active connection|Connection closed"):  # nor does it write later
+        await task
     with open_checkpoints(where) as saver:
         check(graph(saver).get_state(THREAD).values["records"])
 
