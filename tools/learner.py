@@ -65,7 +65,6 @@ from .models import open_model
 __all__ = ["Learner", "Trainer", "VersionError", "hindsight_block"]
 
 ADAPTER, MOMENTS, TEACHER, NOTES = "adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors", "learner.json"
-CRITIC = "critic.safetensors"
 BEFORE = "base_model.model."
 """What PEFT puts before a tensor's name in a file."""
 
@@ -172,6 +171,10 @@ class _Material:
     hindsight: Example | None
 
     @property
+    def temperature(self) -> float:
+        return self.exchange.request.sampling.temperature or 1.0
+
+    @property
     def reward(self) -> float:
         return float(self.exchange.feedback.reward or 0.0) if self.exchange.feedback else 0.0
 
@@ -224,7 +227,8 @@ class Trainer:
         target = self._objective.ess_target if self._objective.correction != "none" else 0.0
         scale = min(1.0, ratios.ess / target) if target else 1.0
         told = (ratios.ess, ratios.mean, ratios.max, ratios.clipped, ratios.kl)
-        return Correction(kept, tuple(dropped.items()), *told, scale=scale)
+        kls = tuple((one.exchange.id, kl) for one, kl in zip(found, ratios.kls, strict=True))
+        return Correction(kept, tuple(dropped.items()), *told, scale=scale, kls=kls)
 
     def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
         """One gradient step on what the correction kept. Writes the next version's files into the empty folder `out`.
@@ -244,11 +248,7 @@ class Trainer:
             return Update("", "nothing of the minibatch can be learned from"), {}
         put(self._network, state.tensors)
         head = critic(self._network) if asked.needs_critic else None
-        updates = optimizer(self._network, asked, head)
-        if state.folder is not None:
-            read_optimizer(updates, state.folder / MOMENTS)
-            if head is not None:
-                head.load_state_dict(self._tensors(state.folder / CRITIC))
+        updates = self._updates(state, head)
         samples, moments = self._samples(found, state, head)
         if samples is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
@@ -257,7 +257,7 @@ class Trainer:
         given = (self._network, updates, samples, asked)
         teaching = partial(self._as, state.teacher)
         done: list[tuple[Stepped, dict[str, float]]] = []
-        for _ in range(getattr(asked, "passes", 1)):
+        for _ in range(asked.passes):
             try:
                 done.append(learn(*given, scale=scale, teacher=teaching, base=self._as_base, critic=head))
             except UserError as error:  # not finite: the fault of what it learns from, not of the machine
@@ -302,17 +302,27 @@ class Trainer:
         examples = [self._example(exchange) for exchange in exchanges]
         if not examples:
             return Measured((), ())
+        temperatures = [exchange.request.sampling.temperature or 1.0 for exchange in exchanges]
         if folder is None:
             with self._as_base():
-                found = read(self._network, examples)
+                found = read(self._network, examples, temperatures=temperatures)
         else:
             put(self._network, self._load(label, folder).tensors)
-            found = read(self._network, examples, base=self._as_base)
+            found = read(self._network, examples, base=self._as_base, temperatures=temperatures)
         sums = tuple(float(one.logprobs.double().sum()) for one in found)
         means = tuple(total / len(one.logprobs) for total, one in zip(sums, found, strict=True))
         entropy = float(torch.cat([one.entropy for one in found]).mean())
         apart = [one.kl for one in found if one.kl is not None]
         return Measured(means, sums, entropy, float(torch.cat(apart).mean()) if apart else 0.0)
+
+    def network(self, label: str, folder: Path | None) -> Any:
+        """The network as a version (no folder: the base model), to read or to sample with; until the next call."""
+        live = changes(self._network)
+        if folder is None:
+            put(self._network, {name: torch.zeros_like(weight) for name, weight in live.items()})
+        else:
+            put(self._network, self._load(label, folder).tensors)
+        return self._network
 
     # What is learned from
 
@@ -350,9 +360,7 @@ class Trainer:
                 raise UserError(f"has no reward, only a text; {asked.loss} needs one")
             if not drawn and asked.correction != "none":
                 raise UserError("was not drawn but chosen (temperature 0): no importance weight can be given to it")
-        hindsight = (
-            self._hindsight_example(exchange, others, example) if asked.loss == "sdpo" or getattr(asked, "hint", 0.0) else None
-        )
+        hindsight = self._hindsight_example(exchange, others, example) if asked.needs_hindsight else None
         if hindsight is None and asked.loss == "sdpo":
             raise UserError("has neither a text nor a solution to learn from")
         return _Material(exchange, example, behaviour, hindsight)
@@ -396,7 +404,7 @@ class Trainer:
     ) -> tuple[list[Sample] | None, Mapping[str, Moments]]:
         """Tokens with their advantages; None where rewards say nothing. And the rewards' running statistics."""
         asked = self._objective
-        reads = self._read(found, head) if head is not None or getattr(asked, "passes", 1) > 1 else None
+        reads = self._read(found, head) if head is not None or asked.passes > 1 else None
         old: list[Tensor | None] = [one.logprobs for one in reads] if reads is not None else [None] * len(found)
         advantages: Sequence[Tensor | None] = [None] * len(found)
         returns: Sequence[Tensor | None] = [None] * len(found)
@@ -428,8 +436,24 @@ class Trainer:
             Sample(one.example, one.behaviour, before, gain, one.hindsight, target) for one, before, gain, target in rows
         ], moments
 
+    def _updates(self, state: _State, head: torch.nn.Module | None) -> torch.optim.Optimizer:
+        """AdamW as the parent left it, but with the rates asked for now; the critic, too. One that is no longer asked for goes."""
+        updates = optimizer(self._network, self._objective, head)
+        if state.folder is None:
+            return updates
+        had = state.notes.get("objective", {}).get("loss") == "ppo"
+        source = updates if head is not None or not had else optimizer(self._network, self._objective, critic(self._network))
+        critics = read_optimizer(source, state.folder / MOMENTS)
+        if head is not None and critics:
+            head.load_state_dict(critics)
+        if source is not updates:
+            trained = set(changes(self._network).values())
+            updates.state.update({weight: moments for weight, moments in source.state.items() if weight in trained})
+        return updates
+
     def _read(self, found: Sequence[_Material], head: torch.nn.Module | None = None) -> list[Read]:
-        return read(self._network, [one.example for one in found], critic=head)
+        temperatures = [one.temperature for one in found]
+        return read(self._network, [one.example for one in found], critic=head, temperatures=temperatures)
 
     # Whose weights the network has
 
@@ -533,10 +557,7 @@ class Trainer:
         hub = None if Path(self._model.model).exists() else self._model.model
         try:
             write_adapter(self._wrapper, out, hub)
-            write_optimizer(updates, out / MOMENTS)
-            if head is not None:
-                critics = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(head.state_dict().items())}
-                save_file(critics, out / CRITIC, metadata={"format": "pt"})
+            write_optimizer(updates, out / MOMENTS, head.state_dict() if head is not None else None)
             if teacher is not None:
                 lagging = {_outside(name): teacher[name].detach().cpu().contiguous() for name in self._names}
                 save_file(lagging, out / TEACHER, metadata={"format": "pt"})
@@ -552,11 +573,6 @@ def _outside(name: str) -> str:
 
 def _inside(name: str) -> str:
     return name.removeprefix(BEFORE).replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")
-
-
-def _temperature(exchange: Exchange) -> float:
-    """Of the distribution that ratios are between: what the reply was drawn at."""
-    return exchange.request.sampling.temperature or 1.0
 
 
 def _solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
@@ -604,12 +620,9 @@ class Learner:
                 f"model {model!r} does not run in this process and cannot be trained; 'pocket' or 'local:PATH' would do"
             )
         self._trainer = Trainer(opened, lora, objective, hindsight, watch)
-        self._folder, self._write, self._scratch = folder, write, scratch
-
-    @property
-    def base(self) -> str:
+        self.base: str = self._trainer.base
         """Fingerprint of the base model."""
-        return self._trainer.base
+        self._folder, self._write, self._scratch = folder, write, scratch
 
     def correct(self, batch: Minibatch) -> Correction:
         """See `Trainer.correct`."""
@@ -624,6 +637,10 @@ class Learner:
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """See `Trainer.measure`; the empty label is the base model."""
         return self._trainer.measure(label, self._of(label), exchanges)
+
+    def network(self, label: str) -> Any:
+        """The network as a version (empty: the base model), to read or to sample with; until the learner's next call."""
+        return self._trainer.network(label, self._of(label))
 
     def close(self) -> None:
         """Nothing to end; the worker has."""
