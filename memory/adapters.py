@@ -97,10 +97,11 @@ class _Book:
     """Bytes of the log that were read."""
 
     def add(self, line: dict[str, Any]) -> None:
+        state, label = line["state"], line["label"]
+        marked = line["labels"] if state == "tainted" else ()
         self.lines.append(line)
-        state, label = line["state"], line.get("label", "")
         if state == "tainted":
-            self.tainted.update(line["labels"])
+            self.tainted.update(marked)
             return
         if state == "canary" and self.canary not in ("", label):
             self.states[self.canary] = "dropped"
@@ -386,23 +387,28 @@ class Adapters:
                 os.rename(folder, staging)
             except OSError:  # from another file system
                 shutil.copytree(folder, staging)
-            (staging / MANIFEST).unlink(missing_ok=True)
-            sizes = {each: (staging / each).stat().st_size for each in sorted(digests)}
-            manifest = {
-                **{
-                    "name": name,
-                    "step": step,
-                    "parent": parent,
-                    "base": base,
-                    "created": self._clock(),
-                    "about": plain(about or {}),
-                },
-                "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in sorted(digests)},
-            }
-            manifest["seal"] = _seal(manifest)
-            (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-            for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
-                _sync(path)
+            try:
+                (staging / MANIFEST).unlink(missing_ok=True)
+                sizes = {each: (staging / each).stat().st_size for each in sorted(digests)}
+                manifest = {
+                    **{
+                        "name": name,
+                        "step": step,
+                        "parent": parent,
+                        "base": base,
+                        "created": self._clock(),
+                        "about": plain(about or {}),
+                    },
+                    "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in sorted(digests)},
+                }
+                manifest["seal"] = _seal(manifest)
+                (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+                for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
+                    _sync(path)
+            except OSError:
+                if not folder.exists():
+                    os.rename(staging, folder)  # as it came
+                raise
             os.rename(staging, place)
             _sync(self._versions)
             self._note("candidate", label, "written", step=step, parent=parent)

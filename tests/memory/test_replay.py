@@ -679,7 +679,7 @@ def test_a_tenant_is_what_it_would_be_without_the_other(
 
 
 @pytest.mark.slow
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(BOTH)
 def test_tenants_apart_at_length(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, tuple[Any, ...]]]
