@@ -33,7 +33,7 @@ import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -41,6 +41,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..memory.records import ChatRequest, Feedback, UserError
+from . import dashboard
 from .metrics import Meter, exposition
 from .openai_wire import Asked, ChatBody, Refused, TextBody, chat, checked, loads, no_model, text
 from .replies import Gone, Item, Stream, Whole, envelope, respond
@@ -559,6 +560,12 @@ def app(
     free = APIRouter(responses=error)
     route("GET", "/healthz", api.health, Health, router=free)
     made.include_router(free)
+    made.include_router(dashboard.pages(backend, tenants))
+
+    async def root() -> Response:
+        return RedirectResponse("/dashboard", 307)
+
+    made.add_api_route("/", root, methods=["GET"], include_in_schema=False)
 
     async def told(request: Request, problem: Exception) -> Response:
         return said(envelope(problem))
