@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ..memory.replay import Replay
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
+T = TypeVar("T")
 
 SERVING = """
 flowchart LR
@@ -120,13 +121,17 @@ class CLaaS:
     held_out: float = 0.1
     """Share of exchanges that are never trained on: what the gate goes by. Paper: none."""
     rank: int = 16
-    """r of LoRA. Not given; the public code: 32."""
+    """r of LoRA; its scale is twice that. Not given; the public code: 32."""
     targets: str = "all-linear"
     """Which weights. Not given; the public code: all linear ones."""
     rate: float = 1e-4
     """eta, learning rate of AdamW. Not given; the public code: 3e-5."""
-    warmup_steps: int = 4
+    warmup_steps: int = 10
     """Steps in which the rate grows to that. Not given."""
+    decay: float = 0.0
+    """Weight decay. Not given."""
+    passes: int = 1
+    """Updates from one minibatch; pi_old stays what it was before the first. Not given."""
     max_norm: float = 1.0
     """Longest gradient. Public code: 1."""
     alpha: float = 0.5
@@ -143,21 +148,42 @@ class CLaaS:
     trust: float = 0.5
     """Share of the learner in the mixture."""
     feedback: bool = True
-    """Learn from what was said in words; without it, SDPO's teacher sees earlier successes only."""
+    """The teacher is told what was said in words; without it, only that something was said."""
+    hint: float = 0.0
+    """For `reinforce` and `ppo`: weight of log q - log p, what the teacher thinks of each token, in its advantage (OpenClaw-RL): how
+    they hear the same words as `sdpo`."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Weights of tokens, of whole replies, or the geometric mean of these. Not given."""
     truncate: float = 2.0
     """C of the weights. verl: 2."""
+    mis_low: float = 0.5
+    """`rejection` drops what weighs less. Not given."""
+    mis_high: float = 2.0
+    """And what weighs more. Not given."""
+    veto: float = 1e-4
+    """A reply with a token whose pi_old / mu is below this is dropped. verl: 1e-4."""
     clip_low: float = 0.2
     """PPO's clip below 1. Usual: 0.2."""
     clip_high: float = 0.28
     """And above. OpenClaw-RL: 0.28."""
     dual: float = 3.0
     """Dual clip for negative advantages. verl: 3."""
+    ess_target: float = 0.5
+    """Effective share of the sample below which the learning rate shrinks in proportion. Paper: no such thing."""
     kl: float = 0.0
     """Weight of KL(pi || base) in the loss. Public code: 0 by now."""
     entropy: float = 0.0
     """Weight of an entropy bonus. Not given."""
-    ess_target: float = 0.5
-    """Effective share of the sample below which the learning rate shrinks in proportion. Paper: no such thing."""
+    floor: float = 0.1
+    """Least standard deviation that advantages are divided by, in reward units. Not given."""
+    gamma: float = 1.0
+    """PPO's discount per token. Not given."""
+    lam: float = 0.95
+    """lambda of GAE. Not given."""
+    traces: Literal["gae", "v-trace"] = "gae"
+    """Whether the critic corrects for staleness. Not given."""
+    value_rate: float = 1e-3
+    """The critic's learning rate. Not given."""
     gate: bool = True
     """Look at a version before it answers anybody. Paper: no gate."""
     gate_every: int = 1
@@ -229,12 +255,12 @@ class CLaaS:
     @classmethod
     def reinforce(cls) -> CLaaS:
         """REINFORCE++: a reward for every exchange, no teacher."""
-        return cls(loss="reinforce", feedback=False)
+        return cls(loss="reinforce")
 
     @classmethod
     def ppo(cls) -> CLaaS:
         """PPO with a critic."""
-        return cls(loss="ppo", feedback=False)
+        return cls(loss="ppo")
 
     def no_gate(self) -> CLaaS:
         """Every version goes live, and none is withdrawn."""
@@ -243,7 +269,19 @@ class CLaaS:
     @property
     def bar(self) -> Bar:
         """What passes the gate; the fields of the same names."""
-        return Bar(**{one.name: getattr(self, one.name) for one in fields(Bar)})
+        return part(Bar, self)
+
+
+def part(form: type[T], settings: CLaaS, **more: Any) -> T:
+    """The share of the hyper-parameters that somebody else needs (`LoRA`, `Objective`, the replay buffer's `Limits`), by field name.
+
+    Args:
+        form: a dataclass.
+        settings: where fields of the same name are taken from.
+        more: fields that are called otherwise here, or mean something else.
+    """
+    names = [one.name for one in fields(cast(Any, form))]
+    return form(**{name: getattr(settings, name) for name in names if hasattr(settings, name)} | more)
 
 
 def build_serving(engine: Engine, replay: Replay, route: Route = to_base, **compile: Any) -> Graph:

@@ -29,8 +29,10 @@ Versions = Callable[[str, str], "Adapters"]
 class Learner(Protocol):
     """Whoever takes gradient steps on adapters. Deterministic: the same parent, batch and seed make the same version."""
 
-    base: str
-    """Fingerprint of the base model."""
+    @property
+    def base(self) -> str:
+        """Fingerprint of the base model."""
+        ...
 
     def correct(self, batch: Minibatch) -> Correction:
         """How far the learner has moved from what sampled the batch: log pi_old against log mu."""

@@ -37,13 +37,21 @@ FEEDBACK = frozenset({"reward", "success", "text", "source", "key"})
 class Engine(Protocol):
     """A model that answers chats with any version of an adapter that it holds, token by token."""
 
-    base: str
-    """Fingerprint of the base model, its tokenizer and chat template."""
-    window: int
-    """Tokens of prompt and reply together."""
-    features: frozenset[str]
-    """What it can honour besides the core: of `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
-    `frequency_penalty`, `raw`."""
+    @property
+    def base(self) -> str:
+        """Fingerprint of the base model, its tokenizer and chat template."""
+        ...
+
+    @property
+    def window(self) -> int:
+        """Tokens of prompt and reply together."""
+        ...
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What it can honour besides the core: of `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
+        `frequency_penalty`, `raw`."""
+        ...
 
     def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
         """The reply as it grows, and in the end the whole of it. Closing the iterator cancels the generation.
