@@ -510,8 +510,6 @@ class LocalEngine:
     def _admit(self) -> None:
         while self._waiting and len(self._reading) + len(self._speaking) < self._streams:
             run = self._waiting.popleft()
-            run.past = self._prefixes.take(run.version.owner, run.prompt)
-            run.cached = run.past.size
             self.counts.requests += 1
             self.counts.prompt_tokens += len(run.prompt)
             self._reading.append(run)
@@ -522,7 +520,9 @@ class LocalEngine:
         parts: list[Part] = []
         tokens = 0
         for run in self._reading:
-            assert run.past is not None  # since it was admitted
+            if run.past is None:  # not before its turn: prompts before it may begin alike
+                run.past = self._prefixes.take(run.version.owner, run.prompt)
+                run.cached = run.past.size
             # Always whole chunks, so that what a prompt is cut into does not depend on others.
             new = run.prompt[run.past.size : run.past.size + self._chunk]
             if runs and tokens + len(new) > self._chunk:

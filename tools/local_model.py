@@ -822,7 +822,7 @@ def _openai_call(call: Any) -> dict[str, Any]:
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Length of the longest common prefix of two lists, or two tuples."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # comparing slices is quick, comparing numbers one by one is not
         middle = (low + high + 1) // 2

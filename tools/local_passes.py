@@ -24,8 +24,9 @@ __all__ = ["Part", "Passes", "Past", "Prefixes"]
 log = logging.getLogger(__name__)
 
 LEAST = 4
-"""Rows of a matrix product at least. BLAS libraries compute products of few rows in other ways, and then a token's numbers would
-depend, in their last bits, on how many others are in the pass. From four rows on they did not, on the processors tried."""
+"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in other ways, and elementwise
+functions what is left over at the end of a vector, and then a token's numbers would depend, in their last bits, on what else is in
+the pass. With four rows they did not, on the processors tried."""
 
 ATTENTION = "learngraph_packed"
 CLOSE = 1e-3
@@ -85,7 +86,7 @@ class Prefixes:
     @torch.inference_mode()
     def take(self, owner: int, prompt: Sequence[int]) -> Past:
         """A new sequence with what is known of the prompt; its last token at least is always left to compute."""
-        past = Past()
+        past, prompt = Past(), tuple(prompt)
         best, shared = None, 0
         for kept in self._kept:
             if kept.owner == owner and (length := common(kept.ids, prompt)) > shared:
@@ -160,8 +161,8 @@ class Passes:
     def _together(self, parts: Sequence[Part]) -> torch.Tensor:
         order = sorted(range(len(parts)), key=lambda i: id(parts[i].adapter))  # an adapter's rows stand together
         packed = [parts[i] for i in order]
-        short = LEAST - sum(len(part.ids) for part in packed)
-        if short > 0:
+        short = -sum(len(part.ids) for part in packed) % LEAST
+        if short:
             packed.append(Part(Past(), [0] * short))
         ids: list[int] = []
         positions: list[int] = []
