@@ -242,8 +242,12 @@ def _file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read the keys in {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"the keys in {path} are not YAML: {' '.join(str(error).split())[:200]}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"the keys in {path} are not UTF-8") from error
+    except yaml.YAMLError as error:  # its own words quote the line, and a key may stand there
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}" if mark is not None else "somewhere"
+        raise UserError(f"the keys in {path} are not YAML ({where}: {what or type(error).__name__})") from None
     if not isinstance(data, dict) or not data:
         raise UserError(f"{path}: names tenants, each with its keys, as in `acme: {{keys: [secret]}}`")
     known = {item.name for item in fields(Limits)}
