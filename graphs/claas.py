@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from langgraph.graph import StateGraph
@@ -343,3 +344,9 @@ def build_learning(
     routers = {"sample": sampled, "correct": corrected, "step": stepped, "commit": committed, "gate": verdict}
     builder = StateGraph(Learned, input_schema=Due)
     return compiled(wire(builder, LEARNING, nodes, routers), **{"name": "claas-learning", **compile})
+
+
+def blueprint(name: str) -> Graph:
+    """`claas-serving` or `claas-learning`, put together without a model, a buffer or a version: to look at."""
+    absent: Any = SimpleNamespace(base="")
+    return build_serving(absent, absent) if name == "claas-serving" else build_learning(absent, absent, absent)

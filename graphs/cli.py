@@ -1,4 +1,6 @@
-"""The command line: `learngraph run`, `calibrate`, `list`, `draw`, `memory`, `library`, `adamem`, `pocket`. Joins tools to graphs.
+"""The command line: `learngraph run`, `serve`, `calibrate`, `list`, `draw`, `memory`, `library`, `adamem`, `claas`, `pocket`.
+
+Joins tools to graphs.
 
 Every import that takes time stands inside the command that needs it: `learngraph --help` answers at once.
 """
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
 
 SHARED = ("bank", "k", "success", "online", "cross_task", "temperature", "recent")
 """Settings that a comparison must not give to one method alone; see `_shared`."""
+SERVED: Mapping[str, str] = {
+    "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
+    "claas-learning": "a gradient step on what was said, with a gate; what learngraph serve learns with",
+}
+"""Graphs that are served, not run on an environment."""
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
@@ -717,6 +724,7 @@ def listing(args: Sequence[str]) -> int:
     _parse_nothing(args, "learngraph list")
     sections: Mapping[str, Mapping[str, str]] = {
         "methods": {name: method.summary for name, method in METHODS.items()},
+        "served": SERVED,
         "environments": ENVIRONMENTS,
         "models": {name: f"{model.summary}; needs {model.needs}" for name, model in MODELS.items()},
     }
@@ -796,17 +804,18 @@ class Draw:
 def draw(args: Sequence[str]) -> int:
     """draw the graph of a method, without loading a model or an environment"""
     from . import picture
+    from .claas import blueprint
     from .methods import METHODS
     from .methods import method as find
 
     if args and args[0] in ("-h", "--help"):
         _parse(Draw, ["--help"], "learngraph draw METHOD")
     if not args or args[0].startswith("-"):
-        raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join(METHODS)}")
+        raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join([*METHODS, *SERVED])}")
     name, *rest = ["--out" if arg == "-o" else arg for arg in args]
     options = _parse(Draw, rest, f"learngraph draw {name}")
-    graph = _blueprint(name)
-    if options.run and not find(name.partition(":")[0]).learns:  # whose graph is a run's already
+    graph = blueprint(name) if name in SERVED else _blueprint(name)
+    if options.run and name not in SERVED and not find(name.partition(":")[0]).learns:  # whose graph is a run's already
         from . import run as runs
 
         graph = runs.build(graph)
@@ -987,16 +996,36 @@ def pocket(args: Sequence[str]) -> int:
     return 0
 
 
+# learngraph serve, claas
+
+
+def serve(args: Sequence[str]) -> int:
+    """a chat API (OpenAI's) whose model learns from feedback while it answers: learngraph serve --api-key KEY"""
+    from .serve_cli import serve as command
+
+    preset, rest = _preset(args)
+    return command(rest, preset)
+
+
+def claas(args: Sequence[str]) -> int:
+    """what continual learning from feedback comes to, in a stream of scenarios: learngraph claas study"""
+    from .claas_study import claas as command
+
+    return command(args)
+
+
 # the rest
 
 COMMANDS: Mapping[str, Callable[[Sequence[str]], int]] = {
     "run": run,
+    "serve": serve,
     "calibrate": calibrate,
     "list": listing,
     "draw": draw,
     "memory": memory,
     "library": library,
     "adamem": adamem,
+    "claas": claas,
     "pocket": pocket,
 }
 

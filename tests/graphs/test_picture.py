@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs import adamem, cli, flow, picture, run
+from learngraph.graphs import adamem, claas, cli, flow, picture, run
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.memory.records import UserError
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
-NAMES = [*METHODS, *MODES, "run"]
+NAMES = [*METHODS, *MODES, *cli.SERVED, "run"]
 
 
 def graph(name: str) -> Any:
+    if name in cli.SERVED:
+        return claas.blueprint(name)
     return run.build(cli._blueprint("jitrl")) if name == "run" else cli._blueprint(MODES.get(name, name))
 
 
