@@ -12,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -84,19 +86,22 @@ def start(work: tuple[Setup, Job]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    found = {}
-    for method in METHODS:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    @cache
+    def found(method: str) -> dict[str, Any]:
         setup, job = planned(tmp_path_factory.mktemp("undisturbed"), method)
         assert cli.play((setup, (job,))) is None
-        found[method] = outcome(job)
+        return outcome(job)
+
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("jitrl", "adamem:rule") else pytest.mark.long) for name in METHODS],
+)
 def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
-    method: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]
+    method: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]
 ) -> None:
     chance = random.Random(method)
     kills = runs = 0
@@ -118,7 +123,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
                     with steps.open("ab") as file:
                         file.write(b'{"id": "half a ro')
             process.join()
-        assert outcome(job) == undisturbed[method]
+        assert outcome(job) == undisturbed(method)
         runs += 1
 
 
@@ -146,7 +151,7 @@ print(cli.play(work))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]) -> None:
+def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: Callable[[str], dict[str, Any]]) -> None:
     import pickle
 
     setup, job = planned(tmp_path, "jitrl")
@@ -155,11 +160,12 @@ def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: d
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert lines(job.folder / "episodes.jsonl") == 2
     assert cli.play((setup, (job,))) is None
-    assert outcome(job) == undisturbed["jitrl"]
+    assert outcome(job) == undisturbed("jitrl")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole_group", [True, False])
+@pytest.mark.parametrize(
+    "whole_group", [pytest.param(True, marks=pytest.mark.long), pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None:
     """With its workers, or alone: then its workers end by themselves, and the same command may start at once."""
 

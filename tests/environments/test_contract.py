@@ -75,11 +75,19 @@ OPENERS: dict[str, Callable[[], Any]] = {
     "webshop": lambda: WebShop({"products": "48"}),
 }
 QUICK = ("coin", "sorting", "simonsays")
+SLOW = ("cookingworld", "twc", "countdown", "knights_knaves")
+"""The other games and generators are run by the same code: their turn comes with all tests."""
+
+
+def _mark(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.slow if name in SLOW else pytest.mark.long
+
+
 MARKS: dict[str, Any] = {
     **dict.fromkeys(("toy", "game24", "writing"), ()),
     "math": needs_verifier,
-    **{f"reasoning:{name}": [needs_generators, *([pytest.mark.slow] if n else [])] for n, name in enumerate(GENERATORS)},
-    **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [pytest.mark.slow])] for game in GAMES},
+    **{f"reasoning:{name}": [needs_generators, *([_mark(name)] if n else [])] for n, name in enumerate(GENERATORS)},
+    **{f"twx:{game}": [needs_twx, *([] if game in QUICK else [_mark(game)])] for game in GAMES},
     "scienceworld": needs_science,
     "jericho:zork1": needs_jericho,
     "jericho:detective": [*needs_jericho, pytest.mark.slow],

@@ -94,8 +94,9 @@ def test_a_scorer_that_raises_says_nothing_of_the_answer() -> None:
     env.close()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BY_ORDER_OF_SETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if n else pytest.mark.slow) for n, name in enumerate(BY_ORDER_OF_SETS)]
+)
 def test_a_seed_draws_the_same_problem_in_every_process(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for order in ("1", "2"):

@@ -24,6 +24,9 @@ needs_game = pytest.mark.skipif(
 )
 
 
+SOME = ("find-animal", "melt", "power-component", "chemistry-mix", "lifespan-longest-lived", "test-conductivity")
+"""Tasks of six kinds; the others take as long or longer, and their turn comes with all tests."""
+
 MEANINGS = {
     "walk over to where the cooking is done": [1.0, 0.1],
     "go to kitchen": [1.0, 0.0],
@@ -340,8 +343,9 @@ def machines() -> Iterator[tuple[list[Java], list[Java]]]:
 
 
 @needs_game
-@pytest.mark.slow
-@pytest.mark.parametrize("task", LIMITS)
+@pytest.mark.parametrize(
+    "task", [pytest.param(task, marks=pytest.mark.slow if task in SOME else pytest.mark.long) for task in LIMITS]
+)
 def test_the_solution_of_every_task_scores_a_hundred(
     task: str, machines: tuple[list[Java], list[Java]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,8 +375,13 @@ def test_the_solution_of_every_task_scores_a_hundred(
 
 
 @needs_game
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["power-component", "use-thermometer", "grow-plant"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param("power-component", marks=pytest.mark.slow),
+        *(pytest.param(task, marks=pytest.mark.long) for task in ("use-thermometer", "grow-plant")),
+    ],
+)
 def test_lists_of_actions_are_the_same_in_another_machine(task: str) -> None:
     one, other = (ScienceWorld(task, {"actions": "valid"}, live=1) for _ in range(2))
     first, draw, actions = one.task(0), random.Random(task), list[str]()

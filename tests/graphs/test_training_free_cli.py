@@ -668,7 +668,9 @@ def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixtu
 # A crash
 
 
-@pytest.mark.parametrize("at", [14, *(pytest.param(at, marks=pytest.mark.slow) for at in (2, 9, 21))])
+@pytest.mark.parametrize(
+    "at", [14, pytest.param(2, marks=pytest.mark.slow), *(pytest.param(at, marks=pytest.mark.long) for at in (9, 21))]
+)
 def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     at: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -700,7 +702,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
 @pytest.mark.slow
 def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     """With the pocket model, in processes of their own: what is learned after kill -9 is what would have been learned."""
-    flags = f"{SMALL.replace(' --author rule', '')} --compare {' '.join(ARMS)} --workers 2".split()
+    flags = f"--problems 2 --held-out 1 --epochs 2 --group 2 --test 1 --k 1 --seeds 2 --compare {ARMS[0]} --workers 2".split()
 
     def command(out: str) -> list[str]:
         return [sys.executable, "-m", "learngraph.graphs.cli", "run", METHOD, *flags, "--out", out]
@@ -718,9 +720,9 @@ def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     subprocess.run(command("whole"), cwd=tmp_path, capture_output=True, check=True)
     assert results(tmp_path / "out") == results(tmp_path / "whole")
     assert results(tmp_path / "out").keys() == {
-        f"{arm.replace(':', '-')}-s{seed}" for arm in (METHOD, *ARMS) for seed in (0, 1)
+        f"{arm.replace(':', '-')}-s{seed}" for arm in (METHOD, ARMS[0]) for seed in (0, 1)
     }
-    assert "Mean@2" in done.stdout
+    assert "Mean@1" in done.stdout
 
 
 # Failures

@@ -1026,8 +1026,9 @@ class Hiccup(Chat):
         return super()._act(told, draw)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [12, 22, 40])
+@pytest.mark.parametrize(
+    "budget", [pytest.param(12, marks=pytest.mark.slow), *(pytest.param(more, marks=pytest.mark.long) for more in (22, 40))]
+)
 def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(budget: int) -> None:
     """A failure at every position, then a stop; the run that starts over does not come to another library of the same name."""
     settings = TrainingFreeGRPO(group=3, epochs=2, patience=0, least_groups=0)

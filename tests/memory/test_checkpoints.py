@@ -125,7 +125,7 @@ async def test_what_was_being_stored_when_a_run_broke_off_locks_nobody_out(tmp_p
         other.execute("BEGIN IMMEDIATE")
         assert not other.execute("SELECT * FROM writes WHERE task_id = 'task'").fetchall()
     end.set()
-    with pytest.raises(ValueError, match="no active connection|Connection closed"):  # nor does it write later
+    with pytest.raises(ValueError, match=r"no active connection|Connection closed"):  # nor does it write later
         await task
     with open_checkpoints(where) as saver:
         check(graph(saver).get_state(THREAD).values["records"])

@@ -52,8 +52,14 @@ def sources(pytestconfig: pytest.Config) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("place", ["memory", pytest.param("directory", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("suite", FILES)
+@pytest.mark.parametrize(
+    ("suite", "place"),
+    [
+        *((suite, "memory") for suite in FILES),
+        pytest.param("sqlite", "directory", marks=pytest.mark.slow),
+        *(pytest.param(suite, "directory", marks=pytest.mark.long) for suite in FILES if suite != "sqlite"),
+    ],
+)
 def test_langgraphs_store_tests_pass(suite: str, place: str, sources: dict[str, Path], tmp_path: Path) -> None:
     package, file = FILES[suite]
     report = tmp_path / "report.xml"
