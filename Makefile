@@ -46,7 +46,7 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "learngraph needs Python 3.11 or newer: make PYTHON=python3.12 …")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,pictures,test$(if $(CI),$(,)alfworld)]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[twx,scienceworld,search,reasoning,math,lora,serve,structured,pictures,test$(if $(CI),$(,)alfworld)]"
 	@touch $@
 
 clean:
