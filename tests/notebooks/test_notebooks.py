@@ -20,13 +20,20 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-@pytest.mark.slow
-@each
+LONG = ("jitrl.ipynb",)
+"""About a minute of computing; `make test-all` runs it."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.long if path.name in LONG else pytest.mark.slow) for path in NOTEBOOKS],
+    ids=lambda path: path.name,
+)
 def test_it_runs_without_an_error(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.name == "adamem.ipynb":
         monkeypatch.setenv("ALFWORLD_DATA", str(request.getfixturevalue("alfworld_games")))
     resources = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(read(path), timeout=300, kernel_name="python3", allow_errors=False, resources=resources).execute()
+    NotebookClient(read(path), timeout=900, kernel_name="python3", allow_errors=False, resources=resources).execute()
 
 
 @each
