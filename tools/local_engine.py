@@ -35,6 +35,7 @@ import torch
 
 from ..memory.records import ChatRequest, Piece, Reply, Sampling, UserError
 from .local_adapters import Adapter, AdapterError, Switch, read_adapter
+from .local_grammar import Grammar, open_grammars
 from .local_model import Frame, LocalChatModel, Token, draw, fingerprint
 from .local_passes import Part, Passes, Past, Prefixes
 from .local_replies import Spoken, call_format, read_calls
@@ -75,8 +76,10 @@ class Counts:
     generated_tokens: int = 0
     swaps: int = 0
     """Versions put in place."""
+    swap_seconds: float = 0.0
+    """What they took of the network's thread, all together ..."""
     longest_swap: float = 0.0
-    """Seconds that a swap took of the network's thread, at most."""
+    """... and one of them at most."""
 
 
 @dataclass(eq=False)
@@ -130,6 +133,7 @@ class _Run:
     length: int
     generator: torch.Generator
     channel: _Channel
+    grammar: Grammar | None = None
     past: Past | None = None
     cached: int = 0
     tokens: list[Token] = field(default_factory=list)
@@ -184,7 +188,10 @@ class LocalEngine:
         self._prefixes = Prefixes(cache_megabytes)
         self._slots, self._batch, self._chunk, self._streams = slots, batch, chunk, streams
         self._frame = model.chat_frame()
-        self.features = frozenset({"raw", "logit_bias", *PENALTIES} | ({"tools"} if _reads_tools(model) else set()))
+        self._grammars = open_grammars(model)
+        tools, forms = _reads_tools(model), self._grammars is not None
+        known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
+        self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
         """What it honours beyond the core: see `nodes.serving`."""
         self._base = _Version("", None)
         self._versions: dict[str, _Version] = {}
@@ -193,6 +200,7 @@ class LocalEngine:
         self._readers = ThreadPoolExecutor(1, "adapters")
         self._wake = threading.Condition()
         self._inbox: deque[_Run] = deque()
+        self._gone: deque[Adapter | None] = deque()
         self._swaps: deque[tuple[_Version, Adapter, Future[None]]] = deque()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closing = False
@@ -219,6 +227,8 @@ class LocalEngine:
         """
         run = self._begin(request, version)
         try:
+            if self._grammars is not None and (request.response_format or request.tool_choice):
+                run.grammar = await asyncio.to_thread(self._grammars.make, request)
             await self._ready(run.version)
             self._submit(run)
             while True:
@@ -320,9 +330,9 @@ class LocalEngine:
             found.used = time.monotonic()
         try:
             await self._ready(found)
-        except BaseException:
+        except BaseException as error:
             with self._table:
-                if found.adapter is None and found.users == 1 and found.owner == 0:
+                if not found.owner and (found.users == 1 or isinstance(error, AdapterError)):
                     self._versions.pop(version, None)  # it was never here
             raise
         finally:
@@ -342,7 +352,7 @@ class LocalEngine:
         await asyncio.shield(asyncio.wrap_future(drained))
 
     def _forget(self, version: _Version) -> None:
-        """With the table locked. Its prefixes go when the network's thread next wants their room: nobody has their owner's number."""
+        """With the table locked. Its prefixes are nobody's from now on, and go as those used longest ago."""
         self._versions.pop(version.label, None)
         version.adapter = None
         if version.drained is not None and not version.drained.done():
@@ -391,6 +401,7 @@ class LocalEngine:
     def _read(self, version: _Version, done: Future[None]) -> None:
         """On the readers' thread: all that takes time."""
         try:
+            self._gone.clear()
             assert version.folder is not None  # only the base model has none
             adapter = read_adapter(version.folder, self._switch, self.base)
         except BaseException as error:
@@ -408,7 +419,6 @@ class LocalEngine:
         for _ in range(len(self._swaps)):
             version, adapter, done = self._swaps.popleft()
             start = time.perf_counter()
-            gone = 0
             with self._table:
                 here = [other for other in self._versions.values() if other.adapter is not None]
                 if len(here) >= self._slots:
@@ -417,11 +427,13 @@ class LocalEngine:
                         self._swaps.append((version, adapter, done))  # until a reply is over
                         continue
                     out = min(idle, key=lambda other: other.used)
-                    out.adapter, gone = None, out.owner
+                    self._gone.append(out.adapter)  # whoever reads the next one frees its memory; that takes time too
+                    out.adapter = None
                 version.adapter, version.owner = adapter, next(self._owners)
-            self._prefixes.forget(gone) if gone else None
+            taken = time.perf_counter() - start
             self.counts.swaps += 1
-            self.counts.longest_swap = max(self.counts.longest_swap, time.perf_counter() - start)
+            self.counts.swap_seconds += taken
+            self.counts.longest_swap = max(self.counts.longest_swap, taken)
             done.set_result(None)
 
     # Other work, and the end
@@ -575,6 +587,8 @@ class LocalEngine:
         token = draw(self._changed(run, logps), sampling.temperature, sampling.top_p, run.generator, top=top or 0, own=logps)
         self.counts.generated_tokens += 1
         run.tokens.append(token)
+        if run.grammar is not None:
+            run.grammar.take(token.id)
         run.said[token.id] = run.said.get(token.id, 0) + 1
         ended = token.id in run.frame.stops
         if not ended:
@@ -589,9 +603,9 @@ class LocalEngine:
             self._send(run)
 
     def _changed(self, run: _Run, logps: torch.Tensor) -> torch.Tensor:
-        """With the request's biases and penalties, as OpenAI defines them."""
+        """With the request's biases and penalties, as OpenAI defines them, and without what its form does not allow."""
         presence, frequency = (float(run.request.more.get(name) or 0) for name in PENALTIES)
-        if not run.bias and not presence and not frequency:
+        if not run.bias and not presence and not frequency and run.grammar is None:
             return logps
         logps = logps.clone()
         for id_, value in run.bias.items():
@@ -599,13 +613,15 @@ class LocalEngine:
         if presence or frequency:
             for id_, times in run.said.items():
                 logps[id_] -= presence + frequency * times
+        if run.grammar is not None:
+            logps[~torch.from_numpy(run.grammar.allowed())] = -torch.inf
         return logps
 
     def _send(self, run: _Run) -> None:
         text = run.spoken.text[run.sent :]
         if text:
-            entries = tuple(entry for _, entry in run.entries)
-            run.entries.clear()
+            entries = tuple(entry for at, entry in run.entries if at < run.spoken.reached)
+            del run.entries[: len(entries)]
             run.sent += len(text)
             self._put(run, Piece(text, entries))
 
@@ -617,7 +633,7 @@ class LocalEngine:
             text, calls = read_calls(text)
             finish = "tool_calls" if calls else finish
         rest = text[run.sent :]
-        entries = tuple(entry for at, entry in run.entries if not run.spoken.stopped or at < run.spoken.kept)
+        entries = tuple(entry for at, entry in run.entries if not run.spoken.stopped or at < run.spoken.reached)
         if rest or (entries and not calls):
             self._put(run, Piece(rest, entries if not calls else ()))
         self._keep(run)

@@ -695,7 +695,10 @@ class LocalChatModel(BaseChatModel):
     def logprob(self, id_: int, value: float) -> dict[str, Any]:
         """A token and its log-probability in the shape of OpenAI's API."""
         token: str = self._tokenizer.decode([id_])
-        return {"token": token, "logprob": value, "bytes": list(token.encode())}
+        spelled = token.encode()
+        if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
+            spelled = _bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
+        return {"token": token, "logprob": value, "bytes": list(spelled)}
 
     @override
     def _generate(
@@ -778,6 +781,22 @@ def fingerprint(model: LocalChatModel) -> str:
     digest.update(json.dumps(words, sort_keys=True).encode())
     model._print = (model._weights, digest.hexdigest()[:32])
     return model._print[1]
+
+
+@lru_cache(maxsize=1)
+def _alphabet() -> dict[str, int]:
+    """The letters by which byte-level tokenizers name bytes: printable ones as they are, others from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _bytes(name: str) -> bytes | None:
+    """The bytes of a token, by its name in byte-level (`Ġgo`) and byte-fallback (`<0xE6>`) vocabularies."""
+    if len(name) == 6 and name.startswith("<0x"):
+        return bytes.fromhex(name[3:5])
+    letters = _alphabet()
+    return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
 
 
 def _turn(message: BaseMessage) -> dict[str, str]:

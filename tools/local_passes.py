@@ -114,11 +114,6 @@ class Prefixes:
         while self._bytes > self._limit:
             self._drop(self._kept[0])
 
-    def forget(self, owner: int) -> None:
-        """Drop all that belongs to an owner."""
-        for kept in [kept for kept in self._kept if kept.owner == owner]:
-            self._drop(kept)
-
     def _drop(self, kept: _Kept) -> None:
         self._kept.remove(kept)
         self._bytes -= kept.bytes

@@ -41,8 +41,8 @@ class Spoken:
         """Characters so far, held back or not."""
         self.stopped = False
         """A stop sequence has come."""
-        self.kept = 0
-        """Characters before it, with what the template puts before a reply."""
+        self.reached = 0
+        """How far `text` reaches in all that was decoded, what the template puts before a reply included."""
 
     def add(self, token: int) -> None:
         """Another token of the reply. (The end of the turn is none.)"""
@@ -57,7 +57,6 @@ class Spoken:
         text = self._decoded()
         self.whole = len(text)
         shown, self.stopped = visible(text, self._lead, self._stops, over=over)
-        self.kept = len(shown) + (len(self._lead) if text.startswith(self._lead) else 0)
         if self.calls and not over:
             begins = shown.find(OPENS)
             if begins < 0:
@@ -66,6 +65,7 @@ class Spoken:
             shown = shown[:begins].rstrip()
         if len(shown) >= len(self.text):
             self.text = shown
+        self.reached = len(self.text) + (len(self._lead) if text.startswith(self._lead) else 0)
 
     def _decoded(self) -> str:
         tail = self._decode(self._ids[self._begins :])

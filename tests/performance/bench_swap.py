@@ -6,7 +6,7 @@ A random Llama of 8 layers x 384, vocabulary 24,000 (23 million parameters), flo
 linear layers (0.93 million parameters, 3.6 MB). Streams run without end, each beginning again on the newest version when it is
 done; meanwhile version after version is loaded: read, checked, prepared beside the network's thread, then put in place. Shown:
 
-    pause       what a swap takes of the network's thread between two passes, the longest (target 1 ms)
+    pause       what a swap takes of the network's thread between two passes: mean, longest (target 1 ms)
     gaps        between a client's tokens, in quiet times and while a version is being loaded (wall, so noisy on a busy machine)
     load        from the call until requests can have it, under this load
     failed      requests that failed (target 0)
@@ -131,7 +131,9 @@ async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length
     quiet = sorted(gap for at, gap in load.gaps if not during(at, gap))
     busy = sorted(gap for at, gap in load.gaps if during(at, gap))
     versions = len({reply.version for reply in load.replies})
-    print(f"row 19  pause {counts.longest_swap * 1e3:.3f} ms at most of {counts.swaps} swaps (target 1, limit 0.15)")
+    print(
+        f"row 19  pause {counts.swap_seconds / counts.swaps * 1e3:.3f} ms, at most {counts.longest_swap * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
+    )
     print(f"        failed {load.failed} of {len(load.replies)} requests, on {versions} versions (target 0)")
     print(
         f"        load: {statistics.median(end - start for start, end in spans) * 1e3:.0f} ms until requests can have it, median"

@@ -128,7 +128,8 @@ async def test_stop_texts_are_held_back_and_cut(tiny: str, engine: LocalEngine) 
     assert stop in engine.model.text(cut.token_ids)  # what was sampled is all there
     assert all(stop not in piece.text for piece in pieces)
     shown = "".join(entry["token"] for piece in pieces for entry in piece.logprobs)
-    assert not shown.endswith(stop)
+    assert stop not in shown
+    assert shown.startswith(text)
 
 
 async def test_log_probabilities_come_with_the_pieces(engine: LocalEngine) -> None:
@@ -142,6 +143,7 @@ async def test_log_probabilities_come_with_the_pieces(engine: LocalEngine) -> No
         assert len(best) == 3
         assert best == sorted(best, reverse=True)
         assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode(errors="replace") == said.text
     plain = (await read(engine.stream(ask("hello"))))[2]
     assert not any(piece.logprobs for piece in plain)
 
@@ -613,3 +615,93 @@ async def test_a_model_that_calls_a_tool(checkpoint: Callable[..., str], good: b
     none = await reply(engine, replace(request, tool_choice="none"))
     assert "Tools:" not in model.tokenizer.decode(none.prompt_ids)
     await engine.close()
+
+
+# Forms
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["lamp", "door"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture
+async def formal(tiny: str) -> AsyncIterator[LocalEngine]:
+    pytest.importorskip("llguidance")
+    model = LocalChatModel(model=tiny)
+    model.tokenizer.chat_template = HERMES
+    made = LocalEngine(model, rank=4)
+    assert {"response_format", "tools", "tool_choice"} <= made.features
+    yield made
+    await made.close()
+
+
+async def test_replies_by_a_schema(formal: LocalEngine, tiny: str) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+    for seed in range(6):
+        request = replace(ask("what?", seed=seed, max_tokens=60, temperature=0.8, top_p=0.9), response_format=form)
+        said = await reply(formal, request)
+        thing = json.loads(said.text)
+        assert thing["kind"] in ("lamp", "door")
+        assert 0 <= thing["count"] <= 99
+        assert said.finish == "stop"
+        assert all(value <= 0 for value in said.logprobs)
+        # The forced tokens were certain; of the model's own distribution they are not.
+        own = peft_logprobs(tiny, None, said)
+        assert max(said.logprobs) == 0.0
+        assert sum(own) < sum(said.logprobs)
+
+
+async def test_log_probabilities_are_of_what_was_allowed(formal: LocalEngine, tiny: str) -> None:
+    """Behaviour: the model's own distribution, masked and normalised again, checked for a choice between two tokens."""
+    form = {"type": "json_schema", "json_schema": {"schema": {"enum": [1, 2]}}}
+    said = await reply(formal, replace(ask("which?", seed=3), response_format=form))
+    one, two = (formal.model.get_token_ids(text)[0] for text in "12")
+    with torch.no_grad():
+        logits = LocalChatModel(model=tiny).network(torch.tensor([said.prompt_ids])).logits[0, -1]
+    expected = logits[[one, two]].log_softmax(-1)
+    assert said.token_ids[0] in (one, two)
+    assert said.logprobs[0] == pytest.approx(float(expected[[one, two].index(said.token_ids[0])]), abs=1e-4)
+
+
+async def test_json_objects_and_free_text(formal: LocalEngine) -> None:
+    closing = {str(token): 30.0 for text in '}"' for token in formal.model.get_token_ids(text)}
+    for seed in range(4):
+        request = replace(ask("what?", seed=seed, max_tokens=100), response_format={"type": "json_object"})
+        said = await reply(formal, replace(request, more={"logit_bias": closing}))
+        assert isinstance(json.loads(said.text), dict)
+    free = await reply(formal, replace(ask("what?"), response_format={"type": "text"}))
+    assert free == replace(await reply(formal, ask("what?")), cached=free.cached)
+
+
+async def test_forced_calls(formal: LocalEngine) -> None:
+    tools = tuple({"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("look", "take"))
+    seen = set()
+    for seed in range(6):
+        request = ask("what?", seed=seed, tools=tools, max_tokens=300)
+        said = await reply(formal, replace(request, tool_choice={"type": "function", "function": {"name": "take"}}))
+        assert said.finish == "tool_calls"
+        assert [call["function"]["name"] for call in said.tool_calls] == ["take"]
+        assert json.loads(said.tool_calls[0]["function"]["arguments"])["kind"] in ("lamp", "door")
+        assert said.text == ""
+        some = await reply(formal, replace(request, tool_choice="required"))
+        assert some.tool_calls
+        seen |= {call["function"]["name"] for call in some.tool_calls}
+    assert seen <= {"look", "take"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wish"}}}}, "wish"),
+        ({"tools": (TOOL,), "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "fly"),
+    ],
+)
+async def test_forms_that_cannot_be_kept(formal: LocalEngine, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        await reply(formal, replace(ask("what?"), **more))
+    assert not formal._base.users
