@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ __all__ = [
     "Objective",
     "Ratios",
     "blend",
+    "chosen",
     "decoupled",
     "ema",
     "entropy",
@@ -103,7 +104,7 @@ class Objective:
     """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t), what the teacher thinks of each token, that is added to its
     advantage; the way to give them the feedback that `sdpo` gets. Not given; OpenClaw-RL's combined advantage."""
     feedback: bool = True
-    """Whether the teacher is told the text of the feedback; False: only whether the reply was right."""
+    """Whether the teacher is told the text of the feedback; False: it is told that something was said, and not what."""
     kl: float = 0.0
     """Weight of KL(pi || base) in the loss (in the reward for `reinforce`'s beta: see `judge`). Not given."""
     entropy: float = 0.0
@@ -155,19 +156,19 @@ class Objective:
                 raise UserError(f"Objective: {name} is at least {least}, got {getattr(self, name)}")
 
     @property
-    def distils(self) -> bool:
+    def needs_hindsight(self) -> bool:
         """Whether a teacher reads the feedback."""
         return self.loss == "sdpo" or self.hint > 0
 
     @property
     def needs_teacher(self) -> bool:
         """Whether an update needs passes of a teacher with weights of its own."""
-        return self.distils and self.teacher in ("ema", "sync")
+        return self.needs_hindsight and self.teacher in ("ema", "sync")
 
     @property
     def needs_base(self) -> bool:
         """Whether an update needs passes of the base model: for the teacher, or for KL(pi || base). Not where its weight is 0."""
-        return self.kl > 0 or (self.distils and self.teacher in ("base", "trust"))
+        return self.kl > 0 or (self.needs_hindsight and self.teacher in ("base", "trust"))
 
     @property
     def needs_critic(self) -> bool:
@@ -286,6 +287,31 @@ def statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Ob
     return Ratios(ess(sums), float(ratio.mean()), float(ratio.max()), float(cut), -float(every.mean()), tuple(kls), tuple(why))
 
 
+# Log-probabilities
+
+
+class _Chosen(torch.autograd.Function):
+    """log softmax(logits)[token], with one (T, V) tensor in the way back; autograd's own makes three."""
+
+    @staticmethod
+    def forward(context: Any, logits: Tensor, tokens: Tensor) -> Tensor:
+        total = logits.logsumexp(-1)  # (T,)
+        context.save_for_backward(logits, tokens, total)
+        return logits.gather(1, tokens[:, None])[:, 0] - total  # (T,)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor, None]:
+        logits, tokens, total = context.saved_tensors
+        back = torch.sub(logits, total[:, None]).exp_().mul_(-slope[:, None])  # (T, V): -g p
+        return back.scatter_add_(1, tokens[:, None], slope[:, None]), None  # (T, V): g (1[v = y] - p)
+
+
+def chosen(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits)[token], in float32: (T, V), (T,) -> (T,), with a gradient to the logits."""
+    return _Chosen.apply(logits.float(), tokens)  # type: ignore[no-any-return, no-untyped-call]
+
+
 # KL divergences: estimates from the sampled tokens alone, and the exact one
 
 
@@ -319,8 +345,10 @@ def kl_to(base: Tensor, logits: Tensor) -> Tensor:
 
 def entropy(logits: Tensor) -> Tensor:
     """H(pi) = -sum_v pi(v) log pi(v) before each token: logits (T, V) -> (T,), in nats."""
-    logp = logits.float().log_softmax(-1)  # (T, V)
-    return -(logp.exp() * logp).sum(-1)  # (T,)
+    wide = logits.float()  # (T, V)
+    total = wide.logsumexp(-1, keepdim=True)  # (T, 1)
+    mean: Tensor = torch.linalg.vecdot((wide - total).exp(), wide)  # (T,)
+    return total[:, 0] - mean  # (T,)
 
 
 # Advantages
@@ -681,7 +709,7 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
         if objective.loss == "sdpo" and reply.teacher is None:
             continue
         wide = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
-        logp = wide.gather(1, reply.tokens[:, None])[:, 0] - wide.logsumexp(-1)  # (T,)
+        logp = chosen(wide.detach() if objective.loss == "sdpo" else wide, reply.tokens)  # (T,)
         now = logp.detach()  # (T,)
         old = now if reply.old is None else reply.old.to(now)  # (T,)
         behaviour = old if reply.behaviour is None else reply.behaviour.to(now)  # (T,)
@@ -739,8 +767,8 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
 def _hint(reply: Evidence, logits: Tensor) -> Tensor:
     """log q(y_t) - log p(y_t), without a gradient: (T, V) -> (T,)."""
     assert reply.teacher is not None
-    apart = reply.teacher.float().log_softmax(-1) - logits.detach().log_softmax(-1)  # (T, V)
-    return apart.gather(1, reply.tokens[:, None])[:, 0].clamp(-LIMIT, LIMIT)  # (T,)
+    apart = chosen(reply.teacher, reply.tokens) - chosen(logits.detach(), reply.tokens)  # (T,)
+    return apart.clamp(-LIMIT, LIMIT)  # (T,)
 
 
 def _cut(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:

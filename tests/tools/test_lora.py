@@ -1,18 +1,24 @@
 """LoRA on tiny random models: the loss by hand and against `score`, gradients that do not depend on how a batch is cut."""
 
+import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from learngraph.memory.records import UserError
-from learngraph.tools import lora, sft
+from learngraph.tools import lora, losses, sft
 from learngraph.tools.local_model import LocalChatModel
-from learngraph.tools.lora import Example, LoRA
+from learngraph.tools.lora import Example, LoRA, Objective
 from learngraph.tools.models import open_model
 
 QUICK = LoRA(rank=4, alpha=8, batch=4, rate=0.01)
@@ -194,3 +200,297 @@ def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch
 
 def test_an_example_knows_its_length() -> None:
     assert len(Example((1, 2), (3,))) == 3
+
+
+# Passes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=7), st.integers(1, 120), st.sampled_from([0.0, 3.0, 50.0, 1e9]))
+def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed: float) -> None:
+    """Against all divisions of the sorted sizes."""
+
+    def cost(parts: list[list[int]]) -> float:
+        return sum(len(part) * max(part) + fixed for part in parts)
+
+    ordered = sorted(sizes)
+    cheapest = math.inf
+    for cuts in itertools.product([False, True], repeat=max(0, len(sizes) - 1)):
+        parts: list[list[int]] = [[]] if sizes else []
+        for size, cut in zip(ordered, (False, *cuts), strict=True) if sizes else []:
+            if cut:
+                parts.append([])
+            parts[-1].append(size)
+        if all(len(part) == 1 or len(part) * max(part) <= cap for part in parts):
+            cheapest = min(cheapest, cost(parts))
+    found = lora.packs(sizes, cap, fixed)
+    assert sorted(n for pack in found for n in pack) == list(range(len(sizes)))
+    assert all(len(pack) == 1 or len(pack) * max(sizes[n] for n in pack) <= cap for pack in found)
+    assert cost([[sizes[n] for n in pack] for pack in found]) == pytest.approx(cheapest)
+
+
+def several(model: LocalChatModel) -> list[Example]:
+    return [sft.encode(model, c) for c in CHATS]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[..., str], kind: str) -> None:
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    examples = several(model)
+    expected = scored(model, CHATS)
+    for cap in (1, 100, 10_000):
+        found = lora.read(model.network, examples, cap=cap)
+        assert [float(one.logprobs.sum()) for one in found] == pytest.approx(expected, abs=1e-3)
+        assert [len(one.logprobs) for one in found] == [len(example.reply) for example in examples]
+        assert all((one.entropy > 0).all() and one.kl is None and one.values is None for one in found)
+
+
+def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) -> None:
+    examples = several(model)
+    with torch.no_grad():
+        logits = [lora.replies(model.network, [example])[0] for example in examples]
+    wrapper = scattered(model)
+    head = lora.critic(model.network)
+    torch.nn.init.ones_(head.bias)
+    found = lora.read(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
+    for example, plain, one in zip(examples, logits, found, strict=True):
+        with torch.no_grad():
+            own = lora.replies(model.network, [example])[0]
+        at = (own / 0.5).log_softmax(-1).gather(1, torch.tensor(example.reply)[:, None])[:, 0]
+        assert torch.allclose(one.logprobs, at, atol=1e-4)
+        assert torch.allclose(one.entropy, losses.entropy(own), atol=1e-4)
+        assert one.kl is not None
+        assert torch.allclose(one.kl, losses.kl_to(plain, own), atol=1e-4)
+        assert float(one.kl.min()) > 0
+        assert one.values is not None
+        assert one.values.tolist() == pytest.approx([1.0] * len(example.reply))
+
+
+# Updates from feedback
+
+
+def scattered(model: LocalChatModel, seed: int = 1) -> Any:
+    """The network with changes that are not nothing."""
+    wrapper = lora.adapt(model.network, QUICK)
+    place = torch.Generator().manual_seed(seed)
+    for name, weight in model.network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1, generator=place)
+    return wrapper
+
+
+def told(model: LocalChatModel) -> list[lora.Sample]:
+    """Every chat with a reward and a hindsight prompt, as sampled by a slightly other policy."""
+    samples = []
+    for n, (c, example) in enumerate(zip(CHATS, several(model), strict=True)):
+        more = sft.encode(model, [{"role": "system", "content": "go north"}, *c[-2:]])
+        hindsight = Example(more.prompt, example.reply)
+        noise = 0.1 * torch.randn(len(example.reply), generator=torch.Generator().manual_seed(n))
+        mu = lora.read(model.network, [example])[0].logprobs
+        samples.append(lora.Sample(example, mu + noise, mu, torch.full((len(mu),), (-1.0) ** n), hindsight))
+    return samples
+
+
+OBJECTIVES = [
+    Objective(loss="sdpo", teacher="base"),
+    Objective(loss="sdpo", teacher="ema"),
+    Objective(loss="sdpo", teacher="trust", correction="truncated", kl=0.1),
+    Objective(loss="reinforce", kl=0.1, entropy=0.01),
+    Objective(loss="reinforce", hint=0.5, teacher="base"),
+    Objective(loss="ppo"),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss}-{o.teacher}-{o.kl}-{o.hint}")
+def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tiny: str, objective: Objective) -> None:
+    seen = []
+    for cap in (1, 150, 10_000, 150):
+        model = LocalChatModel(model=tiny, threads=1)
+        wrapper = scattered(model)
+        samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
+        head = lora.critic(model.network) if objective.needs_critic else None
+        updates = lora.optimizer(model.network, objective, head)
+        before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+        passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
+        done, said = lora.learn(model.network, updates, samples, objective, cap=cap, **passes)
+        gradient = torch.cat(
+            [weight.grad.flatten() for weight in lora.changes(model.network).values() if weight.grad is not None]
+        )
+        seen.append((done, said, gradient, {name: weight.clone() for name, weight in lora.changes(model.network).items()}))
+        assert any(not torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+        assert done.tokens == sum(len(s.example.reply) for s in samples)
+        assert said["entropy"] > 0
+        assert ("kl" in said) == (objective.kl > 0)
+        if head is not None:
+            assert float(head.bias.detach().abs().sum()) > 0
+            assert said["value"] == pytest.approx(0.5)
+    one, cut, whole, again = seen
+    for other in (cut, whole):
+        assert other[0].loss == pytest.approx(one[0].loss, abs=1e-5)
+        assert other[0].norm == pytest.approx(one[0].norm, rel=1e-3)
+        assert other[1] == pytest.approx(one[1], abs=1e-4)
+        assert torch.allclose(other[2], one[2], atol=1e-5)
+    assert all(torch.equal(weight, again[3][name]) for name, weight in cut[3].items())
+
+
+def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: LocalChatModel) -> None:
+    """A network that copies the teacher is where the gradient is 0; and afterwards the learner has its own weights back."""
+    scattered(model)
+    samples = [replace(s, hindsight=s.example) for s in told(model)]
+    own = {name: weight.detach().clone() for name, weight in lora.changes(model.network).items()}
+
+    @contextmanager
+    def other(scale: float) -> Iterator[None]:
+        lora.put(model.network, {name: scale * weight for name, weight in own.items()})
+        yield
+        lora.put(model.network, own)
+
+    updates = lora.optimizer(model.network, Objective())
+    away, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
+    same, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
+    assert same.norm < 1e-4 < 1e-2 < away.norm
+    assert same.loss == pytest.approx(0, abs=1e-6)
+    assert all(torch.equal(weight, own[name]) for name, weight in lora.changes(model.network).items())
+
+
+def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None:
+    """Praised replies become more probable, others less; towards the teacher the divergence falls."""
+    wrapper = lora.adapt(model.network, QUICK)
+    samples, before = told(model), scored(model, CHATS)
+    objective = Objective(loss="reinforce", rate=0.01)
+    updates = lora.optimizer(model.network, objective)
+    for _ in range(5):
+        lora.learn(model.network, updates, samples, objective)
+    model.forget()
+    moved = [after - then for after, then in zip(scored(model, CHATS), before, strict=True)]
+    assert sum(change * (-1) ** n for n, change in enumerate(moved)) > 1
+    objective = Objective(loss="sdpo", teacher="base", rate=0.01)
+    updates = lora.optimizer(model.network, objective)
+    seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter)[0].loss for _ in range(20)]
+    assert seen[-1] < 0.7 * seen[0]
+
+
+def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect 11b: a pass of the base model for a KL of weight 0."""
+    wrapper = lora.adapt(model.network, QUICK)
+    samples, made = told(model), []
+    forward = model.network.forward
+
+    def counted(*args: Any, **more: Any) -> Any:
+        made.append(torch.is_grad_enabled())
+        return forward(*args, **more)
+
+    monkeypatch.setattr(lora, "_chooses", lambda network: False)
+    monkeypatch.setattr(model.network, "forward", counted)
+    for objective, expected in (
+        (Objective(loss="reinforce"), [True]),
+        (Objective(loss="reinforce", kl=0.1), [False, True]),
+        (Objective(loss="sdpo", teacher="base"), [False, True]),
+        (Objective(loss="sdpo", teacher="trust", kl=0.1), [False, False, False, True]),
+    ):
+        made.clear()
+        updates = lora.optimizer(model.network, objective)
+        monkeypatch.setattr(lora, "_fixed", lambda network: 1e9)
+        lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, cap=100_000)
+        assert made == expected
+
+
+def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    samples = told(model)
+    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+    updates = lora.optimizer(model.network, Objective())
+    with pytest.raises(UserError, match="nothing to learn from"):
+        lora.learn(model.network, updates, [replace(s, hindsight=None) for s in samples], Objective(), teacher=nullcontext)
+    with pytest.raises(UserError, match="nothing to learn from"):
+        lora.learn(model.network, updates, [], Objective(loss="reinforce"))
+    with pytest.raises(UserError, match="needs base and teacher passes"):
+        lora.learn(model.network, updates, samples, Objective())
+    broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
+    with pytest.raises(UserError, match="gradient is nan"):
+        lora.learn(model.network, updates, broken, Objective(loss="reinforce"))
+    assert all(torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+
+
+# Between updates
+
+
+def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: str, tmp_path: Path) -> None:
+    """Defect 11a. And with the same rate, going on from the files is going on."""
+
+    def fresh(rate: float) -> tuple[LocalChatModel, Any, torch.optim.Optimizer]:
+        model = LocalChatModel(model=tiny, threads=1)
+        wrapper = lora.adapt(model.network, QUICK)
+        return model, wrapper, lora.optimizer(model.network, Objective(rate=rate, decay=0.01))
+
+    one, _, updates = fresh(1e-3)
+    examples = several(one)
+    lora.step(one.network, updates, examples)
+    lora.write_optimizer(updates, tmp_path / "a.safetensors", {"critic.bias": torch.ones(1)})
+    kept = {name: weight.detach().clone() for name, weight in lora.changes(one.network).items()}
+    lora.step(one.network, updates, examples)
+    moved = {}
+    for rate in (1e-3, 1e-2):
+        model, _, again = fresh(rate)
+        lora.put(model.network, kept)
+        assert lora.read_optimizer(again, tmp_path / "a.safetensors")["critic.bias"].tolist() == [1.0]
+        assert [group["lr"] for group in again.param_groups] == [rate]
+        lora.step(model.network, again, examples)
+        moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.changes(model.network).items()}
+        if rate == 1e-3:
+            assert all(
+                torch.equal(weight, lora.changes(one.network)[name]) for name, weight in lora.changes(model.network).items()
+            )
+            lora.write_optimizer(again, tmp_path / "b.safetensors")
+            lora.write_optimizer(updates, tmp_path / "c.safetensors")
+            assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+    for name in kept:
+        assert torch.allclose(moved[1e-2][name], 10 * moved[1e-3][name], rtol=1e-2, atol=1e-6), "ten times the rate"
+
+
+def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    samples, objective = told(model), Objective(loss="reinforce", rate=1e-2)
+    updates = lora.optimizer(model.network, objective)
+    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+    lora.learn(model.network, updates, samples, objective, scale=0.25)
+    largest = max(float((weight - before[name]).detach().abs().max()) for name, weight in lora.changes(model.network).items())
+    assert largest == pytest.approx(0.25e-2, rel=1e-2), "AdamW's first step is as long as its rate"
+    assert [group["lr"] for group in updates.param_groups] == [1e-2]
+
+
+def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, tmp_path: Path) -> None:
+    lora.adapt(model.network, QUICK)
+    updates = lora.optimizer(model.network, QUICK)
+    lora.step(model.network, updates, several(model)[:1])
+    lora.write_optimizer(updates, tmp_path / "a.safetensors")
+    other = LocalChatModel(model=tiny, threads=1)
+    for asked, said in ((LoRA(rank=2), "other shapes there"), (LoRA(rank=4, targets="q_proj"), "not trained here")):
+        network = LocalChatModel(model=tiny, threads=1).network
+        lora.adapt(network, asked)
+        with pytest.raises(UserError, match=said):
+            lora.read_optimizer(lora.optimizer(network, asked), tmp_path / "a.safetensors")
+        with pytest.raises(UserError, match="of another adapter"):
+            lora.put(network, lora.changes(model.network))
+    (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
+    lora.adapt(other.network, QUICK)
+    for name in ("b.safetensors", "absent.safetensors"):
+        with pytest.raises(UserError, match="cannot read the optimizer's state"):
+            lora.read_optimizer(lora.optimizer(other.network, QUICK), tmp_path / name)
+
+
+def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = LocalChatModel(model=tiny, threads=1)
+    wrapper = scattered(model)
+    for name in ("a", "b"):
+        lora.write_adapter(wrapper, tmp_path / name, None)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "a")).eval()
+    with torch.no_grad():
+        ours, _ = lora.replies(model.network, several(model))
+        theirs, _ = lora.replies(again.get_base_model(), several(model))
+    assert torch.allclose(ours, theirs, atol=1e-5)
