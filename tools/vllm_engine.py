@@ -124,9 +124,15 @@ class VllmEngine:
     async def _processed(self) -> bool:
         """Ask the same at two temperatures: raw log-probabilities do not change, processed ones do."""
         for text in PROBES:
-            found = []
+            found: list[float] = []
             for temperature in (1.0, 2.0):
-                body = {"model": self.model, "prompt": text, "max_tokens": 1, "temperature": temperature, "top_p": 1.0}
+                body: dict[str, Any] = {
+                    "model": self.model,
+                    "prompt": text,
+                    "max_tokens": 1,
+                    "temperature": temperature,
+                    "top_p": 1.0,
+                }
                 body |= {"logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL
                 choice = (await self._json("POST", f"{self._url}/completions", body))["choices"][0]
                 if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
@@ -134,7 +140,7 @@ class VllmEngine:
                         f"{self._url} does not return token ids (return_token_ids), without which nothing can be learned from its "
                         "replies; vLLM 0.10.2 or later would do"
                     )
-                found.append(max(choice["logprobs"]["top_logprobs"][0].values()))
+                found.append(float(max(choice["logprobs"]["top_logprobs"][0].values())))
             if found[0] < -0.05:
                 return abs(found[0] - found[1]) > 1e-4
         log.warning("%s: cannot tell whether log-probabilities are processed; taken as raw", self._url)
