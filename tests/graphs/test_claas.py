@@ -1,0 +1,420 @@
+"""CLaaS as graphs: in somebody's LangGraph app, node by node, and after a kill -9 anywhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
+from typing_extensions import TypedDict
+
+from learngraph.graphs import claas, flow
+from learngraph.graphs.claas import CLaaS
+from learngraph.memory.adapters import Adapters
+from learngraph.memory.checkpoints import open_checkpoints_async, serializer
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, UserError
+from learngraph.memory.replay import Limits, Replay
+from learngraph.nodes.replaying import follows, lineage, told
+from learngraph.nodes.serving import AwaitFeedback, Keep, Record, Respond, chat_request
+
+spec = importlib.util.spec_from_file_location("urn", Path(__file__).with_name("urn.py"))
+assert spec
+assert spec.loader
+urn: Any = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(urn)
+
+FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
+
+
+@pytest.fixture
+def replay(tmp_path: Path) -> Iterator[Replay]:
+    with Replay(tmp_path / "replay.sqlite", Limits(held_out=0.0)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def versions(tmp_path: Path) -> Callable[[str, str], Adapters]:
+    known: dict[tuple[str, str], Adapters] = {}
+
+    def of(tenant: str, adapter: str) -> Adapters:
+        if (tenant, adapter) not in known:
+            known[tenant, adapter] = Adapters(tmp_path / "adapters", tenant, adapter, keep=100)
+        return known[tenant, adapter]
+
+    return of
+
+
+@pytest.mark.parametrize(("name", "source"), [("claas-serving", claas.SERVING), ("claas-learning", claas.LEARNING)])
+def test_the_picture_is_the_flow_in_the_source(name: str, source: str) -> None:
+    assert set(flow.parse(source)) == set(flow.parse(flow.draw(claas.blueprint(name))))
+
+
+# Serving, in somebody's app
+
+
+class App(TypedDict):
+    messages: list[Any]
+    id: str
+    request: ChatRequest
+    reply: Reply
+    job: str
+    state: str
+
+
+def app(replay: Replay, **compile: Any) -> Any:
+    """An agent whose turn is CLaaS's serving graph, as a subgraph."""
+    builder = StateGraph(App)
+    builder.add_node("ask", lambda state: {"request": chat_request(state["messages"])})
+    builder.add_node("serve", claas.build_serving(urn.UrnEngine(), replay))
+    builder.add_node("thank", lambda state: {"messages": [*state["messages"], AIMessage(state["reply"].text)]})
+    for one, two in ((START, "ask"), ("ask", "serve"), ("serve", "thank"), ("thank", END)):
+        builder.add_edge(one, two)
+    return builder.compile(**compile)
+
+
+async def test_an_app_waits_for_feedback_and_resumes_with_it(tmp_path: Path, replay: Replay) -> None:
+    config: Any = {"configurable": {"thread_id": "t"}}
+    async with open_checkpoints_async(tmp_path / "checkpoints.sqlite") as saver:
+        graph = app(replay, checkpointer=saver)
+        stopped = await graph.ainvoke({"messages": [HumanMessage("a colour?")], "id": "turn-1"}, config)
+        (question,) = stopped["__interrupt__"]
+        assert question.value["id"] == "turn-1"
+        row = replay.get("default", "turn-1")
+        assert row is not None
+        assert (row.state, row.exchange.reply.text) == ("pending", question.value["text"])
+    async with open_checkpoints_async(tmp_path / "checkpoints.sqlite") as saver:  # another process, days later
+        graph = app(replay, checkpointer=saver)
+        again = await graph.ainvoke(Command(resume={"reward": 7}), config)
+        assert "from -1 to 1, got 7" in again["__interrupt__"][0].value["error"]
+        done = await graph.ainvoke(Command(resume={"success": True, "text": "thanks"}), config)
+    assert done["state"] == "ready"
+    assert done["messages"][-1].content == question.value["text"]
+    row = replay.get("default", "turn-1")
+    assert row is not None
+    assert row.exchange.feedback == Feedback(1.0, "thanks")
+    assert row.exchange.request.messages == ({"role": "user", "content": "a colour?"},)
+
+
+def test_the_same_without_an_event_loop(replay: Replay) -> None:
+    graph = app(replay, checkpointer=InMemorySaver(serde=serializer()))
+    config: Any = {"configurable": {"thread_id": "t"}}
+    pieces = list(
+        graph.stream({"messages": [HumanMessage("a colour?")], "id": "one"}, config, stream_mode="custom", subgraphs=True)
+    )
+    said = [item for _, item in pieces]
+    assert "".join(item.text for item in said if isinstance(item, Piece)) == said[-1].reply.text
+    assert graph.invoke(Command(resume="blue would be right"), config)["job"]
+    row = replay.get("default", "one")
+    assert row is not None
+    assert row.exchange.feedback == Feedback(None, "blue would be right")
+
+
+async def test_without_a_checkpointer_a_turn_ends_where_it_would_wait(replay: Replay) -> None:
+    graph = claas.build_serving(urn.UrnEngine(), replay)
+    state = {"id": "one", "request": urn.request("x"), "tenant": "acme", "family": "colours"}
+    items = [item async for item in graph.astream(state, stream_mode="custom")]
+    assert isinstance(items[-1], Exchange)
+    assert (items[-1].tenant, items[-1].family, items[-1].base) == ("acme", "colours", "urn-1")
+    assert replay.give("acme", "one", Feedback(1.0)).state == "ready"
+
+
+async def test_nodes_work_alone(replay: Replay) -> None:
+    state: dict[str, Any] = {"id": "one", "request": urn.request("x")}
+    state |= await Respond(urn.UrnEngine()).ainvoke(state)
+    assert (state["reply"].version, state["step"]) == ("", 0)
+    state |= Record(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
+    row = replay.get("default", "one")
+    assert row is not None
+    assert row.exchange.created == 5.0
+    state |= {"feedback": Feedback(0.5)}
+    state |= Keep(replay)(state)  # type: ignore[arg-type]
+    assert (state["state"], state["repeated"]) == ("ready", False)
+    assert AwaitFeedback().role == "compute"
+
+
+def test_a_node_runs_twice_and_nothing_changes(replay: Replay) -> None:
+    state: dict[str, Any] = {"id": "one", "request": urn.request("x", seed=1)}
+    state |= Respond(urn.UrnEngine()).invoke(state)
+    for _ in range(2):
+        Record(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
+    state["feedback"] = Feedback(1.0)
+    jobs = [Keep(replay)(state)["job"] for _ in range(2)]  # type: ignore[arg-type]
+    assert jobs[0] == jobs[1]
+    assert replay.counts() == {"ready": 1}
+
+
+# Learning
+
+
+async def filled(replay: Replay, n: int = 8, tenant: str = "acme") -> None:
+    graph = claas.build_serving(urn.UrnEngine(), replay)
+    for i in range(n):
+        await graph.ainvoke({"id": f"e{i}", "request": urn.request(f"say {i}", seed=i), "tenant": tenant})
+        row = replay.get(tenant, f"e{i}")
+        assert row is not None
+        replay.give(tenant, f"e{i}", Feedback(1.0 if row.exchange.reply.text == "blue" else -1.0))
+
+
+async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions)
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    scope = {"tenant": "acme"}
+    early = await graph.ainvoke(scope)
+    assert (early["outcome"], told(early)) == ("too few", "too few (fewer than 8 exchanges are ready)")
+    await filled(replay)
+    done = await graph.ainvoke(scope)
+    live = versions("acme", "default").current
+    assert (done["outcome"], done["update"].version, done["candidate"]) == ("live", live, live)
+    assert [check.name for check in done["checks"]] == ["line", "held-out feedback", "entropy", "kl"]
+    assert told(done) == f"live {live} (passed the gate)"
+    assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, live)
+    assert learner.logits(live)[2] > max(learner.logits(live)[i] for i in (0, 1, 3))
+    (row,) = replay.updates("acme", "default")
+    assert (row["step"], row["kept"], row["age"], row["version"]) == (1, 8, 0, live)
+
+
+async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: Any) -> None:
+    """B_min feedbacks are enough, wherever they went: the first update comes within 10 scenarios."""
+    for seed in range(5):
+        with Replay(tmp_path / f"{seed}.sqlite", Limits(held_out=0.3)) as replay:
+            graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, FREE)
+            await filled(replay, 8, f"tenant-{seed}")
+            assert (await graph.ainvoke({"tenant": f"tenant-{seed}"}))["outcome"] == "live"
+
+
+async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions, poison="alike")
+    graph = claas.build_learning(learner, replay, versions, replace(FREE, positive=None))
+    await filled(replay)
+    for i in range(8):
+        replay.give("acme", f"e{i}", Feedback(-1.0, "no"))
+    outcomes = []
+    while (done := await graph.ainvoke({"tenant": "acme"}))["outcome"] != "too few":
+        outcomes.append((done["outcome"], done["why"]))
+    assert outcomes == [("skipped", "all rewards are alike")] * 8
+    assert replay.counts("acme") == {"consumed": 8}
+    assert not versions("acme", "default").versions()
+
+
+async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions)
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    await filled(replay)
+    full = UserError("no room")
+    full.__cause__ = OSError(28, "No space left on device")
+    learner.fails = [full]
+    with pytest.raises(UserError, match="no room"):
+        await graph.ainvoke({"tenant": "acme"})
+    assert (await graph.ainvoke({"tenant": "acme"}))["batch"] == "acme/default/1"
+
+
+async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions)
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    await filled(replay)
+    await graph.ainvoke({"tenant": "acme"})
+    mine, real = versions("acme", "default"), learner.step
+
+    def step(*args: Any) -> Any:
+        update = real(*args)
+        replay.set_head("acme", "default", mine.roll_back("", "somebody did"))
+        return update
+
+    learner.step = step
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], mine.current, replay.head("acme", "default")) == ("skipped", "", "")
+    assert mine.version(done["update"].version).state == "dropped"
+    learner.step = real
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert list(lineage(mine, done["candidate"])) == [done["candidate"], ""]
+
+
+async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions)
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    await filled(replay)
+    first = (await graph.ainvoke({"tenant": "acme"}))["candidate"]
+    mine, real = versions("acme", "default"), learner.measure
+
+    def measure(*args: Any) -> Any:
+        mine.roll_back("", "somebody did")  # and the head was not set yet when it was killed
+        return real(*args)
+
+    learner.measure = measure
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], mine.current) == ("dropped", "")
+    assert not follows(mine, first)
+    learner.measure = real
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert done["outcome"] == "live"
+    assert list(lineage(mine, done["candidate"])) == [done["candidate"], ""]
+
+
+async def test_a_candidate_that_no_gate_saw_comes_first(replay: Replay, versions: Any) -> None:
+    learner = urn.UrnLearner(versions)
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    await filled(replay)
+    real, killed = learner.measure, RuntimeError("killed")
+    learner.measure = lambda *args: (_ for _ in ()).throw(killed)
+    with pytest.raises(RuntimeError):
+        await graph.ainvoke({"tenant": "acme"})
+    assert (replay.step("acme", "default"), versions("acme", "default").current) == (1, "")
+    learner.measure = real
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], done["batch"]) == ("live", "")
+
+
+def test_settings_say_what_is_wrong() -> None:
+    for wrong, said in (
+        ({"loss": "sft"}, "loss is one of sdpo, reinforce, ppo"),
+        ({"batch": 0}, "batch is at least 1"),
+        ({"canary": 1.5}, "canary is a share"),
+        ({"watch": -1}, "watch and fall_margin"),
+        ({"kl_cap": -1.0}, "kl_cap is not negative"),
+    ):
+        with pytest.raises(UserError, match=said):
+            CLaaS(**wrong)  # type: ignore[arg-type]
+    assert (CLaaS.paper().least, CLaaS.paper().max_age, CLaaS.paper().gate) == (32, 50, False)
+    assert CLaaS.ppo().no_gate().watch == 0
+
+
+def test_hyper_parameters_are_those_of_whoever_uses_them() -> None:
+    from learngraph.tools.lora import LoRA
+    from learngraph.tools.losses import Objective
+
+    objective = claas.part(Objective, CLaaS())
+    assert objective == Objective(), "the same names and the same defaults"
+    assert {one.name for one in fields(Objective)} <= {one.name for one in fields(CLaaS)}
+    assert claas.part(Limits, CLaaS(reuse=3, max_age=7)) == Limits(reuse=3, max_age=7)
+    assert claas.part(LoRA, CLaaS(rank=4), alpha=8.0, batch=1).rank == 4
+    assert claas.part(Objective, CLaaS.reinforce()).loss == "reinforce"
+
+
+# Kill -9
+
+
+KILLED = '''
+import asyncio, importlib.util, json, os, signal, sys
+from pathlib import Path
+from dataclasses import replace
+from learngraph.graphs import claas
+from learngraph.memory.adapters import Adapters
+from learngraph.memory.replay import Limits, Replay
+
+spec = importlib.util.spec_from_file_location("urn", sys.argv[1])
+urn = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(urn)
+settings = claas.CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0, keep=100, reuse=2)
+calls = 0
+
+def bomb(owner, name, at):
+    """SIGKILL before or after the at-th call of any of these."""
+    real = getattr(owner, name)
+    def call(*args, **more):
+        tick(at)
+        found = real(*args, **more)
+        tick(at)
+        return found
+    setattr(owner, name, call)
+
+def tick(at):
+    global calls
+    if calls == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls += 1
+
+async def fill(folder):
+    with Replay(folder / "replay.sqlite", Limits(held_out=0.0, reuse=2)) as replay:
+        graph = claas.build_serving(urn.UrnEngine(), replay)
+        for i in range(8):
+            await graph.ainvoke({"id": f"e{i}", "request": urn.request(f"{i}", seed=i), "tenant": "acme"})
+            word = replay.get("acme", f"e{i}").exchange.reply.text
+            replay.give("acme", f"e{i}", urn.read_feedback(1.0 if word == "blue" else -1.0))
+
+async def learn(folder, at):
+    replay = Replay(folder / "replay.sqlite", Limits(held_out=0.0, reuse=2))
+    adapters = Adapters(folder / "adapters", "acme", keep=100)
+    learner = urn.UrnLearner(lambda tenant, adapter: adapters)
+    if at is not None:
+        for name in ("lease", "note_kl", "commit"):
+            bomb(replay, name, at)
+        for name in ("write", "promote"):
+            bomb(adapters, name, at)
+        for name in ("correct", "step", "measure"):
+            bomb(learner, name, at)
+    graph = claas.build_learning(learner, replay, lambda tenant, adapter: adapters, settings)
+    while (await graph.ainvoke({"tenant": "acme"}))["outcome"] != "too few":
+        pass
+    told = {
+        "live": adapters.current,
+        "versions": sorted((v.label, v.parent) for v in adapters.versions()),
+        "steps": [(u["step"], u["batch"], u["version"]) for u in replay.updates("acme", "default")],
+        "rows": sorted((row.exchange.id, row.state, row.times) for row in replay.rows("acme")),
+    }
+    replay.close()
+    return told, calls
+
+def apart(work):
+    """In a process of its own; its answer, or None if it was killed."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.close(read)
+        with os.fdopen(write, "w") as out:
+            out.write(json.dumps(asyncio.run(work())))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        text = answer.read()
+    os.waitpid(child, 0)
+    return json.loads(text) if text else None
+
+root = Path(sys.argv[2])
+def once(name, at):
+    folder = root / name
+    folder.mkdir()
+    apart(lambda: fill(folder))
+    died = apart(lambda: learn(folder, at))
+    return died, apart(lambda: learn(folder, None)) if at >= 0 else died
+
+(whole, count), _ = once("whole", -1)
+found = []
+for at in range(int(sys.argv[3]) % 2, count, int(sys.argv[3])):
+    died, (after, _) = once(f"killed-{at}", at)
+    found.append([at, died is None, after == whole])
+print(json.dumps({"whole": whole, "count": count, "found": found}))
+'''
+
+
+def killed(tmp_path: Path, every: int) -> dict[str, Any]:
+    run = [sys.executable, "-c", KILLED, str(Path(__file__).with_name("urn.py")), str(tmp_path), str(every)]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert len(told["whole"]["steps"]) == 2
+    assert all(times == 2 for _, _, times in told["whole"]["rows"])
+    assert told["count"] >= 30
+    for at, died, same in told["found"]:
+        assert died, f"nothing was killed at {at}"
+        assert same, f"killed at {at}, it went on to something else"
+    return told
+
+
+@pytest.mark.slow
+def test_killed_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
+    """The same minibatches, the same versions by hash, nothing trained twice; every fifth place in between two effects."""
+    assert len(killed(tmp_path, 5)["found"]) >= 6
+
+
+@pytest.mark.long
+def test_killed_anywhere_and_gone_on_it_comes_to_the_same(tmp_path: Path) -> None:
+    assert len(killed(tmp_path, 1)["found"]) >= 30
