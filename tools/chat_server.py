@@ -14,6 +14,7 @@ so, or by `response_id` and `choice`.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import math
@@ -233,7 +234,7 @@ class Api:
                         raise too_long
         except TimeoutError:
             raise Refused(f"the body took longer than {BODY_SECONDS:g} s", 408, headers={"connection": "close"}) from None
-        return loads(bytes(found)) if found.strip() else {}
+        return loads(bytes(found)) if found else {}
 
     # Chat
 
@@ -522,10 +523,18 @@ def app(
             says["model"] = shape
         if asks in (ChatBody, TextBody):
             says["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        known = inspect.signature(endpoint).parameters.keys()
+
+        async def no_others(request: Request) -> None:
+            if unknown := sorted(request.query_params.keys() - known):
+                name = unknown[0][:100]
+                raise Refused(f"unknown query parameter: {name!r}", param=name, code="unknown_parameter")
+
         router.add_api_route(
             path,
             endpoint,
             methods=[method],
+            dependencies=[Depends(no_others)],
             status_code=status,
             response_class=JSONResponse if not content else Response,
             responses={status: says},

@@ -301,6 +301,7 @@ def test_what_the_engine_does_not_have_is_refused(more: dict[str, Any], param: s
     "body",
     [
         b"",
+        b"\r\n",
         b"{",
         b"[]",
         b'"x"',
@@ -314,7 +315,7 @@ def test_what_the_engine_does_not_have_is_refused(more: dict[str, Any], param: s
         b"[" * 500_000,
         b'{"a":' * 80 + b"1" + b"}" * 80,
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_bodies_that_are_no_proper_json(client: httpx.Client, body: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/feedback", "/v1/adapters"):
@@ -374,6 +375,8 @@ def test_errors_have_one_shape_everywhere(client: httpx.Client) -> None:
         ("GET", "/v1/adapters/NONE", 400),
         ("GET", "/v1/experiences?limit=0", 400),
         ("GET", "/v1/experiences?state=odd", 400),
+        ("GET", "/v1/experiences?tenant=rival", 400),
+        ("GET", "/healthz?x=1", 400),
         ("DELETE", "/v1/experiences", 400),
         ("DELETE", "/v1/experiences?confirm=yes", 400),
         ("DELETE", "/v1/adapters/none", 404),

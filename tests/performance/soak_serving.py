@@ -1,0 +1,164 @@
+"""`learngraph serve` under mixed traffic for a long time: does its memory stay flat, does anything fail or hang?
+
+    python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process]
+
+Clients chat (streamed and whole, n = 2, with and without `store`), hang up in mid-stream, give feedback (once, twice, for others'
+responses), send what is no JSON, read the lists, metrics and the dashboard, promote and roll back. Every minute: what was asked, what
+failed, and the resident memory of the server and of its learner; in the end its slope, by least squares over the second half, and
+over all but the first fifth. Nothing is asserted; a slope that is not near 0 MB/min is a leak, or a cache that still fills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+from bench_serving import HANG, Seen, asked, model_of, one, server, steps
+
+
+def resident(pid: int) -> tuple[float, float]:
+    """MB of a process, and of its children together."""
+
+    def of(one: int) -> float:
+        try:
+            lines = Path(f"/proc/{one}/status").read_text().splitlines()
+        except OSError:
+            return 0.0
+        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS")), 0.0)
+
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            children += [int(child) for child in (task / "children").read_text().split()]
+        except OSError:
+            continue
+    return of(pid), sum(map(of, set(children)))
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of y over x, by least squares."""
+    if len(points) < 2:
+        return float("nan")
+    mean_x, mean_y = (sum(point[i] for point in points) / len(points) for i in (0, 1))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+async def odd(
+    client: aiohttp.ClientSession, model: str, draw: random.Random, seen: Seen, counts: collections.Counter[str]
+) -> None:
+    """Something else than a chat with feedback; which status is right is known."""
+    body = asked(draw, 16) | {"model": model}
+    kind = draw.choice(["whole", "two", "hang up", "bad", "foreign", "twice", "lists", "page", "versions", "unkept"])
+    counts[kind] += 1
+    try:
+        async with asyncio.timeout(HANG):
+            if kind in ("whole", "unkept"):
+                async with client.post("/v1/chat/completions", json=body | {"store": kind == "whole"}) as answer:
+                    await answer.read()
+                    expect(answer, (200,), seen)
+            elif kind == "two":
+                async with client.post("/v1/chat/completions", json=body | {"n": 2, "logprobs": True}) as answer:
+                    await answer.read()
+                    expect(answer, (200,), seen)
+            elif kind == "hang up":
+                async with client.post("/v1/chat/completions", json=body | {"stream": True, "max_tokens": 200}) as answer:
+                    await answer.content.readline()
+                    answer.close()
+            elif kind == "bad":
+                async with client.post("/v1/chat/completions", data=draw.choice([b"{", b"[" * 9999, b"\xff", b"{}"])) as answer:
+                    expect(answer, (400,), seen)
+            elif kind == "foreign":
+                async with client.post("/v1/feedback", json={"response_id": "chatcmpl-none", "reward": 1}) as answer:
+                    expect(answer, (404,), seen)
+            elif kind == "twice":
+                async with client.post("/v1/chat/completions", json=body) as answer:
+                    id = (await answer.json())["id"]
+                for reward in (1, 1, -1):
+                    async with client.post("/v1/feedback", json={"response_id": id, "reward": reward}) as answer:
+                        expect(answer, (202, 409), seen)
+            elif kind == "versions":
+                async with client.post("/v1/adapters/default/rollback", json={"to": draw.choice(["base", None])}) as answer:
+                    expect(answer, (200, 400, 404, 409), seen)
+            else:
+                paths = (
+                    ["/dashboard"]
+                    if kind == "page"
+                    else ["/v1/experiences", "/v1/adapters", "/v1/status", "/metrics", "/healthz"]
+                )
+                for path in paths:
+                    async with client.get(path) as answer:
+                        await answer.read()
+                        expect(answer, (200,), seen)
+    except TimeoutError:
+        seen.hung += 1
+    except aiohttp.ClientError as error:
+        seen.failed.append(f"{kind}: {error!r}"[:200])
+
+
+def expect(answer: aiohttp.ClientResponse, statuses: tuple[int, ...], seen: Seen) -> None:
+    if answer.status not in statuses:
+        seen.failed.append(f"{answer.method} {answer.url.path}: {answer.status}")
+
+
+async def soak(url: str, key: str, pid: int, options: argparse.Namespace) -> None:
+    model, began, seen, counts = await model_of(url, key), time.monotonic(), Seen(), collections.Counter[str]()
+    memory: list[tuple[float, float]] = []
+    learner: list[tuple[float, float]] = []
+    connector = aiohttp.TCPConnector(limit=0)
+    headers = {"authorization": f"Bearer {key}"}
+    end = began + 60 * options.minutes
+    async with aiohttp.ClientSession(url, headers=headers, connector=connector, timeout=aiohttp.ClientTimeout()) as client:
+
+        async def ask(draw: random.Random) -> None:
+            while time.monotonic() < end:
+                if draw.random() < 0.6:
+                    await one(client, model, draw, 16, True, seen)
+                else:
+                    await odd(client, model, draw, seen, counts)
+
+        async def watch() -> None:
+            while time.monotonic() < end:
+                await asyncio.sleep(min(60.0, max(0.0, end - time.monotonic())))
+                minute = (time.monotonic() - began) / 60
+                mine, its = resident(pid)
+                memory.append((minute, mine))
+                learner.append((minute, its))
+                print(
+                    f"{minute:5.1f} min: server {mine:7.1f} MB, learner {its:7.1f} MB; {len(seen.whole)} replies with feedback, "
+                    f"{sum(counts.values())} other requests, {len(seen.failed)} failed, {seen.hung} hung, {await steps(client)} steps, "
+                    f"{len(seen.versions)} versions",
+                    flush=True,
+                )
+
+        await asyncio.gather(watch(), *(ask(random.Random(i)) for i in range(options.clients)))
+    for name, points in (("server", memory), ("learner", learner)):
+        late = [point for point in points if point[0] > options.minutes / 2]
+        most = [point for point in points if point[0] > options.minutes / 5]
+        print(f"{name}: {slope(late):+.2f} MB/min in the second half, {slope(most):+.2f} MB/min after the first fifth")
+    for problem in sorted(set(seen.failed))[:10]:
+        print(f"    {seen.failed.count(problem)} x {problem}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--model", default="pocket")
+    parser.add_argument("--trainer", default="process")
+    options, more = parser.parse_known_args()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server(options.model, options.trainer, Path(folder) / "out", more) as (url, key, pid),
+    ):
+        asyncio.run(soak(url, key, pid, options))
+
+
+if __name__ == "__main__":
+    main()
