@@ -188,6 +188,7 @@ class Adapters:
                 if path.is_symlink():
                     raise AdapterError(f"adapter {self.scope}: {path} is a symbolic link; put the folder itself there")
         self._owner = FileLock(self.place / "lock", thread_local=False)
+        shutil.rmtree(self.place.with_name(f".gone-{adapter}"), ignore_errors=True)  # of a removal that was killed
         with self._changing():
             for path in self._versions.iterdir():
                 if path.name.startswith("."):  # of a write or a deletion that was killed

@@ -152,9 +152,7 @@ def draw(
     bad = min(size - min(wanted, have[True]), have[False])
     found: list[int] = []
     for side, count in ((True, min(size - bad, have[True])), (False, bad)):
-        groups = [strata[side][family] for family in sorted(strata[side])]
-        for group in groups:
-            random.shuffle(group)
+        groups = [random.sample(group, min(len(group), count)) for _, group in sorted(strata[side].items())]
         random.shuffle(groups)
         end = len(found) + count
         while len(found) < end:
@@ -706,8 +704,7 @@ class Replay(ReplayFile):
                 base.execute("UPDATE batches SET ids = '[]' WHERE tenant = ?", (tenant,))
             base.executemany("INSERT OR IGNORE INTO taints VALUES (?, ?)", [(tenant, label) for label in labels])
             base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
-        with self._reading() as base:
-            base.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._empty()
         return tuple(sorted(labels))
 
     def tainted(self, tenant: str | None = None) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 from .records import ChatRequest, Exchange, Feedback, Reply, Sampling, UserError
@@ -28,6 +28,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """What a tenant or an adapter may be called."""
 ROUNDING = 1e-5
 """Nats that a log-probability may be above 0 in 32-bit arithmetic; stored as 0."""
+OFTEN, LONGEST = 100, 20_000
+"""Transactions after which the log is brought to its place in the background; its pages (4 kB) after which a writer does it."""
 TABLES = """
 CREATE TABLE tenants (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE scopes (tenant TEXT, adapter TEXT, step INTEGER NOT NULL DEFAULT 0, head TEXT NOT NULL DEFAULT '',
@@ -95,6 +97,9 @@ class ReplayFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock = Lock()
+        self._copying = Lock()
+        self._due, self._commits, self._closing = Event(), 0, False
+        self._copier: Thread | None = None
         self._own()
         try:
             with self._in_words():
@@ -145,6 +150,7 @@ class ReplayFile:
         base.execute("PRAGMA journal_mode=WAL")
         base.execute("PRAGMA synchronous=FULL")
         base.execute("PRAGMA secure_delete=ON")
+        base.execute(f"PRAGMA wal_autocheckpoint={LONGEST}")
         if mark == OURS:
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what was deleted just before a crash leaves the log, too
         else:
@@ -180,9 +186,46 @@ class ReplayFile:
                 if self._base.in_transaction:
                     self._base.execute("ROLLBACK")
                 raise
+            self._commits += 1
+            if self._commits % OFTEN == 0:
+                if self._copier is None:
+                    self._copier = Thread(target=self._copy, name="replay", daemon=True)
+                    self._copier.start()
+                self._due.set()
+
+    def _copy(self) -> None:
+        """In a thread of its own: bring what is in the log to its place, so that no request waits for it."""
+        with closing(sqlite3.connect(self.path, 5.0, isolation_level=None)) as base:
+            while True:
+                self._due.wait()
+                self._due.clear()
+                if self._closing:
+                    return
+                with (
+                    self._copying,
+                    suppress(sqlite3.Error),
+                ):  # what fails here (a full disk) fails for the next writer, in words
+                    base.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def _empty(self) -> None:
+        """Bring all of the log to its place and cut it: what was deleted is then in no file.
+
+        Raises:
+            ReplayError: the disk does not take it. It is done when the file is opened again.
+        """
+        with self._in_words(), self._copying, self._lock:
+            busy, *_ = self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise ReplayError(
+                f"replay buffer at {self.path}: deleted, but another program is reading the file: end it, and open it again"
+            )
 
     def close(self) -> None:
         """Close the file, and let another process open it."""
+        self._closing = True
+        self._due.set()
+        if self._copier is not None:
+            self._copier.join()
         with self._lock:
             self._base.close()
             self._owner.release()

@@ -444,6 +444,7 @@ def test_several_take_turns(tmp_path: Path) -> None:
     assert adapters.current == lives[-1]["label"]
 
 
+@pytest.mark.slow
 def test_a_roll_back_among_a_thousand_versions_takes_no_second(adapters: Adapters, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)  # only to have them soon

@@ -377,24 +377,24 @@ def driven(name: str, how: str, place: Path, every: int, shim: Path | None = Non
 
 
 def test_killed_before_some_sql_statements(place: Path) -> None:
-    assert driven("replay", "statements", place, 71)["tried"] > 15
+    assert driven("replay", "statements", place, 149)["tried"] > 7
 
 
 @pytest.mark.slow
 def test_killed_before_more_sql_statements(place: Path) -> None:
-    assert driven("replay", "statements", place, 19)["tried"] > 60
+    assert driven("replay", "statements", place, 41)["tried"] > 30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "adapters"])
 def test_killed_between_file_operations(place: Path, shim: Path, name: str) -> None:
-    assert driven(name, "calls", place, 31 if name == "replay" else 3, shim)["tried"] > 50
+    assert driven(name, "calls", place, 47 if name == "replay" else 5, shim)["tried"] > 30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["replay", "adapters"])
 def test_killed_twice_at_random_moments(place: Path, name: str) -> None:
-    assert driven(name, "random", place, 25)["tried"] > 10
+    assert driven(name, "random", place, 15)["tried"] > 7
 
 
 @pytest.mark.long
