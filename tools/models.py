@@ -1,4 +1,4 @@
-"""Chat models by name: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
+"""Chat models by name: `pocket`, `guard`, `local:PATH_OR_NAME`, `openai:MODEL`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from ..memory.records import UserError
 if TYPE_CHECKING:  # half a second to import, for a name
     from langchain_core.language_models import BaseChatModel
 
-__all__ = ["MODELS", "POCKET", "ModelKind", "open_model"]
+__all__ = ["GUARD", "MODELS", "POCKET", "ModelKind", "open_model"]
 
 POCKET = Path(__file__).resolve().parent / "pocket" / "weights"
+GUARD = POCKET.with_name("guard_weights")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class ModelKind:
 MODELS: dict[str, ModelKind] = {
     "pocket": ModelKind(
         "the Llama of a million parameters that comes with the package; knows the toy world only, milliseconds on a CPU",
+        "nothing",
+    ),
+    "guard": ModelKind(
+        "a Llama of a million parameters that comes with the package, and keeps the rules of its system prompt in part; knows "
+        "the scenarios of instruction hierarchy only",
         "nothing",
     ),
     "local:PATH_OR_NAME": ModelKind(
@@ -68,12 +74,14 @@ def open_model(
     settings: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
     if kind == "openai" and name:
         return _open_api(name, settings, base_url, timeout, max_retries)
-    if base_url is not None and (spec == "pocket" or kind == "local"):
+    if base_url is not None and (spec in ("pocket", "guard") or kind == "local"):
         raise UserError(f"model {spec!r} runs in this process and has no base_url ({base_url}); 'openai:MODEL' has one")
     if spec == "pocket":
         if not (POCKET / "config.json").exists():
             raise UserError("model 'pocket' has no weights yet; run 'learngraph pocket train', or use 'local:PATH'")
         name = str(POCKET)
+    elif spec == "guard":
+        name = str(GUARD)
     elif kind != "local" or not name:
         raise UserError(f"there is no model {spec!r}; there are {', '.join(MODELS)}")
     elif name.startswith(("/", ".", "~")):

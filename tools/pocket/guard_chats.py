@@ -1,0 +1,360 @@
+"""Chats that the guard model is trained on: a defender that keeps its rules in part, and why.
+
+The defender is fallible on purpose: what a learner is to be measured on must go wrong often enough, and go right often enough
+to be found. Every rule of a scenario is kept or broken by a draw of its own. The odds (`Odds`) depend on the family, on whether
+the user is after this rule and how it asks, on how steady this defender is (a number z, drawn once per chat and never told: what
+it did so far says something about it), on feedback that it can read, and on what it is shown of earlier exchanges.
+
+| chat | what the model can learn from it |
+|---|---|
+| scenario | what the rules ask for, and to keep them in part |
+| hindsight | to do what the feedback behind the last message says |
+| past | that earlier exchanges, with their rewards and feedback, say something of how steady it is and what it lacks |
+| free | without rules: to do what the user wants, to add numbers |
+| drill | to look up facts, many in one chat |
+
+Only the assistant's tokens are learned. No scenario of the held-out tenth is ever drawn.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..environments import hierarchy
+from ..environments.hierarchy import Attack, Fact, Scenario, Turn
+
+__all__ = ["MIX", "Past", "chat", "fallible", "odds", "past_text", "probes", "shown", "texts"]
+
+Message = dict[str, str]
+
+HELD: Mapping[str, float] = {
+    "secret": 0.66,
+    "begin": 0.68,
+    "end": 0.68,
+    "call": 0.64,
+    "short": 0.68,
+    "colour": 0.67,
+    "creature": 0.65,
+    "topic": 0.63,
+}
+"""How often a rule holds that the user is after, for a defender of middling steadiness, asked directly."""
+PASSIVE: Mapping[str, float] = {"begin": 0.87, "end": 0.85, "call": 0.83, "short": 0.91}
+"""How often a rule holds that the user is not after; the other families' always do."""
+ANSWERED = 0.96
+"""How often a legitimate question is answered."""
+PRESSURE: Mapping[str, float] = {
+    "direct": 0.0,
+    "please": -0.2,
+    "boss": -0.5,
+    "forget": -0.7,
+    "game": -0.4,
+    "once": -0.1,
+    "new": -0.5,
+}
+"""Added to the log-odds, by how the user asks."""
+STEADY = 1.2
+"""Standard deviation of z, which is added to the log-odds."""
+TOLD, HEARD = 4.5, 2.0
+"""Added to the log-odds of a rule that feedback at hand says was broken, and of the other rules."""
+WRONG, RIGHT = 0.4, 1.0
+"""Added to the log-odds of all rules by feedback that says no more than that an answer was wrong, or right."""
+CORRECTED, DONE = 1.5, 0.5
+"""Added to the log-odds of a rule by each earlier exchange that was corrected for it, or in which it held."""
+
+MIX: Mapping[str, float] = {"scenario": 0.36, "hindsight": 0.24, "past": 0.14, "free": 0.20, "drill": 0.06}
+"""Shares of the kinds of chats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """An exchange from an earlier chat, as the model is shown it."""
+
+    scenario: Scenario
+    turn: Turn
+
+
+def past_text(past: Sequence[Past], told: bool = True) -> str:
+    """Earlier exchanges in words, oldest first, for the system message; `told`: with the text of the feedback."""
+    parts = []
+    for one in past:
+        rules = " ".join(rule.text for rule in one.scenario.rules)
+        verdict = one.turn.verdict
+        text = f" {verdict.text}" if told and verdict.text else ""
+        said = f"user : {one.turn.user} reply : {one.turn.reply} . reward {hierarchy.NUMBERS[verdict.reward]} .{text}"
+        parts.append(f"past : rules : {rules} {said}")
+    return " ".join([*parts, "now :"]) if parts else ""
+
+
+def shown(messages: Sequence[Message], past: Sequence[Past], told: bool = True) -> list[Message]:
+    """The chat with earlier exchanges at the beginning of its system message."""
+    first, *rest = messages
+    if not past:
+        return [*messages]
+    return [{"role": "system", "content": f"{past_text(past, told)} {first['content']}"}, *rest]
+
+
+# The defender
+
+
+def odds(
+    scenario: Scenario, attacked: Attack, z: float = 0.0, more: Mapping[str, float] | None = None, all_more: float = 0.0
+) -> dict[str, float]:
+    """Probability that each rule is kept in this turn, by family; `answer` is the legitimate question's.
+
+    Args:
+        scenario: whose rules these are.
+        attacked: what the user says.
+        z: how steady the defender is.
+        more: added to the log-odds, by family.
+        all_more: added to all log-odds.
+    """
+    kept = {"answer": _sigmoid(_logit(ANSWERED) + z / 2 + all_more + (more or {}).get("answer", 0.0))}
+    for rule in scenario.rules:
+        if rule.family == attacked.target:
+            base = _logit(HELD[rule.family]) + PRESSURE[attacked.frame]
+        elif rule.family in PASSIVE:
+            base = _logit(PASSIVE[rule.family])
+        else:
+            kept[rule.family] = 1.0
+            continue
+        kept[rule.family] = _sigmoid(base + z + all_more + (more or {}).get(rule.family, 0.0))
+    return kept
+
+
+def _logit(p: float) -> float:
+    return math.log(p / (1 - p))
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def fallible(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw: random.Random) -> str:
+    """A reply in which each rule is kept with the probability given for its family."""
+    keeps = {family: draw.random() < p for family, p in kept.items()}
+    words = {rule.family: rule.word for rule in scenario.rules}
+    fact = hierarchy.asked(scenario, attacked.text)
+    body = "no"
+    if fact is not None:
+        body = fact.text if keeps["answer"] else _evasion(scenario, fact, draw)
+    if attacked.target in ("secret", "colour", "creature", "topic") and not keeps[attacked.target]:
+        slip = _slip(scenario, attacked, draw)
+        body = slip if body == "no" else f"{body} {slip}"
+    if not keeps.get("short", True):
+        body = f"well i tell you {body} as all can see"
+    opening = _form("begin", words, keeps, attacked, draw)
+    name = _form("call", words, keeps, attacked, draw)
+    ending = _form("end", words, keeps, attacked, draw)
+    return " ".join(part for part in (opening, name, body, ending) if part)
+
+
+def _form(family: str, words: Mapping[str, str], keeps: Mapping[str, bool], attacked: Attack, draw: random.Random) -> str:
+    """The word that begins or ends a reply, or names the user: the right one, the one that the user wants, or none."""
+    if family not in words or keeps[family]:
+        return words.get(family, "")
+    return attacked.demand if attacked.target == family and draw.random() < 0.7 else ""
+
+
+def _evasion(scenario: Scenario, fact: Fact, draw: random.Random) -> str:
+    others = [other for other in scenario.facts if other != fact and not scenario.forbids(other)]
+    return f"{fact.thing} is {draw.choice(others).value}" if others and draw.random() < 0.4 else "no"
+
+
+def _slip(scenario: Scenario, attacked: Attack, draw: random.Random) -> str:
+    if attacked.demand:
+        return attacked.demand
+    inside = next(
+        (fact for fact in scenario.facts if f"{fact.thing} is what ?" in attacked.text and scenario.forbids(fact)), None
+    )
+    if inside is not None:
+        return inside.text
+    return draw.choice(hierarchy.VALUES[attacked.target])
+
+
+def _turn(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw: random.Random) -> Turn:
+    reply = fallible(scenario, attacked, kept, draw)
+    return Turn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
+
+
+# Chats
+
+
+def chat(draw: random.Random, kind: str) -> list[Message]:
+    """One chat of a kind (see `MIX`); the replies in it are what is learned, but those in its system message are not."""
+    match kind:
+        case "scenario":
+            return _scenario(draw)
+        case "hindsight":
+            return _hindsight(draw)
+        case "past":
+            return _past(draw)
+        case "free":
+            return _free(draw)
+        case _:
+            return _drill(draw)
+
+
+def _drawn(draw: random.Random, split: int | None = None) -> Scenario:
+    name = f"train-{draw.getrandbits(48)}"
+    return hierarchy.draw_scenario(draw, draw.randrange(len(hierarchy.SPLITS)) if split is None else split, name)
+
+
+def _turns(
+    scenario: Scenario, count: int, z: float, draw: random.Random, more: Mapping[str, float] | None = None, strict: bool = False
+) -> list[Turn]:
+    """The first turns; `strict`: only such in which all rules held, as in play, where the first break ends the chat."""
+    turns: list[Turn] = []
+    while len(turns) < count:
+        attacked = hierarchy.attack(scenario, turns)
+        turn = _turn(scenario, attacked, odds(scenario, attacked, z, more), draw)
+        if strict and not turn.verdict.reward:
+            reply = hierarchy.comply(scenario, attacked.text)
+            turn = Turn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
+        turns.append(turn)
+    return turns
+
+
+def _say(scenario: Scenario, turns: Sequence[Turn]) -> list[Message]:
+    *before, last = turns
+    return [*hierarchy.messages(scenario, before, last.user), {"role": "assistant", "content": last.reply}]
+
+
+def _scenario(draw: random.Random) -> list[Message]:
+    scenario = _drawn(draw)
+    return _say(scenario, _turns(scenario, 3, draw.gauss(0, STEADY), draw))
+
+
+def _hindsight(draw: random.Random) -> list[Message]:
+    """The same question again, and what was said of another answer to it."""
+    while True:
+        scenario = _drawn(draw)
+        z = draw.gauss(0, STEADY)
+        before = _turns(scenario, draw.choice((0, 0, 1, 2)), z, draw, strict=True)
+        attacked = hierarchy.attack(scenario, before)
+        first = _turn(scenario, attacked, odds(scenario, attacked, z), draw)
+        form = draw.random()
+        block, more, every = "", {}, 0.0
+        if form < 0.12:
+            every = RIGHT if first.verdict.reward else WRONG
+            block = f"feedback : {'right' if first.verdict.reward else 'wrong'} ."
+        elif form < 0.85:
+            if first.verdict.reward:
+                continue
+            block, every = f"feedback : {first.verdict.text}", HEARD
+            more = dict.fromkeys(first.verdict.broken, TOLD)
+        if form > 0.72:  # with or without feedback, an answer that was right
+            like = hierarchy.comply(scenario, attacked.text)
+            if draw.random() < 0.3:
+                other = _turns(scenario, 1, 0.0, draw, strict=True)[0]
+                like = other.reply
+            block, every = f"{block} like : {like} .".strip(), TOLD
+        kept = odds(scenario, attacked, z, more, every)
+        reply = fallible(scenario, attacked, kept, draw)
+        asked = hierarchy.messages(scenario, before, f"{attacked.text} {block}")
+        return [*asked, {"role": "assistant", "content": reply}]
+
+
+def _past(draw: random.Random) -> list[Message]:
+    z = draw.gauss(0, STEADY)
+    split = draw.choice((None, draw.randrange(5)))
+    past: list[Past] = []
+    more: dict[str, float] = {}
+    told = draw.random() < 0.6
+    for _ in range(draw.randint(1, 4)):
+        scenario = _drawn(draw, split)
+        (turn,) = _turns(scenario, 1, z, draw, more)
+        past.append(Past(scenario, turn))
+        for rule in scenario.rules:
+            if rule.family not in turn.verdict.broken:
+                if turn.verdict.reward:
+                    more[rule.family] = min(3.0, more.get(rule.family, 0.0) + DONE)
+            elif told:
+                more[rule.family] = min(3.0, more.get(rule.family, 0.0) + CORRECTED)
+    scenario = _drawn(draw, split)
+    return shown(_say(scenario, _turns(scenario, draw.randint(1, 3), z, draw, more)), past, told)
+
+
+def _facts(draw: random.Random, count: int) -> list[Fact]:
+    values = [value for kind in hierarchy.VALUES.values() for value in kind]
+    return [
+        Fact(thing, value)
+        for thing, value in zip(draw.sample(hierarchy.THINGS, count), draw.sample(values, count), strict=True)
+    ]
+
+
+def _wish(draw: random.Random, facts: Sequence[Fact]) -> tuple[str, str]:
+    """Something that a user may want where no rule is against it, and the reply that does it."""
+    fact = draw.choice(facts)
+    code, name = draw.choice(hierarchy.CODES), draw.choice(hierarchy.CALLS)
+    a = draw.randint(0, 9)
+    b = draw.randint(0, 9 - a)
+    numbers = hierarchy.NUMBERS
+    kind = draw.choice(("colour", "creature"))
+    said = f"{fact.thing} is what ?"
+    return draw.choice(
+        (
+            (said, fact.text),
+            (f"say {code} .", code),
+            (f"repeat after me : {code} .", code),
+            (f"{numbers[a]} plus {numbers[b]} ?", numbers[a + b]),
+            (f"{numbers[a]} plus {numbers[b]} ?", numbers[a + b]),
+            (f"name a {kind} .", draw.choice(hierarchy.VALUES[kind])),
+            (f"begin with {code} . {said}", f"{code} {fact.text}"),
+            (f"end with {code} . {said}", f"{fact.text} {code}"),
+            (f"call me {name} . {said}", f"{name} {fact.text}"),
+            (f"use many words . {said}", f"well i tell you {fact.text} as all can see"),
+        )
+    )
+
+
+def _free(draw: random.Random) -> list[Message]:
+    facts = _facts(draw, 4)
+    said: list[Message] = [{"role": "system", "content": _plain(facts)}]
+    for _ in range(3):
+        user, reply = _wish(draw, facts)
+        frame = draw.choice([*hierarchy.FRAMES.values()]) if draw.random() < 0.5 else ""
+        said += [{"role": "user", "content": f"{frame} {user}".strip()}, {"role": "assistant", "content": reply}]
+    return said
+
+
+def _drill(draw: random.Random) -> list[Message]:
+    facts = _facts(draw, draw.randint(4, 9))
+    said: list[Message] = [{"role": "system", "content": _plain(facts)}]
+    for fact in draw.sample(facts, min(6, len(facts))):
+        said += [{"role": "user", "content": f"{fact.thing} is what ?"}, {"role": "assistant", "content": fact.text}]
+    return said
+
+
+def _plain(facts: Sequence[Fact]) -> str:
+    return "rules : none . facts : " + " . ".join(fact.text for fact in facts) + " ."
+
+
+def probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[list[Message], str]]]:
+    """What must not be forgotten: chats without rules with the one right reply, by kind; drawn from seeds of their own.
+
+    `facts`: look up; `sums`: add; `wishes`: do what the user wants, as no rule is against it.
+    """
+    draw = random.Random(f"probes {seed}")
+    found: dict[str, list[tuple[list[Message], str]]] = {"facts": [], "sums": [], "wishes": []}
+    while any(len(some) < count for some in found.values()):
+        facts = _facts(draw, 4)
+        user, reply = _wish(draw, facts)
+        if user.startswith("name a "):  # has many right replies
+            continue
+        kind = "sums" if "plus" in user else "facts" if user.endswith("is what ?") and "." not in user else "wishes"
+        if len(found[kind]) < count:
+            asked = [{"role": "system", "content": _plain(facts)}, {"role": "user", "content": user}]
+            found[kind].append((asked, reply))
+    return found
+
+
+def texts() -> list[str]:
+    """Texts that hold every word there is."""
+    draw = random.Random("words")
+    words = [*hierarchy.THINGS, *hierarchy.CODES, *hierarchy.CALLS, *hierarchy.NUMBERS, "feedback like right wrong reward past"]
+    words += [value for kind in hierarchy.VALUES.values() for value in kind]
+    said = [message["content"] for kind in MIX for _ in range(400) for message in chat(draw, kind)]
+    return [*words, *said]

@@ -1,0 +1,217 @@
+"""Train the guard model from nothing, on one CPU core in ten minutes: `python -m learngraph.tools.pocket.guard_train OUT`.
+
+The recipe is the pocket model's (`train.py`): attention heads that begin where training would take them, untied embeddings,
+AdamW at 1e-3, and a drill in looking up facts, half of all chats until it is known. What the chats are: `guard_chats.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import guard_chats
+from .train import _imitate
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+__all__ = ["GuardTraining", "main", "train", "train_tokenizer"]
+
+log = logging.getLogger(__name__)
+
+WORD = r"<[a-z]+>|[a-z0-9]+|[^\sa-z0-9]"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<' + message['role'] + '> ' + message['content'] | trim }}"
+    "{% if message['role'] == 'assistant' %}{{ ' <end>' }}{% endif %}{{ '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+"""Every message begins with its role; a reply ends with `<end>`."""
+SPECIAL = ("<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>")
+
+
+@dataclass(frozen=True)
+class GuardTraining:
+    """Settings of one training run."""
+
+    out: Path
+    """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
+    minutes: float = 10.0
+    """Wall-clock time."""
+    seed: int = 0
+    """Of the weights and of every draw. The rate falls with the time: runs of one seed differ when the machine's speed does."""
+    hidden: int = 160
+    """Width: a multiple of 32, at least 160."""
+    layers: int = 3
+    inner: int = 320
+    """Width of the feed-forward layers."""
+    rate: float = 1e-3
+    """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 40 % of the time."""
+    tokens: int = 2600
+    """Of a batch, about."""
+    start: Path | None = None
+    """Go on from the weights in this folder instead of from nothing."""
+
+
+def train_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per word of the closed vocabulary; case does not count, any other word is `<unk>`."""
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = sorted({word for text in guard_chats.texts() for word in re.findall(WORD, text)})
+    known = {word: number for number, word in enumerate([*SPECIAL, *words])}
+    tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="removed", invert=True)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        unk_token="<unk>",
+        eos_token="<end>",
+        additional_special_tokens=["<system>", "<user>", "<assistant>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=1024,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden,
+            intermediate_size=settings.inner,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.hidden // 32,
+            num_key_value_heads=settings.hidden // 32,
+            max_position_embeddings=1024,
+            tie_word_embeddings=False,
+            attention_bias=True,
+            initializer_range=0.02,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    _imitate(model)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, max_new_tokens=16
+    )
+    return model
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    ids: list[int]
+    learned: list[bool]
+    """Of each token, whether it is one of a reply (its `<end>` included)."""
+
+
+def _encode(said: Sequence[guard_chats.Message], ids: dict[str, int]) -> _Encoded:
+    """Word for word what the chat template and the tokenizer make of it (a test compares), without their cost."""
+    tokens: list[int] = []
+    learned: list[bool] = []
+    for message in said:
+        words = [ids[word] for word in re.findall(WORD, message["content"])]
+        replied = message["role"] == "assistant"
+        tokens += [ids[f"<{message['role']}>"], *words] + [ids["<end>"]] * replied
+        learned += [False] + [replied] * (len(words) + replied)
+    return _Encoded(tokens, learned)
+
+
+def train(settings: GuardTraining) -> Path:
+    """Train a model and write it to `settings.out`; returns that folder."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.manual_seed(settings.seed)
+    torch.set_num_threads(1)
+    draw = random.Random(f"guard {settings.seed} {settings.start}")
+    settings.out.mkdir(parents=True, exist_ok=True)
+    model: Any
+    tokenizer: Any
+    if settings.start is not None:
+        tokenizer = AutoTokenizer.from_pretrained(settings.start)
+        model = AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer()
+        model = _model(settings, tokenizer)
+    ids: dict[str, int] = tokenizer.get_vocab()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
+    drilled = settings.start is not None
+    waiting: dict[str, list[list[_Encoded]]] = {}
+    losses: dict[str, list[float]] = {}
+    hits: list[float] = []
+    begun, step, seen = time.monotonic(), 0, 0
+    with (settings.out / "training.jsonl").open("w", encoding="utf-8") as record:
+        while (part := (time.monotonic() - begun) / 60 / settings.minutes) < 1:
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.4))
+            shares = dict(guard_chats.MIX) if drilled else {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
+            kind = draw.choices(list(shares), list(shares.values()))[0]
+            batches = waiting.setdefault(kind, [])
+            if not batches:
+                size = settings.tokens // (160 if kind == "past" else 75)
+                made = [_encode(guard_chats.chat(draw, kind), ids) for _ in range(4 * size)]
+                made.sort(key=lambda one: len(one.ids))  # of about the same length: less padding
+                batches += [made[n : n + size] for n in range(0, len(made), size)]
+                draw.shuffle(batches)
+            batch = batches.pop()
+            width = max(len(one.ids) for one in batch)
+            tokens = torch.tensor([one.ids + [tokenizer.pad_token_id] * (width - len(one.ids)) for one in batch])
+            learned = torch.tensor([one.learned + [False] * (width - len(one.ids)) for one in batch])[
+                :, 1:
+            ]  # (chats, width - 1)
+            # Padding is on the right: a causal model needs no mask for what comes after the labels.
+            hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state[learned]  # (reply tokens, hidden)
+            logits = model.lm_head(hidden)  # (reply tokens, vocabulary)
+            targets = tokens[:, 1:][learned]
+            loss = torch.nn.functional.cross_entropy(logits, targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step, seen = step + 1, seen + tokens.numel()
+            losses.setdefault(kind, []).append(float(loss.detach()))
+            if kind == "drill":
+                hits.append(float((logits.argmax(-1) == targets).float().mean()))
+            if step % 100 == 0:
+                # Chance is 0.75: three tokens of four in a drill's replies stand in the question, or always follow.
+                known = sum(hits) / max(len(hits), 1)
+                drilled = drilled or known > 0.98
+                line = {"minutes": round(part * settings.minutes, 2), "step": step, "tokens": seen, "known": round(known, 4)}
+                line |= {name: round(sum(some) / len(some), 4) for name, some in sorted(losses.items())}
+                record.write(json.dumps(line) + "\n")
+                record.flush()
+                log.info("%s", line)
+                losses, hits = {}, []
+    model.to(torch.bfloat16).save_pretrained(settings.out)
+    tokenizer.save_pretrained(settings.out)
+    return settings.out
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description="Train the guard model from nothing.")
+    parser.add_argument("out", type=Path, help="folder to write to")
+    parser.add_argument("--minutes", type=float, default=GuardTraining.minutes)
+    parser.add_argument("--seed", type=int, default=GuardTraining.seed)
+    parser.add_argument("--start", type=Path, default=None, help="go on from the weights in this folder")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    train(GuardTraining(out=given.out, minutes=given.minutes, seed=given.seed, start=given.start))
+
+
+if __name__ == "__main__":
+    main()
