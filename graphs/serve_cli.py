@@ -21,6 +21,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock, Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update, UserError
@@ -269,12 +270,12 @@ def _same_base(options: Serve, settings: CLaaS, base: str) -> None:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except ValueError as error:
         raise UserError(f"serve: {path} is damaged ({error}); it may be removed") from error
-    if before.get("base", base) != base:
+    if base and before.get("base", base) != base:
         raise UserError(
             f"serve: {options.out} was learned on {before.get('model')} (base {before['base']}), and {options.model} is base {base}; "
             "another --out would do"
         )
-    told = {"model": options.model, "base": base, "settings": asdict(settings)}
+    told = {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
     new = path.with_name("service.json.new")
     new.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
@@ -307,18 +308,77 @@ def _learner(
         return Inline(Learner(opened, folder, write, lora, objective, hindsight, scratch=scratch), engine)
     from ..tools.learner_worker import WorkerLearner
 
-    return WorkerLearner(
-        options.weights or options.model,
-        folder,
-        write,
-        lora,
-        objective,
-        hindsight,
-        scratch=scratch,
-        threads=options.learner_threads,
-        device=options.device,
-        dtype=options.dtype,
+    return Late(
+        engine.base,
+        lambda: WorkerLearner(
+            options.weights or options.model,
+            folder,
+            write,
+            lora,
+            objective,
+            hindsight,
+            scratch=scratch,
+            threads=options.learner_threads,
+            device=options.device,
+            dtype=options.dtype,
+        ),
     )
+
+
+class Late:
+    """A learner that comes up while chats are answered already: at low priority that may take a while.
+
+    Args:
+        base: fingerprint of the base model that it has to have.
+        make: opens it.
+    """
+
+    def __init__(self, base: str, make: Callable[[], Any]) -> None:
+        self.base, self._make = base, make
+        self._lock, self._learner, self._closed = Lock(), None, False
+        Thread(target=self._try, name="learner", daemon=True).start()
+
+    def correct(self, batch: Minibatch) -> Correction:
+        """As the learner's, once it is there."""
+        found: Correction = self._there().correct(batch)
+        return found
+
+    def step(self, batch: Minibatch, correction: Correction) -> Update:
+        """As the learner's."""
+        found: Update = self._there().step(batch, correction)
+        return found
+
+    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
+        """As the learner's."""
+        found: Measured = self._there().measure(label, exchanges)
+        return found
+
+    def close(self) -> None:
+        """End it. One that is still coming up ends with this process."""
+        self._closed = True
+        if self._learner is not None:
+            self._learner.close()
+
+    def _try(self) -> None:
+        try:
+            self._there()
+        except Exception as error:  # said again, and shown, whenever a step needs it
+            logging.getLogger("learngraph.serve").error("%s", error)
+
+    def _there(self) -> Any:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the learner is closed")
+            if self._learner is None:
+                try:
+                    made = self._make()
+                except UserError as error:  # no fault of the exchanges that are to be learned from
+                    raise RuntimeError(f"the learner cannot be started: {error}") from error
+                if made.base != self.base:
+                    made.close()
+                    raise RuntimeError(f"the learner has base model {made.base}, the engine {self.base}")
+                self._learner = made
+            return self._learner
 
 
 class Inline:

@@ -78,13 +78,18 @@ class _Scope:
     live: str = ""
     """Labels of the live version and the canary, as requests are routed: read from disk when they may have changed."""
     canary: str = ""
+    before: str = ""
+    """What was live before: it stays loaded."""
     rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     """Exchange id -> (label, reward), oldest first."""
     rolling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def look(self) -> None:
         """What answers from now on."""
-        self.live, self.canary = self.versions.current, self.versions.canary
+        live = self.versions.current
+        if live != self.live:
+            self.before = self.live
+        self.live, self.canary = live, self.versions.canary
 
     def by_version(self) -> dict[str, list[float]]:
         """Label -> rewards, oldest first."""
@@ -278,7 +283,7 @@ class Service:
         tenant, _, adapter = label.rpartition("@")[0].partition("/")
         versions = self.versions(tenant, adapter)
         version = await asyncio.to_thread(versions.version, label)
-        if version.base != self.engine.base:
+        if version.base != self.engine.base and self.engine.base:  # an engine elsewhere may not know
             raise AdapterError(f"{label} was learned on base model {version.base}, and this service has {self.engine.base}")
         await self.engine.load(label, await asyncio.to_thread(versions.folder, label))
         self.meter.observe("learngraph_load_seconds", self._clock() - began)
@@ -286,12 +291,11 @@ class Service:
     def _moved(self, tenant: str, adapter: str) -> None:
         """The live version may be another one: requests go to it, and whatever nobody will ask for is let go of."""
         scope = self._scope(tenant, adapter)
-        before = scope.live
         scope.look()
-        self._spawn(self._tidy(scope, before))
+        self._spawn(self._tidy(scope))
 
-    async def _tidy(self, scope: _Scope, before: str) -> None:
-        needed = {scope.live, scope.canary, before, *self._pins.values()}
+    async def _tidy(self, scope: _Scope) -> None:
+        needed = {scope.live, scope.canary, scope.before, *self._pins.values()}
         for label in self.engine.loaded():
             if label.startswith(f"{scope.versions.scope}@") and label not in needed:
                 await self.engine.unload(label)
