@@ -11,9 +11,10 @@ import inspect
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,9 @@ def _pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tu
         places = {column: n for n, column in enumerate(columns)}
     else:
         places = {column: column for column in columns}
-    out = network(input_ids=ids, use_cache=False, **more)  # logits: (examples, columns or longest, vocabulary)
+    with _lean(network):
+        out = network(input_ids=ids, use_cache=False, **more)
+    # out.logits: (examples, columns or longest, vocabulary)
     logits = [out.logits[n, places[start] : places[start] + end - start] for n, (start, end) in enumerate(spans)]
     if not hidden:
         return logits, []
@@ -245,6 +248,62 @@ def critic(network: Any) -> torch.nn.Linear:
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
     return head
+
+
+# Changed layers, with less around their products than in PEFT: no scaling and no sum in a tensor of its own
+
+
+class _Changed(torch.autograd.Function):
+    """y = x W^T + b + s (x A^T) B^T, and its gradients to x, A and B; W is frozen. (tokens, inputs) -> (tokens, outputs)."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float) -> Tensor:
+        low = x @ a.T  # (tokens, r)
+        context.save_for_backward(x, weight, a, b, low)
+        context.scale = scale
+        return torch.nn.functional.linear(x, weight, bias).addmm_(low, b.T, alpha=scale)  # (tokens, outputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(context: Any, slope: Tensor) -> tuple[Tensor | None, None, None, Tensor, Tensor, None]:
+        x, weight, a, b, low = context.saved_tensors
+        back = (slope @ b).mul_(context.scale)  # (tokens, r)
+        to_x = (slope @ weight).addmm_(back, a) if context.needs_input_grad[0] else None  # (tokens, inputs)
+        to_b = (low.T @ slope).mul_(context.scale).T  # (outputs, r); the product of slope^T and low takes twice as long
+        return to_x, None, None, back.T @ x, to_b, None
+
+
+@contextmanager
+def _lean(network: Any) -> Iterator[None]:
+    """Within, layers that PEFT has changed in the plain way (float32, one adapter, nothing dropped or merged) take `_Changed`."""
+    changed = []
+    for layer in network.modules():
+        if not (hasattr(layer, "lora_A") and type(getattr(layer, "base_layer", None)) is torch.nn.Linear and len(layer.lora_A)):
+            continue
+        names = [name for name in layer.active_adapters if name in layer.lora_A]
+        if len(names) != 1 or layer.lora_variant or layer.merged or "forward" in vars(layer):
+            continue
+        name, base = names[0], layer.base_layer
+        a, b, dropped = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
+        frozen = not base.weight.requires_grad and a.bias is None and b.bias is None and isinstance(dropped, torch.nn.Identity)
+        if frozen and {base.weight.dtype, a.weight.dtype, b.weight.dtype} == {torch.float32}:
+            layer.forward = partial(_forward, layer, layer.forward, base, a, b, layer.scaling[name])
+            changed.append(layer)
+    try:
+        yield
+    finally:
+        for layer in changed:
+            del layer.forward
+
+
+def _forward(
+    layer: Any, usual: Callable[..., Tensor], base: Any, a: Any, b: Any, scale: float, x: Tensor, **more: Any
+) -> Tensor:
+    """A changed layer, (..., inputs) -> (..., outputs); as PEFT has it where the changes are switched off or more is asked for."""
+    if layer.disable_adapters or more or x.dtype != torch.float32 or layer.lora_A[layer.active_adapters[0]] is not a:
+        return usual(x, **more)
+    y: Tensor = _Changed.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, a.weight, b.weight, scale)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], -1)
 
 
 # Passes through the network

@@ -494,3 +494,44 @@ def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_p
         ours, _ = lora.replies(model.network, several(model))
         theirs, _ = lora.replies(again.get_base_model(), several(model))
     assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_changed_layers_say_what_those_of_peft_say(
+    checkpoint: Callable[..., str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their gradients; and where changes are switched off, in another format, or dropped, it is PEFT's layers themselves."""
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    wrapper = scattered(model)
+    examples = several(model)
+
+    def said() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.network.zero_grad()
+        logits, targets = lora.replies(model.network, examples)
+        lora.surprise(logits, targets).backward()  # type: ignore[no-untyped-call]
+        return logits.detach(), [w.grad.clone() for w in lora.changes(model.network).values() if w.grad is not None]
+
+    calls = []
+    apply = lora._Changed.apply
+    monkeypatch.setattr(lora._Changed, "apply", lambda *args: calls.append(args) or apply(*args))  # type: ignore[no-untyped-call]
+    own, slopes = said()
+    layers = len(calls)
+    assert layers == 7 * 2
+    with wrapper.disable_adapter(), torch.no_grad():
+        off, _ = lora.replies(model.network, examples)
+    assert len(calls) == layers
+    assert float((off - own).abs().max()) > 0.01
+    assert not any("forward" in vars(layer) for layer in model.network.modules())
+    with monkeypatch.context() as without:
+        without.setattr(lora, "_lean", lambda network: nullcontext())
+        plain, expected = said()
+        with wrapper.disable_adapter(), torch.no_grad():
+            assert torch.equal(lora.replies(model.network, examples)[0], off)
+    assert len(calls) == layers
+    assert torch.allclose(own, plain, atol=1e-4)
+    assert len(slopes) == len(expected) == 2 * layers
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slopes, expected, strict=True))
+    wrapper.merge_adapter()
+    lora.replies(model.network, examples)
+    wrapper.unmerge_adapter()
+    assert len(calls) == layers

@@ -1,0 +1,255 @@
+"""What an update of LoRA costs, as ratios within one run (targets: rows 17 and 18).
+
+    python tests/performance/bench_lora.py [--rounds 5] [--batch 4] [--device cpu]
+
+A random Llama of 8 layers x 384, vocabulary 24,000 (24 million parameters), float32, one thread, LoRA of rank 16 on all linear layers.
+
+Row 17: 16 examples of 24 to 302 tokens (1,915), half of each a reply: forward, backward and AdamW, over the time that the
+multiplications alone would take at the machine's own rate for a product of (512, 384) and (384, 1024), measured in the same rounds.
+Counted are products that no update can do without: forward, gradients to the inputs of all layers but the first, gradients of the
+changes, attention up to the diagonal, logits where a reply is. "whole": the shortest step. "passes": the sum over the 16
+examples of each one's shortest pass, plus the shortest AdamW: on a machine with other work the better estimate of what
+the code costs.
+
+Row 18: one step of distillation (SDPO, teacher = base model with the feedback) against the public reference's way of doing it, from
+its description (papers/claas.md, sections 1.4, 4.3 and 9): for every step the base model, the adapter and the optimizer are read
+from disk, every sample has a student, a base and a teacher pass under gradient checkpointing with logits at every token, all graphs
+are held until one backward, and all is written again. Both have the same loss. "resident": the same without reading the base model.
+CPU time of the process, the shortest of the rounds, variants by turns. Nothing here is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from learngraph.tools import lora, losses
+from learngraph.tools.lora import Example, LoRA, Objective, Sample
+
+LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
+SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
+
+
+def make(folder: Path) -> None:
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=FFN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HIDDEN // 64,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.06,  # so that a prompt matters to what follows
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def opened(folder: Path) -> tuple[Any, Any]:
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return network, lora.adapt(network, SETTINGS)
+
+
+def examples(rng: random.Random, count: int, total: int) -> list[Example]:
+    sizes = [24, 302, *(rng.randint(24, 220) for _ in range(count - 2))]
+    at = 2
+    while sum(sizes) != total:
+        change = 1 if sum(sizes) < total else -1
+        if 24 <= sizes[at] + change <= 300:
+            sizes[at] += change
+        at = 2 + (at - 1) % (count - 2)
+    words = [[rng.randrange(VOCABULARY) for _ in range(size)] for size in sizes]
+    return [Example(tuple(w[: len(w) - len(w) // 2]), tuple(w[len(w) - len(w) // 2 :])) for w in words]
+
+
+def needed(example: Example) -> float:
+    """Multiplications and additions of one example's forward and backward pass."""
+    fed, kept = len(example) - 1, len(example.reply)
+    layer = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * FFN
+    change = RANK * (4 * 2 * HIDDEN + 3 * (HIDDEN + FFN))
+    attention = 2 * 2 * HIDDEN * fed * (fed + 1) / 2
+    first = 3 * (HIDDEN * HIDDEN + RANK * HIDDEN)  # q, k and v of the first layer: nobody asks for their inputs' gradient
+    forward = 2 * fed * LAYERS * (layer + change) + LAYERS * attention + 2 * kept * VOCABULARY * HIDDEN
+    backward = 2 * fed * (LAYERS * (layer + 2 * change) - first) + 2 * LAYERS * attention + 2 * kept * VOCABULARY * HIDDEN
+    return forward + backward
+
+
+def product(clock: Callable[[], float], device: str) -> float:
+    """The shortest of some products: operations a second."""
+    a, b, best = torch.randn(512, HIDDEN, device=device), torch.randn(FFN, HIDDEN, device=device), float("inf")
+    for _ in range(100):
+        start = clock()
+        a @ b.T
+        best = min(best, clock() - start)
+    return 2 * 512 * HIDDEN * FFN / best
+
+
+def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) -> None:
+    network, _ = opened(folder)
+    network.to(device)
+    updates = lora.optimizer(network, LoRA(rate=1e-9))
+    batch = examples(random.Random(0), 16, 1915)
+    least = sum(map(needed, batch))
+    ways: dict[str, Callable[[], Any]] = {
+        f"micro {micro}": lambda micro=micro: lora.step(network, updates, batch, micro=micro)
+        for micro in (1, 4)  # type: ignore[misc]
+    }
+
+    def usual() -> None:
+        lean, lora._lean = lora._lean, lambda network: nullcontext()
+        try:
+            lora.step(network, updates, batch, micro=1)
+        finally:
+            lora._lean = lean
+
+    ways["micro 1, PEFT's own"] = usual
+    objective = Objective(loss="reinforce", correction="none", rate=1e-9)
+    samples = [Sample(e, advantage=torch.ones(len(e.reply))) for e in batch]
+    ways["learn"] = lambda: lora.learn(network, updates, samples, objective)
+    best = dict.fromkeys(ways, float("inf"))
+    parts = [float("inf")] * len(batch)
+    step, rate = float("inf"), product(clock, device)
+    for _ in range(rounds):
+        for name, way in ways.items():
+            start = clock()
+            way()
+            best[name] = min(best[name], clock() - start)
+        for n, example in enumerate(batch):
+            start = clock()
+            lora.surprise(*lora.replies(network, [example])).backward()  # type: ignore[no-untyped-call]
+            parts[n] = min(parts[n], clock() - start)
+        start = clock()
+        updates.step()
+        updates.zero_grad()
+        step = min(step, clock() - start)
+        rate = max(rate, product(clock, device))
+    best["passes, one by one"] = sum(parts) + step
+    print(f"row 17: {least / 1e9:.0f} GFLOP at {rate / 1e9:.0f} GFLOP/s: {1e3 * least / rate:.0f} ms; target 1.5, limit 1")
+    for name, seconds in best.items():
+        print(f"  {name:20} {1e3 * seconds:8.0f} ms   {seconds * rate / least:5.2f} x")
+
+
+# Row 18
+
+
+def distilled(logits: torch.Tensor, taught: torch.Tensor, tokens: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
+    """The loss both sides have, token by token: the divergence, weighed by min(pi / mu, 2)."""
+    logp = logits.detach().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    return losses.truncated(logp - mu, 2.0) * losses.sdpo(logits, taught, 0.5, 100)
+
+
+def reference(folder: Path, state: Path, samples: list[Sample], kept: tuple[Any, Any] | None = None) -> tuple[float, float]:
+    """One step the reference's way: (loss, length of the gradient)."""
+    network, wrapper = kept or opened(folder)
+    network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    network.enable_input_require_grads()
+    network.train()
+    network.zero_grad(set_to_none=True)
+    updates = torch.optim.AdamW([w for w in network.parameters() if w.requires_grad], lr=1e-9, weight_decay=0.0)
+    if (state / "optimizer.pt").exists():
+        from peft import set_peft_model_state_dict
+        from safetensors.torch import load_file
+
+        set_peft_model_state_dict(wrapper, load_file(state / "adapter_model.safetensors"))
+        updates.load_state_dict(torch.load(state / "optimizer.pt", weights_only=True))
+
+    def said(example: Example) -> torch.Tensor:
+        ids = torch.tensor([example.prompt + example.reply])
+        out: torch.Tensor = network(input_ids=ids, use_cache=False).logits[0, len(example.prompt) - 1 : -1]
+        return out
+
+    total = torch.zeros(())
+    for sample in samples:
+        tokens = torch.tensor(sample.example.reply)
+        logits = said(sample.example)
+        assert sample.behaviour is not None
+        assert sample.hindsight is not None
+        with torch.no_grad(), wrapper.disable_adapter():
+            base, taught = said(sample.example), said(sample.hindsight)
+        logp = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        plain = base.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        pull = 0.0 * losses.k3(logp, plain).mean()  # its weight is 0 by default; the pass is made all the same
+        total = total + (distilled(logits, taught, tokens, sample.behaviour).mean() + pull) / len(samples)
+    total.backward()  # type: ignore[no-untyped-call]
+    norm = torch.nn.utils.clip_grad_norm_([w for w in network.parameters() if w.requires_grad], 1.0)
+    updates.step()
+    lora.write_adapter(wrapper, state, None)
+    torch.save(updates.state_dict(), state / "optimizer.pt")
+    network.gradient_checkpointing_disable()
+    network.disable_input_require_grads()
+    network.eval()
+    return float(total.detach()), float(norm)
+
+
+def ours(network: Any, wrapper: Any, state: Path, samples: list[Sample]) -> tuple[float, float]:
+    """One step as tools/learner.py makes it, with the files that it reads and writes."""
+    objective = Objective(teacher="base", correction="truncated", rate=1e-9)
+    updates = lora.optimizer(network, objective)
+    if (state / "optimizer.safetensors").exists():
+        lora.read_optimizer(updates, state / "optimizer.safetensors")
+    done, _ = lora.learn(network, updates, samples, objective, base=wrapper.disable_adapter)
+    lora.write_adapter(wrapper, state, None)
+    lora.write_optimizer(updates, state / "optimizer.safetensors")
+    return done.loss, done.norm
+
+
+def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) -> None:
+    rng = random.Random(1)
+
+    def words(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(VOCABULARY) for _ in range(count))
+
+    samples = []
+    for _ in range(batch):
+        prompt, reply = words(rng.randint(40, 200)), words(60)
+        samples.append(Sample(Example(prompt, reply), torch.full((60,), -10.0), hindsight=Example(prompt + words(40), reply)))
+    network, wrapper = opened(folder)
+    states = [folder / name for name in ("reference", "resident", "ours")]
+    for state in states:
+        state.mkdir()
+    ways: list[Callable[[], tuple[float, float]]] = [
+        lambda: reference(folder, states[0], samples),
+        lambda: reference(folder, states[1], samples, (network, wrapper)),
+        lambda: ours(network, wrapper, states[2], samples),
+    ]
+    best, said = [float("inf")] * len(ways), [(0.0, 0.0)] * len(ways)
+    for _ in range(rounds):
+        for n, way in enumerate(ways):
+            start = clock()
+            said[n] = way()
+            best[n] = min(best[n], clock() - start)
+    print(f"row 18: a step of distillation, {batch} samples; target: 1.7 times as fast as the reference's way")
+    for name, seconds, (at, norm) in zip(("reference", "resident", "ours"), best, said, strict=True):
+        print(f"  {name:20} {1e3 * seconds:8.0f} ms   loss {at:.6g}  gradient {norm:.6g}   {seconds / best[-1]:5.2f} x ours")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--rows", type=int, nargs="*", default=[17, 18])
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as name:
+        make(Path(name))
+        if 17 in arguments.rows:
+            limit(Path(name), arguments.rounds, "cpu", time.process_time)
+        if 18 in arguments.rows:
+            faster(Path(name), arguments.rounds, arguments.batch, time.process_time)
+
+
+if __name__ == "__main__":
+    main()
