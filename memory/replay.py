@@ -310,9 +310,9 @@ class Replay(ReplayFile):
                 scope, values = "tenant = ?", (tenant,)  # type: ignore[assignment]
             else:
                 return
-            for which in ("state IN ('consumed', 'rejected')", "state <> 'leased'"):
+            for index, which in (("INDEXED BY done", "state IN ('consumed', 'rejected')"), ("", "state <> 'leased'")):
                 found = base.execute(
-                    f"SELECT n FROM records WHERE {scope} AND {which} AND batch IS NULL AND n <> ? ORDER BY n LIMIT 1",
+                    f"SELECT n FROM records {index} WHERE {scope} AND {which} AND batch IS NULL AND n <> ? ORDER BY n LIMIT 1",
                     (*values, keep),
                 ).fetchone()
                 if found:
