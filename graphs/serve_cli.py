@@ -83,12 +83,16 @@ class Serve:
     """Threads that it computes with."""
     learner_threads: int = 1
     """Threads of the learner's process."""
+    learner_nice: int = 19
+    """Its priority, from 0 to 19, the lowest: replies come first. On a machine that is always busy it may never get to learn."""
     streams: int = 256
     """Replies in the making at once; others wait."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name (`claas/hindsight.md`)."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.learner_nice < 20:
+            raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
         if not 0 <= self.port < 65536:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
         if self.no_auth and self.host not in LOCAL:
@@ -321,6 +325,7 @@ def _learner(
             threads=options.learner_threads,
             device=options.device,
             dtype=options.dtype,
+            nice=options.learner_nice,
         ),
     )
 
