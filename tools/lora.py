@@ -134,7 +134,8 @@ def replies(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     The tokens stand example after example, in order. Shorter examples are filled up at their ends, which no token before them
     sees, so that no mask is needed. The last layer is computed only where a reply is, if the network lets us choose.
     """
-    logits, _ = _pass(network, examples)
+    with _lean(network):
+        logits, _ = _pass(network, examples)
     targets = torch.tensor([token for example in examples for token in example.reply], device=network.device)  # (tokens,)
     return logits[0] if len(logits) == 1 else torch.cat(logits), targets
 
@@ -153,8 +154,7 @@ def _pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tu
         places = {column: n for n, column in enumerate(columns)}
     else:
         places = {column: column for column in columns}
-    with _lean(network):
-        out = network(input_ids=ids, use_cache=False, **more)
+    out = network(input_ids=ids, use_cache=False, **more)
     # out.logits: (examples, columns or longest, vocabulary)
     logits = [out.logits[n, places[start] : places[start] + end - start] for n, (start, end) in enumerate(spans)]
     if not hidden:
@@ -275,7 +275,10 @@ class _Changed(torch.autograd.Function):
 
 @contextmanager
 def _lean(network: Any) -> Iterator[None]:
-    """Within, layers that PEFT has changed in the plain way (float32, one adapter, nothing dropped or merged) take `_Changed`."""
+    """Within, layers that PEFT has changed in the plain way (float32, one adapter, nothing dropped or merged) take `_Changed`.
+
+    Entered once for all passes of a call: to look for these layers takes as long as a small pass.
+    """
     changed = []
     for layer in network.modules():
         if not (hasattr(layer, "lora_A") and type(getattr(layer, "base_layer", None)) is torch.nn.Linear and len(layer.lora_A)):
@@ -369,7 +372,7 @@ def read(
         cap: tokens that share a pass, those that fill up included.
     """
     found: dict[int, Read] = {}
-    with torch.inference_mode():
+    with _lean(network), torch.inference_mode():
         for pack in packs([len(example) for example in examples], cap, _fixed(network)):
             part = [examples[n] for n in pack]
             logits, states = _pass(network, part, critic is not None)
@@ -450,31 +453,32 @@ def learn(
         raise UserError(f"the objective {objective.loss} with the teacher {objective.teacher!r} needs base and teacher passes")
     updates.zero_grad(set_to_none=True)
     total, largest, sums = 0.0, 0.0, dict[str, float]()
-    for pack in packs([len(sample.example) for sample in samples], cap, _fixed(network)):
-        part = [samples[n] for n in pack]
-        taught = _taught(network, part, objective, teacher, base)
-        plain: Sequence[Tensor | None] = [None] * len(part)
-        if objective.kl > 0 and base is not None:
-            with torch.no_grad(), base():
-                plain = _pass(network, [sample.example for sample in part])[0]
-        logits, states = _pass(network, [sample.example for sample in part], critic is not None)
-        batch = []
-        for n, sample in enumerate(part):
-            values = critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None  # (T,)
-            targets = torch.tensor(sample.example.reply, device=logits[n].device)  # (T,)
-            batch.append(
-                Evidence(
-                    *(logits[n], targets, sample.behaviour, sample.old, sample.advantage, taught[n], plain[n]),
-                    *(values, sample.returns, sample.temperature),
+    with _lean(network):
+        for pack in packs([len(sample.example) for sample in samples], cap, _fixed(network)):
+            part = [samples[n] for n in pack]
+            taught = _taught(network, part, objective, teacher, base)
+            plain: Sequence[Tensor | None] = [None] * len(part)
+            if objective.kl > 0 and base is not None:
+                with torch.no_grad(), base():
+                    plain = _pass(network, [sample.example for sample in part])[0]
+            logits, states = _pass(network, [sample.example for sample in part], critic is not None)
+            batch = []
+            for n, sample in enumerate(part):
+                values = critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None  # (T,)
+                targets = torch.tensor(sample.example.reply, device=logits[n].device)  # (T,)
+                batch.append(
+                    Evidence(
+                        *(logits[n], targets, sample.behaviour, sample.old, sample.advantage, taught[n], plain[n]),
+                        *(values, sample.returns, sample.temperature),
+                    )
                 )
-            )
-        share, said = loss(batch, objective, tokens)  # ()
-        share.backward()  # type: ignore[no-untyped-call]
-        total += float(share.detach())
-        largest = max(largest, said.pop("ratio_max"))
-        for name, value in said.items():
-            sums[name] = sums.get(name, 0.0) + value * said["tokens"]
-        del share, batch, logits, taught, plain
+            share, said = loss(batch, objective, tokens)  # ()
+            share.backward()  # type: ignore[no-untyped-call]
+            total += float(share.detach())
+            largest = max(largest, said.pop("ratio_max"))
+            for name, value in said.items():
+                sums[name] = sums.get(name, 0.0) + value * said["tokens"]
+            del share, batch, logits, taught, plain
     norm = _descend(updates, objective.max_norm, total, scale)
     counted = {name: value / tokens for name, value in sums.items() if name != "tokens"}
     return Stepped(total, norm, tokens), counted | {"ratio_max": largest}
