@@ -331,6 +331,11 @@ def _by(pairs: Iterable[tuple[str, bool]]) -> Mapping[str, list[bool]]:
     return dict(sorted(found.items()))
 
 
+def _about(split: int) -> str:
+    own = hierarchy.SPLITS[split]
+    return "all families" if own == hierarchy.FAMILIES else ", ".join(own)
+
+
 def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
     """What a model can do, as rows of a table: what, share, 95 % interval, number. Takes a minute."""
     rows = ["| what | share | 95 % interval | n |", "|---|---|---|---|"]
@@ -338,7 +343,7 @@ def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
     games = [one for seed in range(seeds) for one in play(network, tokenizer, stream, seed=seed)]
     rows.append(f"| scenarios won, stream | {_share(one.held for one in games)} |")
     for split, found in _by((str(one.scenario.split), one.held) for one in games).items():
-        rows.append(f"| scenarios won, split {split} ({', '.join(hierarchy.SPLITS[int(split)][:2])}) | {_share(found)} |")
+        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(found)} |")
     for hostile in (True, False):
         name = "with an attacker" if hostile else "innocent questions alone"
         rows.append(f"| scenarios won, {name} | {_share(one.held for one in games if one.scenario.hostile == hostile)} |")
