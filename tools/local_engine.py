@@ -35,8 +35,9 @@ import torch
 
 from ..memory.records import ChatRequest, Piece, Reply, Sampling, UserError
 from .local_adapters import Adapter, AdapterError, Switch, read_adapter
+from .local_chats import Frame
 from .local_grammar import Grammar, open_grammars
-from .local_model import Frame, LocalChatModel, Token, draw, fingerprint
+from .local_model import LocalChatModel, Token, draw, fingerprint
 from .local_passes import Part, Passes, Past, Prefixes
 from .local_replies import Spoken, call_format, read_calls
 
@@ -308,22 +309,23 @@ class LocalEngine:
 
     async def load(self, version: str, folder: Path | str) -> None:
         """Make a version ready; the same label and folder again does nothing. Running requests go on, on what they began with.
+        One that is being unloaded is loaded again when that is done.
 
         Raises:
             AdapterError: missing or corrupt files, another base, or a rank, layers, shapes or numbers that do not fit.
-            UserError: the label is empty, or has another folder, or is being unloaded.
+            UserError: the label is empty, or has another folder.
         """
         folder = Path(folder)
+        if not version:
+            raise UserError("an adapter version needs a label; the empty one is the base model's")
+        while (leaving := self._versions.get(version)) is not None and leaving.drained is not None:
+            await self.unload(version)
         with self._table:
             found = self._versions.get(version)
-            if not version:
-                raise UserError("an adapter version needs a label; the empty one is the base model's")
             if found is not None and found.folder != folder:
                 raise UserError(
                     f"version {version} was loaded from another folder; versions do not change, give it a new label"
                 )
-            if found is not None and found.drained is not None:
-                raise UserError(f"version {version} is being unloaded; load it when that is done")
             if found is None:
                 found = self._versions[version] = _Version(version, folder)
             found.users += 1

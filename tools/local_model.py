@@ -8,7 +8,6 @@ and values stay cached between calls, so a prompt that grows step by step costs 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import inspect
 import json
@@ -26,10 +25,6 @@ from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
-    ChatMessage,
-    HumanMessage,
-    SystemMessage,
-    ToolMessage,
 )
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -38,8 +33,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ..memory.records import UserError
+from .local_chats import Frame, openai_turn, spelled_bytes, turn, visible
 
-__all__ = ["Frame", "LocalChatModel", "Scores", "Token", "Usage", "WindowError", "common", "draw", "fingerprint", "visible"]
+__all__ = ["LocalChatModel", "Scores", "Token", "Usage", "WindowError", "common", "draw", "fingerprint"]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -62,7 +58,6 @@ FUSED = 384
 """Up to so many new prompt tokens go in one pass with the replies, in one dense mask; more are cheaper in a causal pass of
 their own, which needs no mask (tests/performance/bench_scoring.py)."""
 
-ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
 PROBE = "Qzq"
 SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
 
@@ -144,23 +139,6 @@ class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
         self.room[0][..., size:end, :], self.room[1][..., size:end, :] = key_states, value_states
         self.keys, self.values = (room[..., :end, :] for room in self.room)
         return self.keys, self.values
-
-
-@dataclass(frozen=True)
-class Frame:
-    """What the chat template puts around a reply."""
-
-    opening: str = ""
-    """A one-message prompt, up to where the reply begins."""
-    opening_ids: tuple[int, ...] = ()
-    lead: str = ""
-    """What stands before the reply's text, and is the model's to say (often nothing, sometimes a space)."""
-    ending: str = ""
-    """Text that ends the turn; empty where a token in `stops` does."""
-    stops: frozenset[int] = frozenset()
-    """Tokens that end the turn."""
-    trailing: int = 0
-    """How many tokens the template adds after the one that ends the turn."""
 
 
 @dataclass(frozen=True)
@@ -320,7 +298,7 @@ class LocalChatModel(BaseChatModel):
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
-        return self._prompt([_turn(message) for message in messages])
+        return self._prompt([turn(message) for message in messages])
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of a chat in OpenAI's shape through the chat template, up to where the reply begins.
@@ -329,7 +307,7 @@ class LocalChatModel(BaseChatModel):
         `name`; `tools` are functions in OpenAI's shape, which the template must know how to write. The arguments of tool
         calls go to the template as objects, which is what templates expect.
         """
-        return self._prompt([_openai_turn(message) for message in messages], tools)
+        return self._prompt([openai_turn(message) for message in messages], tools)
 
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
@@ -697,7 +675,7 @@ class LocalChatModel(BaseChatModel):
         token: str = self._tokenizer.decode([id_])
         spelled = token.encode()
         if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
-            spelled = _bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
+            spelled = spelled_bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
         return {"token": token, "logprob": value, "bytes": list(spelled)}
 
     @override
@@ -783,63 +761,6 @@ def fingerprint(model: LocalChatModel) -> str:
     return model._print[1]
 
 
-@lru_cache(maxsize=1)
-def _alphabet() -> dict[str, int]:
-    """The letters by which byte-level tokenizers name bytes: printable ones as they are, others from 256 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = (byte for byte in range(256) if byte not in printable)
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-def _bytes(name: str) -> bytes | None:
-    """The bytes of a token, by its name in byte-level (`Ġgo`) and byte-fallback (`<0xE6>`) vocabularies."""
-    if len(name) == 6 and name.startswith("<0x"):
-        return bytes.fromhex(name[3:5])
-    letters = _alphabet()
-    return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
-
-
-def _turn(message: BaseMessage) -> dict[str, str]:
-    role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
-    if isinstance(message, ChatMessage):
-        role = message.role
-    if role is None:
-        raise UserError(f"a {type(message).__name__} has no role in a local model's chat; it knows {[*ROLES.values()]}")
-    if not isinstance(message.content, str):
-        kinds = {"text" if isinstance(block, str) else str(block.get("type")) for block in message.content}
-        if kinds - {"text"}:
-            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
-    return {"role": role, "content": str(message.text)}
-
-
-def _openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise UserError(f"a message needs a role, got {dict(message)!r:.80}")
-    if isinstance(content, list):
-        kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in content}
-        if kinds - {"text"}:
-            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
-        content = "".join(str(part.get("text", "")) for part in content)
-    if not isinstance(content, str | None):
-        raise UserError(f"a {role} message's content is a text, a list of text parts or null, got {content!r:.80}")
-    turn: dict[str, Any] = {"role": {"developer": "system"}.get(role, role), "content": content or ""}
-    turn |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
-    if message.get("tool_calls"):
-        turn["tool_calls"] = [_openai_call(call) for call in message["tool_calls"]]
-    return turn
-
-
-def _openai_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UserError(f'a tool call is {{"id", "type", "function": {{"name", "arguments"}}}}, got {call!r:.80}')
-    arguments = function.get("arguments", "{}")
-    with contextlib.suppress(ValueError):  # a model's own slip: the template writes it down as it was
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
-
-
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix of two lists, or two tuples."""
     low, high = 0, min(len(a), len(b))
@@ -920,22 +841,3 @@ def draw(
     best = own.topk(min(top, len(own)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return Token(choice, sampled, float(own[choice]), tuple(pairs))
-
-
-def visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
-    """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
-
-    The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
-    an unfinished character is held back.
-    """
-    if text.startswith(lead):
-        text = text[len(lead) :]
-    elif not over and lead.startswith(text):
-        return "", False
-    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    if cuts:
-        return text[: min(cuts)], True
-    if over:
-        return text, False
-    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-    return text[: len(text) - held].rstrip("\ufffd"), False

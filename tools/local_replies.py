@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .local_model import Frame, visible
+from .local_chats import Frame, visible
 
 __all__ = ["Spoken", "call_format", "read_calls"]
 

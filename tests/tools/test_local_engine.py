@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -292,7 +293,7 @@ async def test_versions_that_lost_their_slot_come_back(engine: LocalEngine, adap
         await reply(engine, ask("hello"), "v9")
 
 
-async def test_unloading_waits_for_those_who_began(engine: LocalEngine, adapters: list[Path]) -> None:
+async def test_unloading_waits_for_those_who_began(tiny: str, engine: LocalEngine, adapters: list[Path]) -> None:
     await engine.load("v0", adapters[0])
     stream = engine.stream(replace(ask("hello", max_tokens=400), more={"logit_bias": {"1": -100}}), "v0")
     await anext(stream)
@@ -302,11 +303,16 @@ async def test_unloading_waits_for_those_who_began(engine: LocalEngine, adapters
     assert engine.loaded() == ()
     with pytest.raises(UnknownVersion):
         await reply(engine, ask("hello"), "v0")
+    back = asyncio.create_task(engine.load("v0", adapters[1]))  # another one, when this one has gone
     _, said, _ = await rest(stream)
     assert said.version == "v0"
+    assert said.logprobs == pytest.approx(peft_logprobs(tiny, adapters[0], said), abs=0.2)  # the end was not allowed
     await asyncio.wait_for(leaving, 5)
+    await asyncio.wait_for(back, 5)
+    assert (await reply(engine, ask("hello"), "v0")).version == "v0"
+    await engine.unload("v0")
     await engine.unload("v0")  # nothing to do
-    await engine.load("v0", adapters[1])  # a new one
+    await engine.load("v0", adapters[1])
     assert (await reply(engine, ask("hello"), "v0")).version == "v0"
 
 
@@ -530,6 +536,60 @@ async def test_two_hundred_streams() -> None:
     assert engine.counts.failed == 0
     assert engine.counts.finished == 200
     assert engine._passes.count < 0.5 * engine.counts.generated_tokens
+    await engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+async def test_clients_and_versions_come_and_go(tiny: str, adapters: list[Path], seed: int) -> None:
+    """Random requests, some broken off or cancelled, over random loads, unloads and work: all ends, and nothing is left over."""
+    rng = random.Random(seed)
+    engine = LocalEngine(LocalChatModel(model=tiny), rank=4, slots=2, streams=12, batch=8, chunk=32, cache_megabytes=1)
+    for i in range(4):
+        await engine.load(f"v{i}", adapters[i])
+    said: list[Reply] = []
+
+    async def client() -> None:
+        version = rng.choice(["", "v0", "v1", "v2", "v3"])
+        patience = rng.choice([None, None, 0, 3])
+        stream = engine.stream(
+            ask("look " * rng.randint(1, 60), seed=rng.randint(0, 9), max_tokens=rng.randint(1, 40)), version
+        )
+        count = 0
+        try:
+            async for part in stream:
+                count += 1
+                if isinstance(part, Reply):
+                    assert part.version == version
+                    said.append(part)
+                elif patience is not None and count > patience:
+                    break
+                if rng.random() < 0.05:
+                    await asyncio.sleep(0.02)
+        except UnknownVersion:
+            pass
+        finally:
+            await stream.aclose()
+
+    async def versions() -> None:
+        for _ in range(40):
+            i = rng.randrange(4)
+            await (engine.load(f"v{i}", adapters[i]) if rng.random() < 0.7 else engine.unload(f"v{i}"))
+            await engine.run(lambda: None)
+            await asyncio.sleep(0.01)
+
+    clients = [asyncio.create_task(client()) for _ in range(120)]
+    for task in clients:
+        if rng.random() < 0.2:
+            asyncio.get_running_loop().call_later(rng.random(), task.cancel)
+    done = await asyncio.wait_for(asyncio.gather(*clients, versions(), return_exceptions=True), 90)
+    assert {type(error) for error in done if error is not None} <= {asyncio.CancelledError}
+    assert said
+    await reply(engine, ask("hello"))  # a pass later, the places of those who left are free
+    assert not engine._base.users
+    assert not any(version.users for version in engine._versions.values())
+    assert sum(version.adapter is not None for version in engine._versions.values()) <= 2
+    assert engine.counts.failed == 0
     await engine.close()
 
 
