@@ -25,8 +25,9 @@ import json
 import math
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +54,6 @@ from .lora import (
     critic,
     learn,
     optimizer,
-    put,
     read,
     read_optimizer,
     write_adapter,
@@ -62,9 +62,10 @@ from .lora import (
 from .losses import Moments, ema, judge, statistics
 from .models import open_model
 
-__all__ = ["Learner", "Trainer", "VersionError", "hindsight_block"]
+__all__ = ["Learner", "Trainer", "VersionError", "hindsight_block", "made"]
 
-ADAPTER, MOMENTS, TEACHER, NOTES = "adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors", "learner.json"
+CONFIG, ADAPTER, MOMENTS = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
+TEACHER, NOTES = "teacher.safetensors", "learner.json"
 BEFORE = "base_model.model."
 """What PEFT puts before a tensor's name in a file."""
 
@@ -198,7 +199,13 @@ class Trainer:
         self.base = fingerprint(model)
         self._network = _own(model.network)
         self._wrapper = adapt(self._network, lora)
-        self._names = sorted(changes(self._network))
+        live = changes(self._network)
+        self._names = sorted(live)
+        self._live = {name: live[name] for name in self._names}  # walking through the modules for them takes as long as a pass
+        self._layers = [module for module in self._network.modules() if hasattr(module, "_disable_adapters")]
+        with made(None) as folder:
+            write_adapter(self._wrapper, folder, None if Path(model.model).exists() else model.model)
+            self._config = (folder / CONFIG).read_bytes()
         self._vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
         self._states: dict[str, _State] = {}
 
@@ -218,7 +225,7 @@ class Trainer:
         found, dropped = self._materials(batch)
         if not found:
             return Correction((), tuple(dropped.items()))
-        put(self._network, state.tensors)
+        self._put(state.tensors)
         old = [one.logprobs for one in self._read(found)]
         behaviour = [then if (then := one.behaviour) is not None else now for one, now in zip(found, old, strict=True)]
         ratios = statistics(old, behaviour, self._objective)
@@ -246,7 +253,7 @@ class Trainer:
         found = [one for one in self._materials(batch)[0] if one.exchange.id in kept]
         if not found:
             return Update("", "nothing of the minibatch can be learned from"), {}
-        put(self._network, state.tensors)
+        self._put(state.tensors)
         head = critic(self._network) if asked.needs_critic else None
         updates = self._updates(state, head)
         samples, moments = self._samples(found, state, head)
@@ -263,7 +270,7 @@ class Trainer:
             except UserError as error:  # not finite: the fault of what it learns from, not of the machine
                 return Update("", str(error)), {}
         (first, said), tokens = done[0], done[0][0].tokens
-        student = {name: weight.detach().clone() for name, weight in changes(self._network).items()}
+        student = {name: weight.detach().clone() for name, weight in self._live.items()}
         notes = {
             "base": self.base,
             "lora": self._shape(),
@@ -307,7 +314,7 @@ class Trainer:
             with self._as_base():
                 found = read(self._network, examples, temperatures=temperatures)
         else:
-            put(self._network, self._load(label, folder).tensors)
+            self._put(self._load(label, folder).tensors)
             found = read(self._network, examples, base=self._as_base, temperatures=temperatures)
         sums = tuple(float(one.logprobs.double().sum()) for one in found)
         means = tuple(total / len(one.logprobs) for total, one in zip(sums, found, strict=True))
@@ -317,11 +324,10 @@ class Trainer:
 
     def network(self, label: str, folder: Path | None) -> Any:
         """The network as a version (no folder: the base model), to read or to sample with; until the next call."""
-        live = changes(self._network)
         if folder is None:
-            put(self._network, {name: torch.zeros_like(weight) for name, weight in live.items()})
+            self._put({name: torch.zeros_like(weight) for name, weight in self._live.items()})
         else:
-            put(self._network, self._load(label, folder).tensors)
+            self._put(self._load(label, folder).tensors)
         return self._network
 
     # What is learned from
@@ -447,7 +453,7 @@ class Trainer:
         if head is not None and critics:
             head.load_state_dict(critics)
         if source is not updates:
-            trained = set(changes(self._network).values())
+            trained = set(self._live.values())
             updates.state.update({weight: moments for weight, moments in source.state.items() if weight in trained})
         return updates
 
@@ -457,8 +463,21 @@ class Trainer:
 
     # Whose weights the network has
 
-    def _as_base(self) -> AbstractContextManager[Any]:
-        return self._wrapper.disable_adapter()  # type: ignore[no-any-return]
+    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy a version's tensors into the network."""
+        with torch.no_grad():
+            torch._foreach_copy_(list(self._live.values()), [tensors[name] for name in self._names])
+
+    @contextmanager
+    def _as_base(self) -> Iterator[None]:
+        """The network as the base model. (PEFT's own switch walks through all modules, each time.)"""
+        for layer in self._layers:
+            layer._disable_adapters = True
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer._disable_adapters = False
 
     @contextmanager
     def _as(self, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
@@ -466,12 +485,12 @@ class Trainer:
         if tensors is None:
             yield
             return
-        held = {name: weight.detach().clone() for name, weight in changes(self._network).items()}
-        put(self._network, tensors)
+        held = {name: weight.detach().clone() for name, weight in self._live.items()}
+        self._put(tensors)
         try:
             yield
         finally:
-            put(self._network, held)
+            self._put(held)
 
     def _lagging(self, state: _State, student: Mapping[str, Tensor], updates: int) -> Mapping[str, Tensor] | None:
         """The teacher that the next step learns from, where it has weights of its own."""
@@ -493,7 +512,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(batch.seed % 2**63)
         tensors = {}
         for name in self._names:  # as LoRA starts: A uniform by its inputs (Kaiming with a = sqrt 5), B nothing
-            like = changes(self._network)[name]
+            like = self._live[name]
             bound = 1 / math.sqrt(like.shape[1])
             drawn = torch.rand(like.shape, generator=generator) * 2 * bound - bound
             tensors[name] = drawn if "lora_A" in name else torch.zeros(like.shape)
@@ -526,8 +545,7 @@ class Trainer:
     def _lora_tensors(self, label: str, path: Path) -> dict[str, Tensor]:
         stored = self._tensors(path)
         found = {_inside(name): tensor.float() for name, tensor in stored.items()}
-        live = changes(self._network)
-        shapes = {name: tuple(weight.shape) for name, weight in live.items()}
+        shapes = {name: tuple(weight.shape) for name, weight in self._live.items()}
         if shapes != {name: tuple(tensor.shape) for name, tensor in found.items()}:
             raise VersionError(
                 f"version {label}: {path.name} has tensors of other names or shapes than this learner's adapters"
@@ -554,9 +572,11 @@ class Trainer:
         head: torch.nn.Module | None,
         teacher: Mapping[str, Tensor] | None,
     ) -> None:
-        hub = None if Path(self._model.model).exists() else self._model.model
         try:
-            write_adapter(self._wrapper, out, hub)
+            (out / CONFIG).write_bytes(self._config)
+            save_file(
+                {_outside(name): weight.detach().cpu() for name, weight in self._live.items()}, out / ADAPTER, {"format": "pt"}
+            )
             write_optimizer(updates, out / MOMENTS, head.state_dict() if head is not None else None)
             if teacher is not None:
                 lagging = {_outside(name): teacher[name].detach().cpu().contiguous() for name in self._names}
@@ -623,24 +643,28 @@ class Learner:
         self.base: str = self._trainer.base
         """Fingerprint of the base model."""
         self._folder, self._write, self._scratch = folder, write, scratch
+        self._lock = threading.Lock()
 
     def correct(self, batch: Minibatch) -> Correction:
         """See `Trainer.correct`."""
-        return self._trainer.correct(batch, self._of(batch.parent))
+        with self._lock:
+            return self._trainer.correct(batch, self._of(batch.parent))
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """See `Trainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
-        with made(self._scratch) as out:
+        with self._lock, made(self._scratch) as out:
             update, said = self._trainer.step(batch, correction, self._of(batch.parent), out)
             return update if update.skipped else replace(update, version=self._write(batch, out, said))
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """See `Trainer.measure`; the empty label is the base model."""
-        return self._trainer.measure(label, self._of(label), exchanges)
+        with self._lock:
+            return self._trainer.measure(label, self._of(label), exchanges)
 
     def network(self, label: str) -> Any:
         """The network as a version (empty: the base model), to read or to sample with; until the learner's next call."""
-        return self._trainer.network(label, self._of(label))
+        with self._lock:
+            return self._trainer.network(label, self._of(label))
 
     def close(self) -> None:
         """Nothing to end; the worker has."""

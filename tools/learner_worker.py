@@ -244,8 +244,6 @@ def _told(error: Exception) -> tuple[str, Any]:
 
 def work(descriptor: int, parent: int, nice: int) -> None:
     """The worker's whole life: settings first, then one question after another, until the parent is gone."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
     pipe = Connection(descriptor)
     asked: queue.Queue[Any] = queue.Queue()
 
@@ -269,6 +267,10 @@ def work(descriptor: int, parent: int, nice: int) -> None:
     except Exception as error:
         pipe.send(_told(error))
         return
+    with contextlib.suppress(OSError):  # now: who starts it waits for the model, and on a busy machine would wait long
+        for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
     pipe.send(("done", None))
     while True:
         name, given = asked.get()
