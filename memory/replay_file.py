@@ -28,6 +28,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """What a tenant or an adapter may be called."""
 ROUNDING = 1e-5
 """Nats that a log-probability may be above 0 in 32-bit arithmetic; stored as 0."""
+TOGETHER = 64
+"""Most writers that share a transaction."""
 OFTEN, LONGEST = 100, 20_000
 """Transactions after which the log is brought to its place in the background; its pages (4 kB) after which a writer does it."""
 TABLES = """
@@ -87,6 +89,15 @@ class ReplayError(UserError, RuntimeError):
     """The file cannot be read or written; says why, and what would do."""
 
 
+class _Group:
+    """Writers that share a transaction."""
+
+    def __init__(self) -> None:
+        self.ended = Event()
+        self.size = 0
+        self.error: BaseException | None = None
+
+
 class ReplayFile:
     """An open file: reads and transactions for the threads of the process that owns it.
 
@@ -97,7 +108,7 @@ class ReplayFile:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._lock = Lock()
-        self._copying = Lock()
+        self._copying, self._counting, self._waiting, self._group = Lock(), Lock(), 0, _Group()
         self._due, self._commits, self._closing = Event(), 0, False
         self._copier: Thread | None = None
         self._own()
@@ -172,26 +183,63 @@ class ReplayFile:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         with self._in_words(), self._lock:
+            if self._base.in_transaction:
+                self._end_group(self._group)  # nobody is told what is not on the disk
             yield self._base
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: all of it or nothing."""
-        with self._in_words(), self._lock:
-            self._base.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._base
-                self._base.execute("COMMIT")
-            except BaseException:
-                if self._base.in_transaction:
-                    self._base.execute("ROLLBACK")
-                raise
-            self._commits += 1
-            if self._commits % OFTEN == 0:
-                if self._copier is None:
-                    self._copier = Thread(target=self._copy, name="replay", daemon=True)
-                    self._copier.start()
-                self._due.set()
+        """All of it or nothing, and on the disk at the end. Writers that wait for each other share one transaction (a savepoint
+        each, so that an error undoes its own work only), and thus one wait for the disk: whom nobody follows ends it for all."""
+        with self._in_words():
+            with self._counting:
+                self._waiting += 1
+            with self._lock:
+                with self._counting:
+                    self._waiting -= 1
+                if not self._base.in_transaction:
+                    self._base.execute("BEGIN IMMEDIATE")
+                    self._group = _Group()
+                group = self._group
+                group.size += 1
+                self._base.execute("SAVEPOINT one")
+                try:
+                    yield self._base
+                    self._base.execute("RELEASE one")
+                except BaseException as error:
+                    if self._base.in_transaction:
+                        self._base.execute("ROLLBACK TO one")
+                        self._base.execute("RELEASE one")
+                    else:
+                        group.error = error  # a full disk ends the whole transaction
+                        group.ended.set()
+                    raise
+                finally:
+                    if not self._waiting or group.size >= TOGETHER:
+                        self._end_group(group)
+            while not group.ended.wait(0.02):  # a follower that was interrupted ends nothing
+                with self._lock:
+                    self._end_group(group)
+            if group.error is not None:
+                raise group.error
+
+    def _end_group(self, group: _Group) -> None:
+        """Commit; an error is everybody's who wrote in it."""
+        if group.ended.is_set():
+            return
+        try:
+            self._base.execute("COMMIT")
+        except BaseException as error:
+            group.error = error
+            if self._base.in_transaction:
+                self._base.execute("ROLLBACK")
+        group.ended.set()
+        self._commits += 1
+        if self._commits % OFTEN == 0:
+            if self._copier is None:
+                self._copier = Thread(target=self._copy, name="replay", daemon=True)
+                self._copier.start()
+            self._due.set()
 
     def _copy(self) -> None:
         """In a thread of its own: bring what is in the log to its place, so that no request waits for it."""
@@ -214,6 +262,8 @@ class ReplayFile:
             ReplayError: the disk does not take it. It is done when the file is opened again.
         """
         with self._in_words(), self._copying, self._lock:
+            if self._base.in_transaction:
+                self._end_group(self._group)
             busy, *_ = self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise ReplayError(
