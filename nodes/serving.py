@@ -179,7 +179,7 @@ def exchanged(state: Mapping[str, Any], base: str) -> Exchange:
 
 
 @dataclass(frozen=True)
-class AwaitFeedback:
+class AwaitFeedback(Runnable[Any, Any]):
     """Stop until somebody says what the reply was worth: `Command(resume={"reward": 1, "text": "..."})`, minutes or days later.
 
     An answer that cannot be read is asked for again, with the reason under `error`.
@@ -187,9 +187,12 @@ class AwaitFeedback:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Served) -> dict[str, Any]:
-        reply = state["reply"]
-        question: dict[str, Any] = {"id": state["id"], "text": reply.text, "version": reply.version}
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
+        return self.invoke(input, config)  # it waits for nothing: a thread of its own would be half the cost of a chat
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
+        reply = input["reply"]
+        question: dict[str, Any] = {"id": input["id"], "text": reply.text, "version": reply.version}
         while True:
             answer = interrupt(question)
             try:
