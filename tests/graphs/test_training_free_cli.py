@@ -21,7 +21,15 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from learngraph.graphs import cli, evaluation, sweep, training_free_cli
+from learngraph.graphs import (
+    cli,
+    evaluation,
+    sweep,
+    training_free_bench,
+    training_free_cli,
+    training_free_digests,
+    training_free_setup,
+)
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.library import Library, Versions
 from learngraph.memory.records import Rollout, Task, UserError
@@ -133,9 +141,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
 
 
 def forget() -> None:
-    training_free_cli._environment.cache_clear()
-    training_free_cli._opened.cache_clear()
-    training_free_cli._weights.cache_clear()
+    training_free_setup.opened_world.cache_clear()
+    training_free_setup.opened_model.cache_clear()
+    training_free_digests.weights_digest.cache_clear()
 
 
 def run(flags: str, out: str = "out", compare: Sequence[str] = ()) -> int:
@@ -286,9 +294,9 @@ def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: st
 
 def test_arms_are_measured_against_the_same_agent_without_lessons() -> None:
     def against(*names: str, **flags: str) -> str:
-        arms = [training_free_cli.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
-        arms += [training_free_cli.Arm(name, object(), name) for name in names]
-        return training_free_cli.Setup(training_free_cli.Learn(**flags), tuple(arms), (0,), Path()).against
+        arms = [training_free_setup.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
+        arms += [training_free_setup.Arm(name, object(), name) for name in names]
+        return training_free_setup.Setup(training_free_setup.Learn(**flags), tuple(arms), (0,), Path()).against
 
     assert against("react", "tool-agent") == "react"
     assert against("react", "tool-agent", tools="python") == "tool-agent"
@@ -520,12 +528,12 @@ def test_problems_that_say_the_same_are_refused(here: Path) -> None:
             return text
 
     task = KeywordKeep().task
-    split = training_free_cli.Split((task(0),), (task(1),), (task(2),))
+    split = training_free_setup.Split((task(0),), (task(1),), (task(2),))
     with pytest.raises(UserError, match="problems keep-test-0 and keep-test-1 say the same"):
-        training_free_cli._distinct(World(), split, {})
-    training_free_cli._distinct(KeywordKeep(), split, {})  # where the text is the same for all, ids tell them apart
+        training_free_setup._distinct(World(), split, {})
+    training_free_setup._distinct(KeywordKeep(), split, {})  # where the text is the same for all, ids tell them apart
     with pytest.raises(UserError, match="problem keep-test-0 is there twice"):
-        training_free_cli._distinct(KeywordKeep(), training_free_cli.Split((task(0),), (), (task(0),)), {})
+        training_free_setup._distinct(KeywordKeep(), training_free_setup.Split((task(0),), (), (task(0),)), {})
 
 
 def test_a_method_of_this_kind_is_no_arm_of_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -759,7 +767,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
 ) -> None:
     """Of one problem of the test, or of all, while the library has been learned."""
     assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
-    test, observe = training_free_cli.Bench._test, KeywordKeep.observe
+    test, observe = training_free_bench.Bench._test, KeywordKeep.observe
 
     def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
         if down in task.id and len(actions) == 2:
@@ -770,7 +778,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
         monkeypatch.setattr(KeywordKeep, "observe", refused)
         return await test(self, *args)
 
-    monkeypatch.setattr(training_free_cli.Bench, "_test", breaks)
+    monkeypatch.setattr(training_free_bench.Bench, "_test", breaks)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
     error = capsys.readouterr().err
     assert f"{METHOD}, seed 0: {2 if down == '/6' else 6} of 6 rollouts of the test failed" in error
@@ -778,7 +786,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     assert "the same command goes on" in error
     assert not list((here / "out").glob("*/result.json"))
     monkeypatch.setattr(KeywordKeep, "observe", observe)
-    monkeypatch.setattr(training_free_cli.Bench, "_test", test)
+    monkeypatch.setattr(training_free_bench.Bench, "_test", test)
     forget()
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
     assert results(here / "out") == results(here / "whole")
@@ -814,27 +822,27 @@ def test_what_the_agent_does_itself_is_no_outage() -> None:
         OutOfTime("took longer than 5 s"),
         "no reward: unsure",
     ):
-        assert training_free_cli._own(failed(own))
-    assert not training_free_cli._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
+        assert training_free_bench._own(failed(own))
+    assert not training_free_bench._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
 
 
 def test_keys_that_a_server_repeats_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "my-own-key")
-    said = training_free_cli._redacted("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
+    said = training_free_bench._redacted("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
     assert said == "401: Incorrect API key provided: sk-…, $OPENAI_API_KEY. A task-list is none"
-    assert training_free_cli._redacted("at http://me:hidden@host/v1: no") == "at http://host/v1: no"
-    row = training_free_cli._brief(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
+    assert training_free_bench._redacted("at http://me:hidden@host/v1: no") == "at http://host/v1: no"
+    row = training_free_bench._brief(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
     assert row["error"] == "key sk-…"
 
 
 def test_a_machine_without_walls_is_told_of_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = training_free_cli.Learn(tools="python")
+    options = training_free_setup.Learn(tools="python")
     monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits"}))
     training_free_cli._warn(options)
     assert "(calls, files missing" in capsys.readouterr().err
     monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits", "files", "calls"}))
     training_free_cli._warn(options)
-    training_free_cli._warn(training_free_cli.Learn())
+    training_free_cli._warn(training_free_setup.Learn())
     assert capsys.readouterr().err == ""
 
 
