@@ -20,15 +20,8 @@ def test_there_are_notebooks() -> None:
     assert NOTEBOOKS
 
 
-LONG = ("jitrl.ipynb",)
-"""About a minute of computing; `make test-all` runs it."""
-
-
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.long if path.name in LONG else pytest.mark.slow) for path in NOTEBOOKS],
-    ids=lambda path: path.name,
-)
+@pytest.mark.slow
+@each
 def test_it_runs_without_an_error(path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.name == "adamem.ipynb":
         monkeypatch.setenv("ALFWORLD_DATA", str(request.getfixturevalue("alfworld_games")))
