@@ -298,7 +298,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
         nonce = secrets.token_urlsafe(16)
         body = templates.get_template(name).render(nonce=nonce, **values).encode("utf-8", "replace")
         policy = (
-            f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; "
+            f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; connect-src 'self'; img-src data:; "
             "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
         )
         headers = {

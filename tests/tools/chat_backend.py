@@ -230,9 +230,10 @@ class FakeBackend:
 
     async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
         self._known(tenant, adapter)
-        if not version.startswith("0000"):
+        name = version.rpartition("@")[2]
+        if not name.startswith("0000"):
             raise UnknownVersion(f"no version {version!r}")
-        self.live[tenant, adapter] = f"{tenant}/{adapter}@{version}"
+        self.live[tenant, adapter] = f"{tenant}/{adapter}@{name}"
         return self._adapter(tenant, adapter)
 
     async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
@@ -250,7 +251,7 @@ class FakeBackend:
 
     async def export(self, tenant: str, adapter: str, version: str) -> Path:
         self._known(tenant, adapter)
-        if not version.startswith("0000"):
+        if not version.rpartition("@")[2].startswith("0000"):
             raise UnknownVersion(f"no version {version!r}")
         path = Path(tempfile.mkstemp(suffix=".zip")[1])
         with zipfile.ZipFile(path, "w") as archive:

@@ -1,0 +1,106 @@
+"""A headless Chromium, driven over its DevTools protocol: what a test of a page needs, and nothing to install but the browser.
+
+async with Browser.open(folder) as browser:
+    await browser.go("http://127.0.0.1:8000/dashboard")
+    await browser.run("document.title")
+    await browser.picture(Path("page.png"))
+"""
+
+import asyncio
+import base64
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+EXECUTABLE = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars")
+
+
+class Browser:
+    """A page of it; from `open`."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._number = socket, 0
+        self.events: list[dict[str, Any]] = []
+        """What the browser told unasked: log entries, exceptions, loads."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, folder: Path, *flags: str) -> AsyncIterator["Browser"]:
+        """Start it, with its profile in `folder`; it ends with the block."""
+        assert EXECUTABLE is not None
+        process = await asyncio.create_subprocess_exec(
+            *(EXECUTABLE, *FLAGS, *flags, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        try:
+            async with asyncio.timeout(60):
+                while (found := re.search(rb"ws://([\d.:]+)/", await process.stderr.readline())) is None:
+                    assert process.returncode is None, "the browser did not start"
+            async with aiohttp.ClientSession() as client:
+                async with client.get(f"http://{found[1].decode()}/json/list") as answer:
+                    pages = [page for page in await answer.json() if page["type"] == "page"]
+                async with client.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                    browser = cls(socket)
+                    for domain in ("Page", "Runtime", "Log", "Network"):
+                        await browser.ask(f"{domain}.enable")
+                    yield browser
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+    async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """One command and its result."""
+        self._number += 1
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
+        async with asyncio.timeout(60):
+            while True:
+                message = json.loads(await self._socket.receive_str())
+                if message.get("id") == self._number:
+                    assert "error" not in message, message
+                    result: dict[str, Any] = message["result"]
+                    return result
+                self.events.append(message)
+
+    async def go(self, url: str) -> None:
+        """Open a page and wait until it is there."""
+        await self.ask("Page.navigate", url=url)
+        await self.loaded()
+
+    async def loaded(self) -> None:
+        """Wait for the page to be there."""
+        async with asyncio.timeout(60):
+            while await self.run("location.href == 'about:blank' || document.readyState != 'complete'"):
+                await asyncio.sleep(0.05)
+
+    async def run(self, script: str) -> Any:
+        """The value of an expression in the page."""
+        found = await self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        return found["result"].get("value")
+
+    async def picture(self, path: Path, width: int = 1240, height: int = 1500, dark: bool = False) -> None:
+        """A PNG of the page."""
+        await self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        await self.ask("Emulation.setEmulatedMedia", features=scheme)
+        found = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=False)
+        path.write_bytes(base64.b64decode(found["data"]))
+
+    @property
+    def complaints(self) -> list[str]:
+        """Errors of scripts and of the page's policy so far."""
+        found = []
+        for event in self.events:
+            if event["method"] == "Runtime.exceptionThrown":
+                found.append(event["params"]["exceptionDetails"]["text"])
+            if event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+                found.append(event["params"]["entry"]["text"])
+        return found
