@@ -332,8 +332,8 @@ def packs(sizes: Sequence[int], cap: int, fixed: float = 0.0) -> list[list[int]]
 
 
 def _fixed(network: Any) -> float:
-    """How many tokens take as long as what a pass takes however few it has. On a CPU: 3e8 / weights, measured with 1 to 23 million
-    (13 tokens there); elsewhere passes are filled as far as they may be."""
+    """How many tokens take as long as what a pass takes however few it has. On a CPU about 3e8 / weights: an estimate from models of
+    1 and 23 million (13 tokens there); elsewhere passes are filled as far as they may be."""
     weights = sum(weight.numel() for weight in network.parameters())
     return 3e8 / weights if network.device.type == "cpu" else 1e9
 
