@@ -21,7 +21,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update, UserError
@@ -340,8 +340,10 @@ class Late:
 
     def __init__(self, base: str, make: Callable[[], Any]) -> None:
         self.base, self._make = base, make
-        self._lock, self._learner, self._closed = Lock(), None, False
-        Thread(target=self._try, name="learner", daemon=True).start()
+        self._learner: Any = None
+        self._error: Exception | None = None
+        self._settled, self._closed = Event(), False
+        self._begin()
 
     def correct(self, batch: Minibatch) -> Correction:
         """As the learner's, once it is there."""
@@ -359,31 +361,37 @@ class Late:
         return found
 
     def close(self) -> None:
-        """End it. One that is still coming up ends with this process."""
+        """End it. Nobody waits for one that is still coming up: it ends with this process."""
         self._closed = True
+        self._settled.set()
         if self._learner is not None:
             self._learner.close()
 
-    def _try(self) -> None:
+    def _begin(self) -> None:
+        self._error = None
+        self._settled.clear()
+        Thread(target=self._come_up, name="learner", daemon=True).start()
+
+    def _come_up(self) -> None:
         try:
-            self._there()
-        except Exception as error:  # said again, and shown, whenever a step needs it
-            logging.getLogger("learngraph.serve").error("%s", error)
+            made = self._make()
+            if made.base != self.base or self._closed:
+                made.close()
+                raise UserError(f"it has base model {made.base}, the engine {self.base}")
+            self._learner = made
+        except Exception as error:
+            self._error = error
+        finally:
+            self._settled.set()
 
     def _there(self) -> Any:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the learner is closed")
-            if self._learner is None:
-                try:
-                    made = self._make()
-                except UserError as error:  # no fault of the exchanges that are to be learned from
-                    raise RuntimeError(f"the learner cannot be started: {error}") from error
-                if made.base != self.base:
-                    made.close()
-                    raise RuntimeError(f"the learner has base model {made.base}, the engine {self.base}")
-                self._learner = made
-            return self._learner
+        self._settled.wait()
+        if self._closed:
+            raise RuntimeError("the learner is closed")
+        if (error := self._error) is not None:
+            self._begin()  # for whoever asks next
+            raise RuntimeError(f"the learner cannot be started: {error}") from error  # no fault of what it was to learn from
+        return self._learner
 
 
 class Inline:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Event, Thread
+from typing import Any, cast
 
 import pytest
 
@@ -156,6 +157,40 @@ def test_a_learner_that_comes_up_late_is_waited_for() -> None:
         Late("b", fails).correct(batch)
     with pytest.raises(RuntimeError, match="has base model b, the engine c"):
         Late("c", Slow).correct(batch)
+
+
+def test_nobody_waits_for_a_learner_that_was_closed_before_it_came_up() -> None:
+    held = Event()
+
+    def make() -> Any:
+        held.wait()
+
+    late, batch = Late("b", make), cast(Any, None)
+    Thread(target=lambda: (time.sleep(0.05), late.close())).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        late.correct(batch)
+    held.set()
+
+
+def test_a_learner_that_failed_to_come_up_is_tried_again() -> None:
+    tries = []
+
+    class Made:
+        base = "b"
+
+        def correct(self, batch: Minibatch) -> Correction:
+            return Correction(())
+
+    def make() -> Made:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("no room")
+        return Made()
+
+    late, batch = Late("b", make), cast(Any, None)
+    with pytest.raises(RuntimeError, match="no room"):
+        late.correct(batch)
+    assert late.correct(batch) == Correction(())
 
 
 # Once through, in another process
