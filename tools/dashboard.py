@@ -38,7 +38,7 @@ WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 320.0, 128.0, 44.0, 10.0, 104.0
 """A chart's box, and the plot in it, which ends 8 before the right edge."""
 
 CURVES = (
-    ("reward", "Reward", "mean of the minibatch"),
+    ("reward", "Reward", "mean feedback of each version"),
     ("loss", "Loss", "of the step"),
     ("ess", "Effective sample size", "share of the minibatch"),
     ("age", "Age", "steps behind, mean"),
@@ -136,18 +136,23 @@ def chart(points: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
         "dots": dots,
         "last": dots[-1],
         "value": shown(points[-1][1]),
-        "marks": [(f"{BOTTOM - tall * share:.1f}", shown(low + (high - low) * share)) for share in (0, 0.5, 1)],
+        "marks": [(f"{BOTTOM - tall * share:.1f}", f"{low + (high - low) * share:.2g}") for share in (0, 0.5, 1)],
         "first": shown(first),
         "end": shown(last),
     }
 
 
-def curves(updates: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The charts of what a learner did."""
+def curves(updates: Iterable[Mapping[str, Any]], versions: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """The charts of what a learner did. The reward is what the versions got while they answered: a minibatch's says little, as it
+    holds good and bad exchanges in equal parts.
+    """
+    pairs = [(number(row.get("step")), number(row.get("reward"))) for row in versions]
+    rewards = sorted((step, value) for step, value in pairs if step is not None and value is not None)
     seen = [(step, update) for update in updates if (step := number(update.get("step"))) is not None]
     found = []
     for name, title, unit in CURVES:
         points = [(step, value) for step, update in seen if (value := number(update.get(name))) is not None]
+        points = rewards if name == "reward" else points
         found.append({"title": title, "unit": unit, "chart": chart(points)})
     return found
 
@@ -372,7 +377,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
             ready=shown(counts.get("ready", 0)),
             used={name: shown(value) for name, value in tenants.used(who).items()},
             limited=who.limits.tokens_per_day is not None,
-            curves=curves(updates),
+            curves=curves(updates, rows(row.get("versions"))),
             updates=len(updates),
             versions=versions,
             odd=odd,

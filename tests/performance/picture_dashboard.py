@@ -18,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 from bench_serving import asked, model_of, server
+from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 from browser import Browser
@@ -60,7 +61,10 @@ async def draw(url: str, key: str, path: Path, dark: bool) -> None:
             async with asyncio.timeout(60):
                 while await page.run("document.getElementById('main') === null || document.querySelector('.tiles') === null"):
                     await asyncio.sleep(0.1)
-            await page.picture(path, height=1780, dark=dark)
+            await page.picture(path, height=1640, dark=dark)
+    with Image.open(path) as drawn:
+        few = drawn.convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 async def both(url: str, key: str, options: argparse.Namespace) -> None:

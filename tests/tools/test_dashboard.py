@@ -63,7 +63,12 @@ def told(steps: int = 40) -> dict[str, Any]:
         ]
         label = f"acme/default@{k:06d}-3f9c2ab1d4e{k % 10}"
         about = {"label": label, "name": label[13:], "step": k, "state": state, "created": now - 40 * (41 - k), "gate": gate}
-        return about | {"tainted": k == 38, "reward": 0.4, "feedbacks": 7, "why": "the gate has passed" if passed else "worse"}
+        return about | {
+            "tainted": k == 38,
+            "reward": 0.4 + k / 1000,
+            "feedbacks": 7,
+            "why": "the gate has passed" if passed else "worse",
+        }
 
     versions = [
         version(40, "live", True),
