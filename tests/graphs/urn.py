@@ -170,7 +170,7 @@ async def like(service: Any, exchange: Exchange, word: str = "blue", text: str =
     return await service.feedback(exchange.tenant, exchange.id, read_feedback(answer))
 
 
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     """Wait for something that the learner does."""
     end = time.monotonic() + seconds
     while not condition():
