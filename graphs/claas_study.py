@@ -80,12 +80,12 @@ class Study:
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
     size: int = 20
     """Scenarios of each split that are played, up to 20."""
-    steps: int = 2
-    """Gradient steps after every scenario."""
+    steps: int = 1
+    """Gradient steps after every scenario. Paper: about 140 for 100 scenarios."""
     batch: int = 8
     """M, exchanges behind a step."""
-    rate: float = 1e-3
-    """Learning rate of `reinforce` and `ppo`."""
+    rate: float = 5e-4
+    """Learning rate of `reinforce` and `ppo`; this and the next were chosen on another order and seed (101) than those counted."""
     sdpo_rate: float = 1e-3
     """Learning rate of `sdpo`."""
     rank: int = 8
