@@ -20,8 +20,13 @@ MAY_IMPORT = {
 }
 """Folder -> what of ours its files may import."""
 JOINS = {
-    *("graphs/cli.py", "graphs/adamem_cli.py", "graphs/serve_cli.py", "graphs/claas_study.py", "graphs/dev.py", "graphs/training_free_cli.py"),
-    *("graphs/training_free_setup.py", "graphs/training_free_digests.py", "graphs/training_free_rehearsal.py"),
+    *("graphs/cli.py", "graphs/adamem_cli.py", "graphs/serve_cli.py", "graphs/claas_study.py", "graphs/dev.py"),
+    *(
+        "graphs/training_free_cli.py",
+        "graphs/training_free_setup.py",
+        "graphs/training_free_digests.py",
+        "graphs/training_free_rehearsal.py",
+    ),
 }
 """The places that join tools to graphs: the command line, and what `langgraph dev` serves."""
 LOCAL = {
