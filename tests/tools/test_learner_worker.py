@@ -133,9 +133,10 @@ def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatM
     os.kill(before or 0, signal.SIGKILL)
     assert worker.step(batch, worker.correct(batch)).version == expected
     assert worker.process != before
-    large = minibatch(pocket, worker.base, size=48)
+    large = minibatch(pocket, worker.base, size=8)
     correction = worker.correct(large)
     whole = worker.step(large, correction).version
+    os.kill(worker.process or 0, signal.SIGSTOP)  # so that it cannot be done before it is killed
     killer = threading.Timer(0.15, lambda: os.kill(worker.process or 0, signal.SIGKILL))
     killer.start()
     assert worker.step(large, correction).version == whole
@@ -145,8 +146,9 @@ def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatM
 
 def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLearner, pocket: LocalChatModel) -> None:
     """Not the batch's, so that nobody rejects the batch."""
-    large = minibatch(pocket, worker.base, size=48)
+    large = minibatch(pocket, worker.base, size=8)
     correction = worker.correct(large)
+    os.kill(worker.process or 0, signal.SIGSTOP)
     done = threading.Event()
 
     def kill_all() -> None:
@@ -168,9 +170,10 @@ def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLear
 def test_close_ends_a_step_that_runs(pocket: LocalChatModel, tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     worker = WorkerLearner("pocket", shelf.folder, shelf.write, SMALL, QUICK, nice=0)
-    large = minibatch(pocket, worker.base, size=48)
+    large = minibatch(pocket, worker.base, size=8)
     correction = worker.correct(large)
     process = worker.process
+    os.kill(process or 0, signal.SIGSTOP)
     threading.Timer(0.15, worker.close).start()
     with pytest.raises(WorkerDied, match="closed"):
         worker.step(large, correction)
