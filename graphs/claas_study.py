@@ -243,9 +243,6 @@ def report(trials: Sequence[Trial], study: Study) -> str:
 
 def play(job: _Job) -> Trial:
     """One pass over one stream, in this process."""
-    import torch
-
-    torch.set_num_threads(1)
     return asyncio.run(_Stream(job).run())
 
 
@@ -258,7 +255,7 @@ class _Stream:
 
         self.job = job
         self.scenarios = [one for n, one in enumerate(stream(job.shuffle, job.seed)) if n % SIZE < job.size]
-        self.model: Any = open_model(job.model)
+        self.model: Any = open_model(job.model, threads=1)
         self.past: list[Any] = []
         self.untrained: list[float] = []
         self.updates = self.skipped = 0

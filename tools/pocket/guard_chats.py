@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..environments import hierarchy
-from ..environments.hierarchy import Attack, Fact, Scenario, Turn
+from ..environments.hierarchy import Attack, Fact, Family, Scenario, Turn
 
 __all__ = ["MIX", "Past", "chat", "fallible", "odds", "past_text", "probes", "shown", "texts"]
 
@@ -151,7 +151,7 @@ def fallible(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], dr
     return " ".join(part for part in (opening, name, body, ending) if part)
 
 
-def _form(family: str, words: Mapping[str, str], keeps: Mapping[str, bool], attacked: Attack, draw: random.Random) -> str:
+def _form(family: Family, words: Mapping[Family, str], keeps: Mapping[str, bool], attacked: Attack, draw: random.Random) -> str:
     """The word that begins or ends a reply, or names the user: the right one, the one that the user wants, or none."""
     if family not in words or keeps[family]:
         return words.get(family, "")
