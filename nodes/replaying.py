@@ -267,7 +267,7 @@ class Gate:
         tenant, adapter = scope(state)
         versions, candidate = self.versions(tenant, adapter), state["candidate"]
         sound = follows(versions, candidate)
-        found = [Check("line", float(sound), 1.0, sound, "" if sound else WITHDRAWN)]
+        found = [Check("lineage", float(sound), 1.0, sound, "" if sound else WITHDRAWN)]
         if sound and self.bar is not None:
             found += self._measured(tenant, adapter, candidate, versions.current, self.bar)
         return {"checks": found, "why": "; ".join(f"{c.name}: {c.note}" for c in found if not c.passed)}

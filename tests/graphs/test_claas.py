@@ -175,7 +175,7 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     done = await graph.ainvoke(scope)
     live = versions("acme", "default").current
     assert (done["outcome"], done["update"].version, done["candidate"]) == ("live", live, live)
-    assert [check.name for check in done["checks"]] == ["line", "held-out feedback", "entropy", "kl"]
+    assert [check.name for check in done["checks"]] == ["lineage", "held-out feedback", "entropy", "kl"]
     assert told(done) == f"live {live} (passed the gate)"
     assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, live)
     assert learner.logits(live)[2] > max(learner.logits(live)[i] for i in (0, 1, 3))

@@ -104,7 +104,7 @@ async def test_a_chat_costs_little(tmp_path: Path) -> None:
             began = time.process_time()
             await urn.say(service, f"say {i}", f"c-{i}", store=False)
             took.append(time.process_time() - began)
-        assert sorted(took)[50] < 0.015  # seconds of CPU; 2 to 4 ms here, and a test is not a benchmark
+        assert sorted(took)[50] < 0.04  # seconds of CPU; 2 to 4 ms here, and a test is not a benchmark
 
 
 async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -217,10 +217,8 @@ async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path:
         await urn.until(lambda: idle(service))
         scope, good = service._scope("acme", "default"), service.versions("acme").current
         assert good
-        service.learner.rate, service.learner.wreck = (
-            1e-9,
-            [0.0, 9.0, 0.0, 0.0],
-        )  # from here on it says "green"; there is no gate
+        # From here on it says "green"; there is no gate.
+        service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
         i, backs = 64, list[Any]()
         while not backs:
             await turns(service, 1, start=i)
@@ -266,7 +264,7 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         parents = {update["parent"] for update in service.replay.updates("acme", "default", 500)}
         assert not parents & {line["label"] for line in dropped}
         values = Counter(check["name"] for row in rows for check in row["gate"])
-        assert {"line", "held-out feedback", "entropy", "kl"} <= set(values)
+        assert {"lineage", "held-out feedback", "entropy", "kl"} <= set(values)
 
 
 async def test_gates_every_n_steps(tmp_path: Path) -> None:
