@@ -73,6 +73,8 @@ class FakeBackend:
     features: frozenset[str] = FEATURES
     delay: float = 0.0
     """Seconds before each piece."""
+    heard: threading.Event | None = None
+    """Where there is one, what follows the first piece waits until it is set."""
     breaks_after: int | None = None
     """Pieces before something breaks."""
     error: Exception = field(default_factory=lambda: RuntimeError("secret: /etc/passwd"))
@@ -81,6 +83,7 @@ class FakeBackend:
     cancelled: int = 0
     running: int = 0
     most: int = 0
+    pieces: int = 0
     kept: dict[tuple[str, str], Exchange] = field(default_factory=dict)
     given: dict[tuple[str, str], Receipt] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
@@ -126,6 +129,9 @@ class FakeBackend:
                 pieces, finish = pieces[: request.sampling.max_tokens], "length"
             for i, piece in enumerate(pieces):
                 await asyncio.sleep(self.delay)
+                while i and self.heard is not None and not self.heard.is_set():
+                    await asyncio.sleep(0.01)
+                self.pieces += 1
                 if self.breaks_after == i:
                     raise self.error
                 top = request.top_logprobs
