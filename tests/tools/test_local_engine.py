@@ -739,7 +739,7 @@ async def test_json_objects_and_free_text(formal: LocalEngine) -> None:
 async def test_forced_calls(formal: LocalEngine) -> None:
     tools = tuple({"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("look", "take"))
     seen = set()
-    for seed in range(6):
+    for seed in range(2):
         request = ask("what?", seed=seed, tools=tools, max_tokens=300)
         said = await reply(formal, replace(request, tool_choice={"type": "function", "function": {"name": "take"}}))
         assert said.finish == "tool_calls"
