@@ -51,7 +51,8 @@ class VllmServer:
         self.caches: dict[tuple[str, str], str] = {}
         """(adapter's name, prompt) -> contents that the keys and values were computed with."""
         self.token_ids = True
-        self.load_status, self.load_seconds, self.lists = 200, 0.0, True
+        self.load_status, self.loads, self.lists = 200, threading.Event(), True
+        self.loads.set()  # cleared, loading takes until it is set again
         self.breaks: list[int] = []
         self.pause = 0.0
         """Seconds between two tokens."""
@@ -62,7 +63,7 @@ class VllmServer:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -120,7 +121,8 @@ class VllmServer:
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
-        await asyncio.sleep(self.load_seconds)
+        while not self.loads.is_set():
+            await asyncio.sleep(0.01)
         name, folder = body["lora_name"], Path(body["lora_path"])
         if self.load_status != 200:
             return _error(self.load_status, "No adapter found, or no memory for it")
