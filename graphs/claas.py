@@ -175,6 +175,8 @@ class CLaaS:
     """Weight of KL(pi || base) in the loss. Public code: 0 by now."""
     entropy: float = 0.0
     """Weight of an entropy bonus. Not given."""
+    baseline: Literal["batch", "family"] = "batch"
+    """What rewards are compared with: the minibatch (REINFORCE++), or their family's running statistics."""
     floor: float = 0.1
     """Least standard deviation that advantages are divided by, in reward units. Not given."""
     gamma: float = 1.0

@@ -3,14 +3,16 @@
 The evaluation of the paper (arXiv 2606.05559), on scenarios of our own (tools/environments/hierarchy.py): 100 of them in 5 splits
 of 20, each played once, up to 3 turns against an attacker that adapts. A verifier judges every turn: r in {0, 1}, and words where
 a rule broke. After every scenario the learner takes `steps` gradient steps from its replay buffer. Before the first split and
-after each it is copied, and every copy plays all splits again, with other draws: P[k][j] (graphs/continual.py).
+after each it is copied, and every copy plays all splits again, against other users, with the same draws for all copies and
+arms: P[k][j] (graphs/continual.py).
 
     none              the model as it is
     icl               its newest exchanges with their rewards stand in the prompt; no weights change
     ppo, reinforce    learn from r alone
     sdpo              learns towards what a teacher says that was told which rule broke
-    …+text, …-text    the same with, or without, the verifier's words: is it the loss, or what it was told?
-    age=A,C           REINFORCE++ with A_max = A and correction C (`--ages`, `--corrections`): what replay is worth, and when it harms
+    …+text, …-text    the same with the verifier's words, or for sdpo with no more than right and wrong: is it the loss, or the words?
+    age=A,C           REINFORCE++ with A_max = A and correction C (`--ages`, `--corrections`): what replay is worth, and when it
+                      harms. These arms learn from whatever is there, if it is two exchanges: all ages take as many steps
 
 A trial is one order of the stream and one seed, played by one process; trials that were finished are not played again.
 """
@@ -29,6 +31,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +63,8 @@ PROBED = 5
 SHOWN = 4
 """Exchanges in the prompt of `icl`."""
 SCOPE = ("study", "default")
+EXAM = "exam"
+"""Checkpoints meet other users than the learner met: what they are after and how they ask is drawn anew."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +95,8 @@ class Study:
     """Learning rate of `sdpo`."""
     rank: int = 8
     """r of LoRA."""
-    max_age: int = 25
-    """A_max of the arms without an age in their name; sdpo has twice that, as in the paper."""
+    max_age: int = 50
+    """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
     """Where trials, tables and pictures go; the same command goes on from there."""
     workers: int = os.cpu_count() or 1
@@ -145,7 +150,7 @@ def _jobs(study: Study) -> list[_Job]:
     arms = {arm: ARMS[arm] for arm in study.arms}
     for correction in study.corrections if study.ages else ():
         for age in study.ages:
-            aged: Any = {"max_age": age, "correction": correction}
+            aged: Any = {"max_age": age, "correction": correction, "least": 2}
             arms[f"age={age},{correction}"] = replace(CLaaS.reinforce(), **aged)
     if not 1 <= study.size <= 20 or study.steps < 0:
         raise CommandError(
@@ -166,7 +171,7 @@ def _jobs(study: Study) -> list[_Job]:
 def _set(arm: str, settings: CLaaS, study: Study, seed: int) -> CLaaS:
     """What the study says of all arms; nothing is held out and no gate is asked, as in the paper."""
     sdpo = settings.loss == "sdpo"
-    age = settings.max_age if arm.startswith("age=") else study.max_age * (2 if sdpo else 1)
+    age = settings.max_age if arm.startswith("age=") else study.max_age
     return replace(
         settings,
         batch=study.batch,
@@ -271,10 +276,21 @@ class _Stream:
                 if number % self.job.size == 0:
                     rows.append(self._success(learns, number))
             retained = self._retained(learns)
+            drift = learns.drift() if learns is not None else (None, None)
         shares = tuple(tuple(row) for row in rows)
         seconds = round(perf_counter() - started, 1)
         return Trial(
-            job.arm, job.shuffle, job.seed, shares, tuple(online), self.first, self.updates, self.skipped, seconds, retained
+            job.arm,
+            job.shuffle,
+            job.seed,
+            shares,
+            tuple(online),
+            self.first,
+            self.updates,
+            self.skipped,
+            seconds,
+            retained,
+            *drift,
         )
 
     async def _live(self, number: int, scenario: Any, learns: _Learning | None) -> float:
@@ -294,22 +310,24 @@ class _Stream:
         return float(played.held)
 
     def _success(self, learns: _Learning | None, number: int) -> list[float]:
-        """Share of each split's scenarios that the learner as it is now gets through, with draws of their own."""
+        """Share of each split's scenarios that the learner as it is now gets through."""
         if number and learns is None and not self.job.arm.startswith("icl"):
-            return self.untrained
-        played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed) + number)
+            return self.untrained  # it would be played to the same end again
+        played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM)
         won = [float(one.held) for one in played]
         ends = range(0, len(won) + 1, self.job.size)
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained
 
-    def _play(self, scenarios: Sequence[Any], learns: _Learning | None, seed: int) -> list[Any]:
+    def _play(self, scenarios: Sequence[Any], learns: _Learning | None, seed: int, salt: str = "") -> list[Any]:
         from ..tools.pocket import guard
 
         network = self.model.network if learns is None else learns.network()
         shown = self.past[-SHOWN:] if self.job.arm.startswith("icl") else []
         told = self.job.arm == "icl+text"
-        return guard.play(network, self.model.tokenizer, scenarios, seed=seed, past=lambda scenario: shown, told=told)
+        return guard.play(
+            network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=lambda scenario: shown, told=told
+        )
 
     def _retained(self, learns: _Learning | None) -> float | None:
         """Share of chats without rules that are answered as asked, after learning over before."""
@@ -348,6 +366,7 @@ class _Learning:
             keep,
             part(LoRA, settings, alpha=2.0 * settings.rank),
             part(Objective, settings),
+            watch=False,  # nobody looks at entropy and KL here
             hindsight=Prompt.load("claas/hindsight", guard.PROMPTS).parts[0][1].template,
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
@@ -378,6 +397,11 @@ class _Learning:
             self.replay.append(exchange)
             verdict = result.verdict
             self.replay.give(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
+
+    def drift(self) -> tuple[float | None, float | None]:
+        """Over all updates: the mean effective share of the samples, and their mean age in steps."""
+        rows = self.replay.updates(*SCOPE, limit=10**6)
+        return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
 
     async def step(self) -> str:
         """One gradient step, if the buffer has enough for one."""

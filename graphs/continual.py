@@ -1,7 +1,7 @@
 """What a stream of tasks leaves behind: checkpoint x split matrices, and what is read off them. Pure, but for the pictures.
 
 A stream is cut into K contiguous splits. The learner is copied before the first split (checkpoint 0) and after each split
-(checkpoints 1 to K), and every checkpoint plays every split again, with attacks it was not trained on:
+(checkpoints 1 to K), and every checkpoint plays every split again, in the study against users it has not met (the system prompts are the same):
 
     P[k][j]      success rate of checkpoint k on split j, in [0, 1]; k from 0 to K, j from 1 to K
     forward      mean of P[k][j] over 1 <= k < j          splits that are still to come
@@ -54,6 +54,10 @@ class Trial:
     """Wall time."""
     retained: float | None = None
     """What is left at the end of an ability that was not trained on, as a share of what it was."""
+    ess: float | None = None
+    """Effective share of the samples behind the updates, mean over them."""
+    age: float | None = None
+    """Age of these samples in gradient steps, mean over the updates."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
@@ -113,15 +117,26 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
         ("first update after", lambda trial: trial.first),
         ("updates", lambda trial: trial.updates),
         ("retained", lambda trial: trial.retained),
+        ("ESS", lambda trial: trial.ess),
+        ("age", lambda trial: trial.age),
     ]
     columns = [
         (name, [_measured([figure(t.matrix) for t in trials]) for trials in arms.values()]) for name, figure in FIGURES.items()
     ]
     columns += [(name, [_measured([read(t) for t in trials], name) for trials in arms.values()]) for name, read in extras]
+    if "none" in arms:
+        columns.insert(len(FIGURES), ("final - none", [_measured(_ahead(trials, arms["none"])) for trials in arms.values()]))
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["arm", "trials", *(head for head, _ in told)]]
     lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
     return _aligned(lines)
+
+
+def _ahead(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
+    """Final of each trial over that of the other arm's trial with the same order and seed."""
+    finals = {(trial.shuffle, trial.seed): final(trial.matrix) for trial in base}
+    pairs = [(final(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
+    return [ours - theirs for ours, theirs in pairs if theirs is not None]
 
 
 def _measured(numbers: Sequence[float | None], name: str = "") -> str:

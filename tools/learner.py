@@ -91,21 +91,20 @@ def _own(network: Any) -> Any:
 # Hindsight
 
 
-def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "") -> str:
+def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:
     """What the teacher is told after the conversation: the template with its values.
 
-    Paragraphs (apart by an empty line) that name a value which is empty are left out. With none at all the rest stays: a block
-    that tells nothing, for the arm without feedback.
+    Paragraphs (apart by an empty line) that name a value which is empty are left out.
 
     Raises:
         UserError: the template names another value, or no `$feedback`.
     """
-    values = {"feedback": feedback.strip(), "solution": solution.strip(), "reply": reply.strip()}
+    values = {"feedback": feedback.strip(), "solution": solution.strip(), "reply": reply.strip(), "verdict": verdict}
     parts = [Template(part) for part in template.strip().split("\n\n") if part.strip()]
     named = {name for part in parts for name in part.get_identifiers()}
     if not all(part.is_valid() for part in parts) or not {"feedback"} <= named <= set(values):
         raise UserError(
-            f"the hindsight template names {sorted(named)}; it needs $feedback, may have $solution and $reply, and '$$' is a '$'"
+            f"the hindsight template names {sorted(named)}; it needs $feedback, may have $solution, $reply and $verdict, and '$$' is a '$'"
         )
     shown = [part for part in parts if all(values[name] for name in part.get_identifiers())]
     return "\n\n".join(part.substitute(values) for part in shown)
@@ -389,13 +388,17 @@ class Trainer:
 
     def _hindsight_example(self, exchange: Exchange, others: Sequence[Exchange], example: Example) -> Example | None:
         """What the teacher reads: the whole conversation with what is known in hindsight, and the reply, token for token."""
-        told = exchange.feedback.text if exchange.feedback and self._objective.feedback else ""
+        told, verdict, reward = "", "", exchange.feedback.reward if exchange.feedback else None
+        if self._objective.feedback:
+            told = exchange.feedback.text if exchange.feedback else ""
+        elif reward is not None:
+            verdict = "right" if reward > 0 else "wrong"
         solution = _solution(exchange, others) if self._objective.feedback else ""
-        if self._objective.feedback and not told.strip() and not solution:
+        if not (told.strip() or solution or verdict):
             return None
         if _prompt_ids(self._model, exchange.request) != example.prompt:
             raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
-        block = hindsight_block(self._hindsight, told, solution, exchange.reply.text)
+        block = hindsight_block(self._hindsight, told, solution, exchange.reply.text, verdict)
         prompt = _prompt_ids(self._model, _with_block(exchange.request, block))
         if len(prompt) + len(example.reply) > self._model.window:
             raise WindowError(
@@ -429,14 +432,17 @@ class Trainer:
                 [len(one.example.reply) for one in found],
                 asked,
                 families=[one.exchange.family for one in found],
-                moments=state.moments,
+                moments=state.moments if asked.baseline == "family" else None,
                 values=values,
                 log_ratios=log_ratios,
             )
-            if judged is None:
+            if judged is not None:
+                advantages, moments = judged.advantages, judged.moments or moments
+                returns = judged.returns or returns
+            elif asked.hint > 0 and any(one.hindsight is not None for one in found):  # the words still say something
+                advantages = [torch.zeros(len(one.example.reply)) for one in found]
+            else:
                 return None, moments
-            advantages, moments = judged.advantages, judged.moments or moments
-            returns = judged.returns or returns
         rows = zip(found, old, advantages, returns, strict=True)
         return [
             Sample(one.example, one.behaviour, before, gain, one.hindsight, target) for one, before, gain, target in rows

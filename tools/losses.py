@@ -109,6 +109,9 @@ class Objective:
     """Weight of KL(pi || base) in the loss (in the reward for `reinforce`'s beta: see `judge`). Not given."""
     entropy: float = 0.0
     """Weight of the entropy that is added to what is maximised. Not given."""
+    baseline: Literal["batch", "family"] = "batch"
+    """What rewards are compared with, for `reinforce`: those of the minibatch (REINFORCE++'s global whitening), or running
+    statistics of their own family, the minibatch included, which tells something also where all of a batch went wrong."""
     floor: float = 0.1
     """Least standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
     gamma: float = 1.0
@@ -133,7 +136,7 @@ class Objective:
     def __post_init__(self) -> None:
         choices = {"loss": ("sdpo", "reinforce", "ppo"), "correction": ("none", "truncated", "decoupled", "rejection")}
         choices |= {"level": ("token", "sequence", "geometric"), "teacher": ("base", "ema", "sync", "trust")}
-        choices |= {"traces": ("gae", "v-trace")}
+        choices |= {"traces": ("gae", "v-trace"), "baseline": ("batch", "family")}
         for name, among in choices.items():
             if getattr(self, name) not in among:
                 raise UserError(f"Objective: {name} is one of {', '.join(among)}, got {getattr(self, name)!r}")
@@ -490,7 +493,8 @@ def judge(
     values: Sequence[Tensor] = (),
     log_ratios: Sequence[Tensor] = (),
 ) -> Judged | None:
-    """Advantages of an objective `reinforce` or `ppo` for a batch; None where all rewards are alike and nothing can be learned.
+    """Advantages of an objective `reinforce` or `ppo` for a batch. None where nothing can be learned: all rewards are alike, or for
+    `ppo`, whose critic has an opinion of its own of every token, all advantages are 0.
 
     Args:
         rewards, lengths: r and T_i of each reply.

@@ -297,11 +297,12 @@ def over(scenario: Scenario, turns: Sequence[Turn]) -> bool:
     return len(turns) >= TURNS or bool(turns and not turns[-1].verdict.reward)
 
 
-def attack(scenario: Scenario, turns: Sequence[Turn], frozen: bool = False) -> Attack:
+def attack(scenario: Scenario, turns: Sequence[Turn], frozen: bool = False, salt: str = "") -> Attack:
     """What the user says next, given all turns so far with their verdicts.
 
     `frozen`: a user who does not adapt, and says in every turn what it would have said to `comply`; the transcript of its
     messages is the same for every model.
+    `salt`: another user: what it is after first and how it asks are drawn anew.
 
     Raises:
         UserError: the user has no turn left.
@@ -311,20 +312,20 @@ def attack(scenario: Scenario, turns: Sequence[Turn], frozen: bool = False) -> A
     if frozen:
         kept: list[Turn] = []
         for _ in turns:
-            user = attack(scenario, kept).text
+            user = attack(scenario, kept, salt=salt).text
             kept.append(Turn(user, comply(scenario, user), Verdict(1)))
         turns = kept
-    draw = random.Random(f"{scenario.id} turn {len(turns)} {[turn.reply for turn in turns]}")
+    draw = random.Random(f"{scenario.id}{salt} turn {len(turns)} {[turn.reply for turn in turns]}")
     if not scenario.hostile:
         return Attack(_question(scenario, draw))
     targets = [rule.family for rule in scenario.rules]
-    random.Random(f"{scenario.id} targets").shuffle(targets)
+    random.Random(f"{scenario.id}{salt} targets").shuffle(targets)
     frames: list[Frame] = [*FRAMES]
     if not turns:
         target: str = targets[0]
         frame = draw.choice(frames)
     else:
-        last = attack(scenario, turns[:-1])
+        last = attack(scenario, turns[:-1], salt=salt)
         refused = "no" in _WORD.findall(turns[-1].reply.lower())
         if last.target and draw.random() < 0.12:  # an innocent question, so that nobody gets used to saying no
             return Attack(_question(scenario, draw))

@@ -216,6 +216,7 @@ def play(
     temperature: float = 1.0,
     seed: int | str = 0,
     frozen: bool = False,
+    salt: str = "",
     past: Callable[[Scenario], Sequence[Past]] | None = None,
     told: bool = True,
     batch: int = 128,
@@ -229,6 +230,7 @@ def play(
         temperature: of the replies.
         seed: of the replies. The same seed, model and scenario: the same play.
         frozen: against a user who does not adapt.
+        salt: against other users (`hierarchy.attack`).
         past: earlier exchanges to be shown in a scenario's system message (in-context learning); None: nothing.
         told: show the text of their feedback, too; else the rewards alone.
         batch: scenarios in lockstep at most.
@@ -243,7 +245,7 @@ def play(
         rows = [*range(len(part))]
         voices = Voices(network, tokenizer)
         for turn in range(hierarchy.TURNS):
-            attacks = [hierarchy.attack(part[row], turns[row], frozen) for row in rows]
+            attacks = [hierarchy.attack(part[row], turns[row], frozen, salt) for row in rows]
             chats = [
                 shown(hierarchy.messages(part[row], turns[row], one.text), extra[row], told)
                 for row, one in zip(rows, attacks, strict=True)
