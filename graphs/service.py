@@ -1,9 +1,9 @@
 """CLaaS as a service: chats, feedback and versions of many tenants on one base model, and a learner that works in between.
 
 `Service` runs the two graphs of graphs/claas.py. A chat is a run of the serving graph without a checkpointer: what lasts of it is
-its record in the replay buffer, which is on disk before the last token is sent. Feedback puts the graph's state together again from
-that record, behind `record`, and resumes it. Learning is a background task (graphs/trainer.py) that runs the learning graph, one
-step at a time for all tenants together.
+its record in the replay buffer, which is on disk before the last token is sent. So there is no pause to resume when feedback comes: its
+last node, `keep`, runs alone, in a thread of its own kind (0.6 ms of CPU; with a checkpointer's pause and LangGraph's engine it was
+4.8). Learning is a background task (graphs/trainer.py) that runs the learning graph, one step at a time for all tenants together.
 
 Which version answers a request is decided by its id: the live one, or the canary for a share of the ids. A version that was live
 stays loaded, so that going back takes no longer than writing its name into CURRENT.
@@ -19,24 +19,21 @@ import re
 import tempfile
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from itertools import count
 from pathlib import Path
-from typing import Any
-
-from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.types import Command
+from typing import Any, cast
 
 from ..memory.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, scopes
-from ..memory.checkpoints import serializer
 from ..memory.records import ChatRequest, Exchange, Feedback, Piece, UserError
 from ..memory.replay import Receipt, Replay, Row
 from ..nodes.gate import fall, windows
 from ..nodes.replaying import Learner, lineage
-from ..nodes.serving import DEFAULT, Engine
+from ..nodes.serving import DEFAULT, TELL, Engine, Keep
+from ..nodes.state import Served
 from .claas import CLaaS, build_learning, build_serving
 from .meter import Meter
 from .trainer import Trainer
@@ -47,6 +44,8 @@ LOG = logging.getLogger("learngraph.service")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 PINS = 10_000
 """Requests whose version was asked for before they came; the oldest is forgotten beyond that."""
+LISTENERS = 4
+"""Threads for feedback; those that wait for the disk at the same time wait for it once (memory/replay_file.py)."""
 
 
 class UnknownAdapter(UserError, LookupError):
@@ -82,6 +81,8 @@ class _Scope:
     """What was live before: it stays loaded."""
     rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     """Exchange id -> (label, reward), oldest first."""
+    due: bool = False
+    """Rewards have come that nobody has looked at."""
     rolling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def look(self) -> None:
@@ -135,11 +136,11 @@ class Service:
         self._pins: OrderedDict[str, str] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._calls, self._running = count(), 0
+        self._running = 0
         self.meter = Meter()
-        self._serving = build_serving(engine, replay, self._route)
-        self._saver = InMemorySaver(serde=serializer())
-        self._resuming = build_serving(engine, replay, self._route, checkpointer=self._saver)
+        self._serving = build_serving(engine, replay, self._route, interrupt_after=["record"])
+        self._keep = Keep(replay)
+        self._listeners = ThreadPoolExecutor(LISTENERS, "feedback")  # of its own: no queue behind chats that are being stored
         self._trainer: Trainer | None = None
         if learner is not None:
             graph = build_learning(learner, replay, self.versions, self.settings, self._take_in, retention)
@@ -186,6 +187,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._loading.values(), return_exceptions=True)
         await self.engine.close()
+        await asyncio.to_thread(self._listeners.shutdown)
         await asyncio.to_thread(self.replay.close)
 
     async def __aenter__(self) -> Service:
@@ -382,8 +384,7 @@ class Service:
         self.meter.add("learngraph_requests_total")
         self._running += 1
         try:
-            async with aclosing(self._serving.astream(state, stream_mode="custom")) as stream:  # type: ignore[type-var]
-                item: Any
+            async with aclosing(self._turn(state)) as stream:
                 async for item in stream:
                     if first:
                         first = False
@@ -399,37 +400,62 @@ class Service:
             if not ended:
                 self.meter.add("learngraph_unfinished_total")
 
+    async def _turn(self, state: dict[str, Any]) -> AsyncGenerator[Piece | Exchange, None]:
+        """A run of the serving graph up to `await_feedback`: its pieces as they come, and the exchange when it is over.
+
+        Pieces come straight from the node: by LangGraph's stream a token takes ten rounds of the event loop.
+        """
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
+        exchanges: list[Exchange] = []
+
+        def tell(item: Piece | Exchange) -> None:
+            if isinstance(item, Exchange):
+                exchanges.append(item)  # from the thread that stored it
+            else:
+                pieces.put_nowait(item)
+
+        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {TELL: tell}}))  # type: ignore[arg-type]
+        run.add_done_callback(lambda done: pieces.put_nowait(None))
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            await run
+            yield exchanges[0]
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+
     # -- feedback ---------------------------------------------------------------------------------------------------------
 
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
-        """What a reply was worth. The serving graph stands at `await_feedback` again, as it did when the reply was given, and goes on.
+        """What a reply was worth: the last node of the serving graph, `keep`, on what `record` stored.
 
         Raises:
             UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.give`.
         """
         self._open()
-        row = await asyncio.to_thread(self.replay.get, tenant, response_id)
-        if row is None:
-            return await asyncio.to_thread(self.replay.give, tenant, response_id, feedback, key)  # raises, in its own words
-        thread = f"{tenant}/{response_id}/{next(self._calls)}"
-        config: Any = {"configurable": {"thread_id": thread}}
-        try:
-            await self._resuming.aupdate_state(config, _served(row.exchange), as_node="record")
-            answer = {name: value for name, value in asdict(feedback).items() if value is not None} | {"key": key}
-            done = await self._resuming.ainvoke(Command(resume=answer), config, durability="exit")
-        finally:
-            await self._saver.adelete_thread(thread)
-        receipt = Receipt(done["job"], response_id, done["state"], done["repeated"])
+        receipt, exchange = await asyncio.get_running_loop().run_in_executor(
+            self._listeners, self._listen, tenant, response_id, feedback, key
+        )
         if not receipt.repeated:
-            exchange = row.exchange
             self.meter.add("learngraph_feedbacks_total")
             scope = self._scope(tenant, exchange.adapter)
             self._noted(scope, exchange.id, exchange.reply.version, feedback)
-            if feedback.reward is not None:
+            if feedback.reward is not None and not scope.due:  # one look at many
+                scope.due = True
                 self._spawn(self._watch(tenant, exchange.adapter))
             if self._trainer is not None:
                 self._trainer.wake(tenant, exchange.adapter)
         return receipt
+
+    def _listen(self, tenant: str, id: str, feedback: Feedback, key: str) -> tuple[Receipt, Exchange]:
+        """All of it in one thread: the event loop, which has the tokens of all streams to hand on, is asked for nothing."""
+        row = self.replay.get(tenant, id)
+        if row is None:
+            self.replay.give(tenant, id, feedback, key)  # raises, in its own words
+            raise AssertionError("unreachable")
+        kept = self._keep(cast(Served, {"tenant": tenant, "id": id, "feedback": feedback, "key": key}))
+        return Receipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
     def _noted(self, scope: _Scope, id: str, label: str, feedback: Feedback | None) -> None:
         scope.rewards.pop(id, None)
@@ -441,9 +467,10 @@ class Service:
     async def _watch(self, tenant: str, adapter: str) -> None:
         """Withdraw a version that live feedback says is worse; let a canary that it does not say it of go live."""
         settings, scope = self.settings, self._scope(tenant, adapter)
-        if not settings.watch:
-            return
         async with scope.rolling:
+            scope.due = False
+            if not settings.watch:
+                return
             if scope.canary:
                 await self._weigh(tenant, adapter, scope, scope.canary)
                 return
@@ -681,12 +708,6 @@ class Service:
         if self._trainer is not None:
             self.meter.set("learngraph_learner_paused", float(self._trainer.status()["state"] == "failed"))
         return self.meter.told()
-
-
-def _served(exchange: Exchange) -> dict[str, Any]:
-    """The state of the serving graph behind `record`, from what was recorded."""
-    names = ("id", "tenant", "adapter", "request", "reply", "step", "family", "scenario", "turn")
-    return {**{name: getattr(exchange, name) for name in names}, "state": "pending"}
 
 
 def _told(row: Row) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import re
 import sqlite3
 from array import array
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -110,6 +111,7 @@ class ReplayFile:
         self._lock = Lock()
         self._copying, self._counting, self._waiting, self._group = Lock(), Lock(), 0, _Group()
         self._due, self._commits, self._closing = Event(), 0, False
+        self._readers: deque[sqlite3.Connection] = deque()
         self._copier: Thread | None = None
         self._own()
         try:
@@ -182,10 +184,28 @@ class ReplayFile:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._in_words(), self._lock:
-            if self._base.in_transaction:
-                self._end_group(self._group)  # nobody is told what is not on the disk
-            yield self._base
+        """Through a connection that nobody else has just now: it waits for no writer, and sees what is on the disk."""
+        with self._in_words():
+            try:
+                base = self._readers.pop()
+            except IndexError:
+                base = sqlite3.connect(self.path, 5.0, isolation_level=None, check_same_thread=False)
+                base.execute("PRAGMA query_only=ON")
+                base.execute("PRAGMA cache_size=-256")  # kB
+            try:
+                if self._closing:
+                    raise sqlite3.ProgrammingError("it is closed")
+                yield base
+            finally:
+                self._readers.append(base)
+                if self._closing:
+                    self._dismiss()
+
+    def _dismiss(self) -> None:
+        """Close the connections that nobody reads through."""
+        with suppress(IndexError):
+            while True:
+                self._readers.pop().close()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -277,6 +297,7 @@ class ReplayFile:
         if self._copier is not None:
             self._copier.join()
         with self._lock:
+            self._dismiss()
             self._base.close()
             self._owner.release()
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.utils import convert_to_openai_messages
 from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph.config import get_stream_writer
+from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 
 from ..memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling, UserError
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 """The tenant and the adapter of whoever names none."""
+TELL = "tell"
+"""`{"configurable": {TELL: function}}` takes the pieces and the exchange in the place of the custom stream. It is called at once, by
+whichever thread the node runs in: the event loop's for pieces."""
 FEEDBACK = frozenset({"reward", "success", "text", "source", "key"})
 """What an answer to `AwaitFeedback` may say."""
 
@@ -133,7 +136,8 @@ class Respond(Runnable[Any, Any]):
 def _writer() -> Callable[[Any], None]:
     """Where the graph streams to; nowhere, outside a graph."""
     try:
-        return get_stream_writer()
+        tell = get_config().get("configurable", {}).get(TELL)
+        return tell if tell is not None else get_stream_writer()
     except RuntimeError:
         return lambda piece: None
 
