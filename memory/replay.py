@@ -367,7 +367,10 @@ class Replay(ReplayFile):
         return replace(row, state="rejected", reason=f"newer feedback took its place: {row.job}", job=job)
 
     def uses(self, tenant: str, id: str) -> tuple[tuple[str, str], ...]:
-        """(minibatch, version it made) of every step that learned from a record, oldest first; known when the record is long gone."""
+        """(minibatch, version it made) of every step that a record was given to, oldest first; known when the record is long gone.
+
+        Also of a step that did not learn from it: the words of a success may have been shown to the teacher of another record.
+        """
         with self._reading() as base:
             return tuple(
                 base.execute(
@@ -508,6 +511,11 @@ class Replay(ReplayFile):
             raise UserError(f"no minibatch {id!r} was leased")
         return tuple(found)
 
+    def made(self, batch_id: str) -> str:
+        """Label of the version that a minibatch made; empty: none, or not yet."""
+        with self._reading() as base:
+            return str(self._batch(base, batch_id)[7] or "")
+
     def unfinished(self) -> list[str]:
         """Ids of the minibatches that are leased: what a restarted learner has to finish."""
         with self._reading() as base:
@@ -516,10 +524,12 @@ class Replay(ReplayFile):
     def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
         """Records of a leased minibatch that the step does not learn from, and why: they are not drawn again.
 
-        The minibatch stays as it is, so that a step that is done again after a crash sees the same one.
+        The minibatch stays as it is, so that a step that is done again after a crash sees the same one. One that has ended (committed,
+        released, withdrawn) is left alone: this may be said twice.
         """
         with self._writing() as base:
-            self._leased(base, batch_id)
+            if self._batch(base, batch_id)[6] != "leased":
+                return
             base.executemany(
                 "UPDATE records SET state = 'rejected', reason = ? WHERE batch = ? AND id = ? AND state = 'leased'",
                 [(reason, batch_id, id) for id, reason in reasons.items()],
@@ -529,9 +539,11 @@ class Replay(ReplayFile):
         """Note how far the learner has moved away from records of a leased minibatch (KL(mu || pi), estimated, in nats).
 
         One above `Limits.max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is `reject`ed.
+        One that has ended is left alone.
         """
         with self._writing() as base:
-            self._leased(base, batch_id)
+            if self._batch(base, batch_id)[6] != "leased":
+                return
             for id, kl in kls.items():
                 limit = self.limits.max_kl
                 away = limit is not None and not kl <= limit
@@ -567,7 +579,8 @@ class Replay(ReplayFile):
                 raise UserError(f"minibatch {batch_id!r} made {batch[7]!r}, and cannot make {version!r}, too")
             tenant, adapter, step, parent, *_ = self._leased(base, batch_id)
             base.execute(
-                "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ? AND state = 'leased'",
+                # Those it did not learn from, too: a success may have been shown to the teacher of another (`solution`).
+                "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?",
                 (version, batch_id),
             )
             self._end(base, batch_id, 1)
@@ -606,9 +619,9 @@ class Replay(ReplayFile):
 
     def _end(self, base: sqlite3.Connection, id: str, sampled: int) -> None:
         base.execute(
-            "UPDATE records SET times = times + ?1, state = CASE WHEN verdict IS NOT NULL THEN 'rejected'"
-            " WHEN times + ?1 >= ?2 THEN 'consumed' ELSE 'ready' END, reason = coalesce(verdict, reason)"
-            " WHERE batch = ?3 AND state = 'leased'",
+            "UPDATE records SET times = times + ?1, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
+            " THEN 'rejected' WHEN times + ?1 >= ?2 THEN 'consumed' ELSE 'ready' END,"
+            " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?3",
             (sampled, self.limits.reuse, id),
         )
         base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))

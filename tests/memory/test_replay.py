@@ -329,8 +329,9 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="cannot make 'v2', too"):
             replay.commit(batch.id, "v2", {})
         assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, "v1")
-        assert replay.uses("acme", batch.exchanges[0].id) == ()
-        assert replay.uses("acme", batch.exchanges[1].id) == ((batch.id, "v1"),)
+        for rejected_or_not in batch.exchanges[:2]:
+            assert replay.uses("acme", rejected_or_not.id) == ((batch.id, "v1"),)
+        assert replay.made(batch.id) == "v1"
         assert [e.id for e in replay.minibatch(batch.id).exchanges] == [e.id for e in batch.exchanges]
         row = replay.get("acme", batch.exchanges[1].id)
         assert row is not None
@@ -339,6 +340,43 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
         (update,) = replay.updates("acme", "default", 5)
         assert (update["loss"], update["step"], update["version"], update["parent"]) == (1.0, 1, "v1", "")
         assert replay.unfinished() == []
+
+
+def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """A node of the learning graph may run twice, the second time after its step was committed, released or withdrawn."""
+    for name in ("committed", "released", "withdrawn"):
+        with opened(tmp_path / name) as replay:
+            fill(replay, 9)
+            batch = replay.lease("acme", "default", 4)
+            assert batch is not None
+            one, two, *_ = (e.id for e in batch.exchanges)
+            assert replay.made(batch.id) == ""
+            if name == "committed":
+                replay.commit(batch.id, "v1", {})
+            elif name == "released":
+                replay.release(batch.id, "nothing learned")
+            else:
+                replay.set_head("acme", "default", "v0")
+            before = replay.rows("acme")
+            replay.reject(batch.id, {one: "far off"})
+            replay.note_kl(batch.id, {two: 9.0})
+            replay.release(batch.id, "again") if name != "committed" else replay.commit(batch.id, "v1", {})
+            assert replay.rows("acme") == before
+
+
+def test_deleting_what_was_rejected_taints_the_step_that_read_it_as_a_solution(tmp_path: Path) -> None:
+    """A success without a text is nothing to learn from, and still its words are shown to the teacher of another record."""
+    with opened(tmp_path) as replay:
+        fill(replay, 8)
+        batch = replay.lease("acme", "default", 8)
+        assert batch is not None
+        shown = batch.exchanges[0].id
+        replay.reject(batch.id, {shown: "has neither a text nor a solution to learn from"})
+        replay.commit(batch.id, "acme/default@000001-3f9c2ab1d4e0", {})
+        row = replay.get("acme", shown)
+        assert row is not None
+        assert (row.state, row.times) == ("rejected", 1)
+        assert replay.delete("acme", shown) == ("acme/default@000001-3f9c2ab1d4e0",)
 
 
 def test_draws_depend_on_the_scope_and_its_seed_alone(tmp_path: Path) -> None:
