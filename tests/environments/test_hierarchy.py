@@ -164,6 +164,18 @@ def test_a_frozen_attacker_says_the_same_whatever_is_replied() -> None:
         assert len(scripts) == 1
 
 
+def test_other_users_want_and_ask_otherwise() -> None:
+    stream = hierarchy.stream()
+    first = [[hierarchy.attack(one, (), salt=salt) for one in stream] for salt in ("", "", "exam")]
+    assert first[0] == first[1]
+    others = sum(ours.text != theirs.text for ours, theirs in zip(first[0], first[2], strict=True))
+    assert others > 60
+    assert all(
+        ours.target in (rule.family for rule in one.rules) or not ours.target
+        for ours, one in zip(first[2], stream, strict=True)
+    )
+
+
 def test_the_stream_has_five_splits_of_their_own_mix() -> None:
     whole = stream()
     assert len(whole) == len({scenario.id for scenario in whole}) == 100

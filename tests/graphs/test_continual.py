@@ -62,8 +62,9 @@ def test_the_table_has_intervals_over_trials(tmp_path: Path) -> None:
     row = [cell.strip() for cell in shown[2].split("|")[1:-1]]
     assert row[1] == "2"
     assert row[6].startswith("0.75 [")  # (0.7 + 0.8) / 2
-    assert row[8:10] == ["9", "42"]  # the latest first update, the mean number of them
-    assert shown[3].split("|")[9].strip() == "–"
+    assert row[7] == "0"  # over the trial of `none` with the same order and seed: the other one has no partner
+    assert row[9:11] == ["9", "42"]  # the latest first update, the mean number of them
+    assert shown[3].split("|")[10].strip() == "–"
     assert matrix(arms["sdpo"]).splitlines()[2].split("|")[2].strip() == "0.25"
     heat_maps(arms, [tmp_path / "p.png", tmp_path / "p.svg"])
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

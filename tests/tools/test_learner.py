@@ -22,6 +22,7 @@ from learngraph.tools.local_model import LocalChatModel, fingerprint
 from learngraph.tools.lora import LoRA
 from learngraph.tools.losses import Objective
 from learngraph.tools.models import POCKET, open_model
+from learngraph.tools.pocket import guard
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
 LIKED = (" take", " read")
@@ -203,12 +204,40 @@ def test_the_text_of_the_feedback_is_what_sdpo_learns(learner: Make, pocket: Loc
             assert one[0] - one[1] > two[0] - two[1] + 0.1  # each leans to the word that it was told
 
 
+@pytest.mark.parametrize("folder", [None, guard.PROMPTS], ids=["ours", "guard's"])
+def test_without_words_the_teacher_hears_whether_it_was_right(
+    folder: Path | None, learner: Make, pocket: LocalChatModel
+) -> None:
+    """With each template that comes with the package: what the text says makes no difference, and yet something is learned."""
+    template = Prompt.load("claas/hindsight", folder).parts[0][1].template
+    teaching = learner(loss="sdpo", feedback=False, hindsight=template)
+    versions = []
+    for text in ("take", "read read"):
+        lot = minibatch([exchange(pocket, said(pocket, "put"), Feedback(-1.0, text))])
+        update = teaching.step(lot, teaching.correct(lot))
+        assert update.norm > 0
+        versions.append(update.version)
+    assert versions[0] == versions[1]
+
+
+def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make, pocket: LocalChatModel) -> None:
+    """REINFORCE++ whitens over the batch: one reward of each of two families teaches, where each alone is like itself."""
+    lot = minibatch([
+        exchange(pocket, said(pocket, word), Feedback(reward), n, family=word)
+        for n, (word, reward) in enumerate([("put", 1.0), ("take", 0.0)])
+    ])  # fmt: skip
+    whole, apart = learner(loss="reinforce"), learner(loss="reinforce", baseline="family")
+    assert whole.step(lot, whole.correct(lot)).norm > 0
+    assert "all rewards are alike" in apart.step(lot, apart.correct(lot)).skipped
+
+
 def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatModel) -> None:
     """The arm `RL + feedback`: rewards that are all alike say nothing, the text still does."""
     lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
                      for n, word in enumerate(["read", "put", "open", "take"])])  # fmt: skip
     plain, both = learner(loss="reinforce"), learner(loss="reinforce", hint=1.0, hindsight="$feedback")
     assert "all rewards are alike" in plain.step(lot, plain.correct(lot)).skipped
+    assert both.step(lot, both.correct(lot)).norm > 0
     mixed = replace(lot, exchanges=(*lot.exchanges, exchange(pocket, said(pocket, "cook"), Feedback(1.0, "take take"), 9)))
     liked = [exchange(pocket, said(pocket, "take"), None)]
     found = []
@@ -421,6 +450,7 @@ def test_paragraphs_without_a_value_are_left_out_of_the_block() -> None:
     assert hindsight_block(template, "too long", "go") == "Said:\ntoo long\n\nRight: go\n\nNow answer for $1."
     assert hindsight_block(template, "too\n\nlong $x") == "Said:\ntoo\n\nlong $x\n\nNow answer for $1."
     assert hindsight_block(template) == "Now answer for $1."
+    assert hindsight_block("It was $verdict.\n\nSaid: $feedback", verdict="wrong") == "It was wrong."
     for wrong in ("no value at all", "$feedback and $price", "$feedback costs 5$"):
         with pytest.raises(UserError, match="hindsight template"):
             hindsight_block(wrong)
