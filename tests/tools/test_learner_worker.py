@@ -126,14 +126,8 @@ def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path
 
 
 def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatModel) -> None:
-    """Killed between two calls and in the middle of one: another worker does the same again, to the same label."""
-    batch = minibatch(pocket, worker.base)
-    expected = worker.step(batch, worker.correct(batch)).version
-    before, restarts = worker.process, worker.restarts
-    os.kill(before or 0, signal.SIGKILL)
-    assert worker.step(batch, worker.correct(batch)).version == expected
-    assert worker.process != before
-    large = minibatch(pocket, worker.base, size=8)
+    """Killed in the middle of a call: another worker does the same again, to the same label."""
+    large, restarts = minibatch(pocket, worker.base, size=8), worker.restarts
     correction = worker.correct(large)
     whole = worker.step(large, correction).version
     os.kill(worker.process or 0, signal.SIGSTOP)  # so that it cannot be done before it is killed
@@ -141,13 +135,14 @@ def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatM
     killer.start()
     assert worker.step(large, correction).version == whole
     killer.join()
-    assert worker.restarts >= restarts + 2
+    assert worker.restarts == restarts + 1
 
 
 def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLearner, pocket: LocalChatModel) -> None:
-    """Not the batch's, so that nobody rejects the batch."""
+    """Not the batch's, so that nobody rejects the batch; the next call starts another worker, which does the same as the first."""
     large = minibatch(pocket, worker.base, size=8)
     correction = worker.correct(large)
+    expected = worker.step(large, correction).version
     os.kill(worker.process or 0, signal.SIGSTOP)
     done = threading.Event()
 
@@ -164,14 +159,14 @@ def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLear
     finally:
         done.set()
         killer.join()
-    assert worker.correct(minibatch(pocket, worker.base)).kept
+    assert worker.step(large, correction).version == expected
 
 
-def test_close_ends_a_step_that_runs(pocket: LocalChatModel, tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    worker = WorkerLearner("pocket", shelf.folder, shelf.write, SMALL, QUICK, nice=0)
-    large = minibatch(pocket, worker.base, size=8)
-    correction = worker.correct(large)
+def test_close_ends_a_step_that_runs(worker: WorkerLearner, pocket: LocalChatModel) -> None:
+    """Of the worker of all tests before."""
+    root = worker._folder("x").parent
+    large = minibatch(pocket, worker.base, step=2, size=8)
+    correction, before = worker.correct(large), sorted(root.iterdir())
     process = worker.process
     os.kill(process or 0, signal.SIGSTOP)
     threading.Timer(0.15, worker.close).start()
@@ -183,7 +178,7 @@ def test_close_ends_a_step_that_runs(pocket: LocalChatModel, tmp_path: Path) -> 
     with pytest.raises(WorkerDied, match="closed"):
         worker.correct(large)
     worker.close()
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(root.iterdir()) == before
 
 
 def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
@@ -201,7 +196,7 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     os.kill(process, 0)
     parent.kill()
     parent.wait()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while time.monotonic() < until and _alive(process):
         time.sleep(0.05)
     assert not _alive(process)
