@@ -111,10 +111,14 @@ FIGURES = {"forward": forward, "gain": gain, "forgetting": forgetting, "BWT": ba
 
 
 def table(arms: Mapping[str, Sequence[Trial]]) -> str:
-    """A Markdown table, a row per arm: mean over trials [95 % interval]."""
+    """A Markdown table, a row per arm: mean over trials [95 % interval].
+
+    `final - none` is paired: each trial over the trial without learning on the same stream. `first update by` is the scenario by
+    which the latest of the trials had its first update, `updates` a mean.
+    """
     extras: list[tuple[str, Any]] = [
         ("while learning", lambda trial: mean(trial.online) if trial.online else None),
-        ("first update after", lambda trial: trial.first),
+        ("first update by", lambda trial: trial.first),
         ("updates", lambda trial: trial.updates),
         ("retained", lambda trial: trial.retained),
         ("ESS", lambda trial: trial.ess),
@@ -143,8 +147,8 @@ def _measured(numbers: Sequence[float | None], name: str = "") -> str:
     known = [number for number in numbers if number is not None]
     if not known:
         return "–"
-    if name in ("first update after", "updates"):
-        return f"{max(known):g}" if name == "first update after" else f"{mean(known):.0f}"
+    if name in ("first update by", "updates"):
+        return f"{max(known):g}" if name == "first update by" else f"{mean(known):.0f}"
     return _with(mean(known), interval(known))
 
 
