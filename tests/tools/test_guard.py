@@ -13,6 +13,7 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from learngraph.memory.records import UserError
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments import hierarchy
+from learngraph.tools.learner import hindsight_block
 from learngraph.tools.local_model import LocalChatModel
 from learngraph.tools.models import open_model
 from learngraph.tools.pocket import guard, guard_chats, guard_train
@@ -168,11 +169,15 @@ def test_the_chat_model_says_the_same(loaded: tuple[Any, Any]) -> None:
 def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any]) -> None:
     _, tokenizer = loaded
     prompt = Prompt.load("claas/hindsight", overrides=guard.PROMPTS)
-    text = prompt.text(feedback="broke end : end with opal .", solution="no opal")
+    text = hindsight_block(prompt.parts[0][1].template, "broke end : end with opal .", "no opal")
     said = [{"role": "user", "content": "say amber ."}]
     (own,) = guard.hinted(said, "broke end : end with opal .", "no opal")
     assert tokenizer(f"say amber .\n\n{text}")["input_ids"] == tokenizer(own["content"])["input_ids"]
     assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
+    for verdict in ("right", "wrong"):  # of whoever says nothing
+        assert (
+            tokenizer.unk_token_id not in tokenizer(hindsight_block(prompt.parts[0][1].template, verdict=verdict))["input_ids"]
+        )
 
 
 # The shipped weights
