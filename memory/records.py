@@ -652,7 +652,7 @@ class Update:
     entropy: float = 0.0
     """Mean entropy of the learner before each of these tokens, in nats."""
     kl: float = 0.0
-    """KL(pi || base) there, in nats."""
+    """KL(pi || base) there after the step, in nats; 0 where nobody measured it."""
     seconds: float = 0.0
     """Wall time."""
 

@@ -187,7 +187,7 @@ class Trainer:
         lora: rank, alpha and targets of the adapters.
         objective: loss, correction and teacher.
         hindsight: the template of what the teacher is told, see `hindsight_block`.
-        watch: measure KL(pi || base) of each new version on what it learned from: one more pass without a gradient.
+        watch: measure KL(pi || base) of each new version on what it learned from: two more passes without a gradient.
     """
 
     def __init__(
