@@ -89,6 +89,10 @@ class _Book:
     states: dict[str, str] = field(default_factory=dict)
     tainted: set[str] = field(default_factory=set)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    """Label -> what it was learned from; known of those that are long deleted, too."""
+    ended: set[str] = field(default_factory=set)
+    """What was live once or was dropped: unless it is live, nothing goes on from it."""
     live: str = ""
     canary: str = ""
     before: list[str] = field(default_factory=list)
@@ -103,8 +107,14 @@ class _Book:
         if state == "tainted":
             self.tainted.update(marked)
             return
+        if state == "candidate":
+            self.ended.discard(label)  # deleted, and made again
+            self.parents[label] = line.get("parent", "")
+        elif state in ("live", "dropped"):
+            self.ended.add(label)
         if state == "canary" and self.canary not in ("", label):
             self.states[self.canary] = "dropped"
+            self.ended.add(self.canary)
         if state == "live" and self.live != label:
             if self.live:
                 self.states[self.live] = "retired"
@@ -517,35 +527,79 @@ class Adapters:
                     found.append(Version(name, label, int(name.split("-")[0]), "", "", "corrupt", False, 0.0, about, {}))
         return found
 
+    def lineage(self, label: str) -> Iterator[str]:
+        """A version, the one it was learned from, and so on to the base model (""). By the log: what was pruned is named, too."""
+        with self._threads, self._in_words("read"):
+            parents = dict(self._read().parents)
+        yield label
+        while label:
+            if label not in parents:  # written, and killed before that was noted
+                try:
+                    label = self.version(label).parent
+                except AdapterError:
+                    return
+            else:
+                label = parents[label]
+            yield label
+
+    def follows(self, label: str) -> bool:
+        """Whether a version is there and comes from the live one (or is it), with none on the way that was live before or dropped,
+        and none that learned from a deleted record if the live one did not. The empty label follows the base model."""
+        with self._threads:
+            book = self._read()
+            try:
+                if label:
+                    self._there(label)
+            except AdapterError:
+                return False
+            for one in self.lineage(label):
+                if one == book.live:
+                    return True
+                if one in book.ended or (one in book.tainted and book.live not in book.tainted):
+                    return False
+            return False
+
     # -- states -----------------------------------------------------------------------------------------------------------
 
-    def to_canary(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
-        """Let a version answer a share of the requests. Another canary is dropped."""
+    def to_canary(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
+        """Let a version answer a share of the requests. Another canary is dropped. `follows`: as for `promote`."""
         with self._changing() as book:
-            self._usable(label, "a canary")
+            self._usable(label, "a canary", follows)
             if label == book.live:
                 raise AdapterConflict(f"{label} is live: it answers already")
             if label != book.canary:
                 self._note("canary", label, why, about)
 
-    def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
+    def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
         """Make a version the live one; the one before retires. It is live again after a crash once this returned.
 
+        Args:
+            label: which.
+            why: for the log.
+            about: what else the log shall say of it.
+            follows: only if it comes from what is live now (`Adapters.follows`); nobody rolls back between the look and the change.
+
         Raises:
-            AdapterConflict: it was dropped, or learned from a deleted record.
+            AdapterConflict: it was dropped, does not follow, or learned from a deleted record while the live one did not. (Of a
+                live version that did, the descendants are marked and go live: the mark says what there is to undo.)
             AdapterError: it is corrupt.
         """
         with self._changing() as book:
-            self._usable(label, "live")
+            self._usable(label, "live", follows)
             if label != book.live:
                 self._live(label, why, about)
 
-    def _usable(self, label: str, what: str) -> None:
+    def _usable(self, label: str, what: str, follows: bool = False) -> None:
         self._check(label)
-        if label in self._book.tainted:
-            raise AdapterConflict(f"{label} cannot be {what}: it learned from a record that was deleted")
-        if self._book.states.get(label) == "dropped":
+        book = self._book
+        if book.states.get(label) == "dropped":
             raise AdapterConflict(f"{label} cannot be {what}: it was dropped")
+        if label in book.tainted and not (
+            book.live in book.tainted and (book.live in self.lineage(label) or label in self.lineage(book.live))
+        ):
+            raise AdapterConflict(f"{label} cannot be {what}: it learned from a record that was deleted")
+        if follows and not self.follows(label):
+            raise AdapterConflict(f"{label} cannot be {what}: it was made from a version that was withdrawn since")
 
     def drop(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
         """A version that failed: it is never used again. Its files stay until `prune`."""
@@ -582,16 +636,24 @@ class Adapters:
             return to
 
     def _healthy(self, label: str) -> bool:
+        """Whether a rollback that names no version may lead there."""
         if not label:
             return True
         try:
             self._usable(label, "live")
         except AdapterError:
             return False
-        return True
+        return label not in self._book.tainted
+
+    def way_back(self, to: str) -> str:
+        """`to` if a rollback may lead there, or the newest that it was learned from of which that holds; "" is the base model."""
+        with self._threads, self._in_words("read"):
+            book = self._read()
+            return next((one for one in self.lineage(to) if not one or (one in book.ended and self._healthy(one))), "")
 
     def taint(self, labels: Iterable[str], why: str) -> tuple[str, ...]:
-        """Mark versions that learned from what was deleted: they do not become live any more. Other adapters' labels are passed over.
+        """Mark versions that learned from what was deleted: they do not become live any more, unless they come from a live one that
+        is marked. Other adapters' labels are passed over.
 
         Returns:
             Those of this adapter among `labels`.

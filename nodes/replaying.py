@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from ..memory.adapters import AdapterConflict
 from ..memory.records import Check, Correction, Exchange, Measured, Minibatch, Update, UserError
 from .gate import Bar, checks, passed
 from .serving import scope
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ..memory.replay import Replay
 
 WITHDRAWN = "made from a version that was withdrawn since"
+TAINTED = "comes from a version that learned from a record that was deleted since"
 Versions = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -52,25 +54,13 @@ class Learner(Protocol):
 
 
 def lineage(versions: Adapters, label: str) -> Iterator[str]:
-    """A version, the one it was made from, and so on to the base model, or to the first that is no longer there."""
-    yield label
-    while label:
-        try:
-            label = versions.version(label).parent
-        except UserError:  # pruned
-            return
-        yield label
+    """A version, the one it was made from, and so on to the base model, whether their files are still there or not."""
+    return versions.lineage(label)
 
 
 def follows(versions: Adapters, label: str) -> bool:
     """Whether a version comes from the live one, and from none that was withdrawn on the way."""
-    live = versions.current
-    for one in lineage(versions, label):
-        if one == live:
-            return True
-        if one and versions.version(one).state not in ("candidate", "canary"):
-            return False
-    return False
+    return versions.follows(label)
 
 
 def awaits_gate(versions: Adapters, label: str, every: int) -> bool:
@@ -211,18 +201,22 @@ class Commit:
     every: int = 1
 
     def __call__(self, state: Learned) -> dict[str, Any]:
-        update, correction, versions = state["update"], state["correction"], self.versions(*scope(state))
-        try:
-            batch = self.replay.minibatch(state["batch"])
-            if correction.dropped:
-                self.replay.reject(batch.id, dict(correction.dropped))
-            if correction.kls:
-                self.replay.note_kl(batch.id, dict(correction.kls))
-            self.replay.commit(batch.id, update.version, summary(batch, correction, update))
-        except UserError as error:
-            why = _reason(error)
-            versions.drop(update.version, why)
-            return {"candidate": "", "outcome": "skipped", "why": why}
+        tenant, adapter = scope(state)
+        update, correction, versions = state["update"], state["correction"], self.versions(tenant, adapter)
+        if self.replay.made(state["batch"]) != update.version:  # else it is done, and this node was killed behind that
+            try:
+                batch = self.replay.minibatch(state["batch"])
+                if correction.dropped:
+                    self.replay.reject(batch.id, dict(correction.dropped))
+                if correction.kls:
+                    self.replay.note_kl(batch.id, dict(correction.kls))
+                self.replay.commit(batch.id, update.version, summary(batch, correction, update))
+            except UserError as error:
+                why = _reason(error)
+                versions.drop(update.version, why)
+                return {"candidate": "", "outcome": "skipped", "why": why}
+        if update.version in self.replay.tainted(tenant):  # it goes on from one that learned from what was deleted since
+            versions.taint((update.version,), TAINTED)
         due = awaits_gate(versions, update.version, self.every)
         return {"candidate": update.version if due else "", "outcome": "" if due else "stepped"}
 
@@ -324,16 +318,17 @@ class Promote:
     """Share of requests; 0: all at once."""
 
     def __call__(self, state: Learned) -> dict[str, Any]:
-        versions, about = self.versions(*scope(state)), {"gate": results(state["checks"])}
+        versions, candidate, about = self.versions(*scope(state)), state["candidate"], {"gate": results(state["checks"])}
         why = "passed the gate" if len(state["checks"]) > 1 else "no gate is set"
-        if not follows(versions, state["candidate"]):  # rolled back while the gate looked at it
-            versions.drop(state["candidate"], WITHDRAWN, about)
-            return {"outcome": "dropped", "why": WITHDRAWN}
-        if self.canary > 0:
-            versions.to_canary(state["candidate"], why, about)
-            return {"outcome": "canary", "why": why}
-        versions.promote(state["candidate"], why, about)
-        return {"outcome": "live", "why": why}
+        change = versions.to_canary if self.canary > 0 else versions.promote
+        try:
+            change(candidate, why, about, follows=True)
+        except AdapterConflict as error:
+            if versions.current == candidate:  # it was a canary when this node ran first, and went live
+                return {"outcome": "live", "why": why}
+            versions.drop(candidate, str(error), about)  # rolled back while the gate looked at it
+            return {"outcome": "dropped", "why": str(error)}
+        return {"outcome": "canary" if self.canary > 0 else "live", "why": why}
 
 
 @dataclass(frozen=True)
