@@ -203,6 +203,10 @@ async def _serve(options: Serve, settings: CLaaS, tenants: Any) -> None:
 
         await chat_server.serve(application, options.host, options.port, ready=ready)
     _say("closed")
+    sys.stdout.flush()
+    # Everything is on the disk. A thread that is in the middle of a step would keep the process for as long as that takes, and taking
+    # apart torch's objects one by one is for nothing.
+    os._exit(0)
 
 
 def build(options: Serve, settings: CLaaS) -> Service:

@@ -21,7 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -44,6 +44,8 @@ LOG = logging.getLogger("learngraph.service")
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 PINS = 10_000
 """Requests whose version was asked for before they came; the oldest is forgotten beyond that."""
+PATIENCE = 1.0
+"""Seconds that the engine has to end, once nobody waits for a reply."""
 LISTENERS = 4
 """Threads for feedback; those that wait for the disk at the same time wait for it once (memory/replay_file.py)."""
 
@@ -186,7 +188,8 @@ class Service:
         for task in [*self._tasks, *self._loading.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._loading.values(), return_exceptions=True)
-        await self.engine.close()
+        with suppress(TimeoutError):  # its thread may be in the middle of a step, which is nobody's any more
+            await asyncio.wait_for(self.engine.close(), PATIENCE)
         await asyncio.to_thread(self._listeners.shutdown)
         await asyncio.to_thread(self.replay.close)
 
@@ -414,7 +417,7 @@ class Service:
             else:
                 pieces.put_nowait(item)
 
-        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {TELL: tell}}))  # type: ignore[arg-type]
+        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {TELL: tell}}))
         run.add_done_callback(lambda done: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:

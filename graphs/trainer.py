@@ -107,7 +107,14 @@ class Trainer:
             raise UserError(f"train: steps are at least 1, got {steps}")
         number = next(self._numbers)
         mark = blake2b(f"{tenant}/{adapter}/{number}/{time.time_ns()}".encode(), digest_size=8).hexdigest()
-        job = {"job": f"train-{mark}", "kind": "train", "state": "waiting", "adapter": adapter, "steps": steps, "taken": 0}
+        job: dict[str, Any] = {
+            "job": f"train-{mark}",
+            "kind": "train",
+            "state": "waiting",
+            "adapter": adapter,
+            "steps": steps,
+            "taken": 0,
+        }
         self._jobs[job["job"]] = {**job, "versions": [], "why": "", "tenant": tenant}
         while len(self._jobs) > JOBS:
             self._jobs.popitem(last=False)

@@ -203,6 +203,18 @@ async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeyp
         assert len(by_version(service._scope("acme", "default"))[""]) == 40
 
 
+async def test_closing_waits_for_no_engine_that_is_in_the_middle_of_something(tmp_path: Path) -> None:
+    async with serving(tmp_path, learns=False) as service:
+        await urn.say(service, "x", "one")
+        held = asyncio.Event()
+        service.engine.close = held.wait
+        began = time.monotonic()
+        await service.close()
+        assert time.monotonic() - began < 30  # one second, and what a busy machine adds; the engine would never have ended
+    with Replay(tmp_path / "replay.sqlite") as replay:  # let go of
+        assert replay.get("acme", "one") is not None
+
+
 async def test_feedback_is_quick(tmp_path: Path) -> None:
     async with serving(tmp_path, learns=False) as service:
         took = []
