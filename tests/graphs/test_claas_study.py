@@ -37,11 +37,13 @@ def test_arms_are_played_and_told_of(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert found["sdpo-h0-s0"]["first"] <= 10  # type: ignore[operator]
     for name in ("matrices.png", "matrices.svg", "report.md"):
         assert (tmp_path / name).stat().st_size > 100
+    with pytest.raises(UserError, match="other settings"):
+        run("--arms sdpo --sdpo-rate 0.1", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_trial_comes_out_the_same(tmp_path: Path) -> None:
-    """Also with another age beside it; what is there is not played again, under other settings it is refused."""
+    """Also with another age beside it; what is there is not played again."""
     run("--arms reinforce", tmp_path / "a")
     run("--arms reinforce --ages 1 --corrections decoupled", tmp_path / "b")
     one, two = (trials(tmp_path / name) for name in "ab")
@@ -50,8 +52,6 @@ def test_the_same_trial_comes_out_the_same(tmp_path: Path) -> None:
     before = (tmp_path / "b" / "trials" / "age-1-decoupled-h0-s0.json").read_bytes()
     run("--arms reinforce --ages 1 --corrections decoupled", tmp_path / "b")
     assert (tmp_path / "b" / "trials" / "age-1-decoupled-h0-s0.json").read_bytes() == before
-    with pytest.raises(UserError, match="other settings"):
-        run("--arms reinforce --rate 0.1", tmp_path / "b")
 
 
 @pytest.mark.parametrize(
