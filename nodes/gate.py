@@ -13,8 +13,11 @@ from typing import NamedTuple
 
 from ..memory.records import Check, Exchange, Measured, UserError
 
-CLAMP = 20.0
-"""Largest size of a log ratio, in nats: exp of it is still a number."""
+SURE = 3.2
+"""How many standard errors a fall must be above the margin. For a look after every reward, not for one: of a model that has not
+changed, less than 5 % of stretches of 64 rewards see a false alarm, with windows that grow from 12 to 64 (1 %) and with two of 12
+that move along (4 %); with the 1.645 of a single look it was 14 % and 62 % (tests/nodes/test_gate.py has both). It is a rate: who
+looks for ever will see one."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,9 @@ class Bar:
     read: int = 64
     """The newest held-out exchanges that are read, at most."""
     least_rewards: int = 8
-    """Rewards below which held-out feedback says nothing: then it passes, and says so."""
+    """Rewards, and effective rewards of either version, below which held-out feedback says nothing: then it passes, and says so."""
+    liked: float = 0.2
+    """Share of what the live version would still say of the liked replies that the candidate must be ready to say."""
     weight_cap: float = 2.0
     """C: importance weights above it are cut to it."""
     tolerance: float = 0.2
@@ -39,7 +44,7 @@ class Bar:
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
     def __post_init__(self) -> None:
-        for name in ("margin", "tolerance", "entropy_share", "kl_cap"):
+        for name in ("margin", "liked", "tolerance", "entropy_share", "kl_cap"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"gate: {name} is not negative, got {getattr(self, name)}")
         for name in ("read", "least_rewards", "weight_cap", "texts"):
@@ -60,7 +65,7 @@ def importance_mean(rewards: Sequence[float], log_ratios: Sequence[float], trunc
 
     Args:
         rewards: r_i, n of them, at least one.
-        log_ratios: n, nats, of whole replies; cut to +-20.
+        log_ratios: n, nats, of whole replies, however small: the weights are taken relative to the largest.
         truncate: C.
 
     With mu = pi it is the plain mean. Truncation makes it a little too modest: what a candidate makes much more likely counts at
@@ -68,7 +73,9 @@ def importance_mean(rewards: Sequence[float], log_ratios: Sequence[float], trunc
     """
     if len(rewards) != len(log_ratios) or not rewards:
         raise UserError(f"gate: as many ratios as rewards, and one at least; got {len(log_ratios)} and {len(rewards)}")
-    weights = [min(math.exp(max(-CLAMP, min(CLAMP, x))), truncate) for x in log_ratios]
+    cut = [min(x, math.log(truncate)) for x in log_ratios]
+    top = max(cut)
+    weights = [math.exp(x - top) for x in cut]
     total = math.fsum(weights)
     value = math.fsum(w * r for w, r in zip(weights, rewards, strict=True)) / total
     return Estimated(value, total**2 / math.fsum(w * w for w in weights))
@@ -89,9 +96,13 @@ def checks(
         candidate, live, base: the three versions, read against `texts`.
         texts: the first `held` are held-out exchanges with a reward, the next `kept` the retention set.
     """
-    rewards = [e.feedback.reward for e in texts[:held] if e.feedback is not None and e.feedback.reward is not None]
-    behaviour = [math.fsum(e.reply.logprobs) for e in texts[:held]]
-    found = [held_out(rewards, behaviour, candidate.sums[:held], live.sums[:held], bar)]
+    drawn = [  # the most probable reply was not drawn: its log mu is 0, and no ratio to it means anything
+        (e.feedback.reward, math.fsum(e.reply.logprobs), new, old)
+        for e, new, old in zip(texts[:held], candidate.sums[:held], live.sums[:held], strict=True)
+        if e.feedback is not None and e.feedback.reward is not None and e.request.sampling.temperature > 0
+    ]
+    rewards, behaviour, news, olds = ([row[i] for row in drawn] for i in range(4))
+    found = [held_out(rewards, behaviour, news, olds, bar)]
     if kept:
         found.append(retention(candidate.logprobs[held : held + kept], base.logprobs[held : held + kept], bar.tolerance))
     if texts:
@@ -102,22 +113,38 @@ def checks(
 def held_out(
     rewards: Sequence[float], behaviour: Sequence[float], candidate: Sequence[float], live: Sequence[float], bar: Bar
 ) -> Check:
-    """V(candidate) >= V(live) - margin on feedback that was never trained on.
+    """V(candidate) >= V(live) - margin on feedback that was never trained on, and what was liked is not given up.
 
-    A candidate that has left everything that was ever said is judged by what it left last: the effective number says so.
+    An estimate that rests on too few effective exchanges decides nothing. A version that has left everything would always be such a
+    one: so the share of liked replies that it would still say, mean min(1, pi / mu) over them, must be a part of the live version's.
+    One that left only what was disliked did as it was told; where it went, retention set, entropy and KL must say.
 
     Args:
-        rewards: n.
+        rewards: n, of replies that were drawn (at a temperature above 0).
         behaviour, candidate, live: n each, log-probability of the whole reply in nats: log mu, and under either version.
     """
     name = "held-out feedback"
     if len(rewards) < bar.least_rewards:
         return Check(name, None, 0.0, True, f"too few: passes by default ({len(rewards)} of {bar.least_rewards} rewards)")
-    new = importance_mean(rewards, [c - m for c, m in zip(candidate, behaviour, strict=True)], bar.weight_cap)
-    old = importance_mean(rewards, [c - m for c, m in zip(live, behaviour, strict=True)], bar.weight_cap)
+    x, y = ([one - mu for one, mu in zip(sums, behaviour, strict=True)] for sums in (candidate, live))
+    kept, before = (_liked(rewards, ratios) for ratios in (x, y))
+    if not kept >= bar.liked * before:
+        said = f"{kept:.3f} of the liked replies it would still say, the live version {before:.3f}"
+        return Check(name, kept, bar.liked * before, False, said)
+    new, old = importance_mean(rewards, x, bar.weight_cap), importance_mean(rewards, y, bar.weight_cap)
+    rests = f"{len(rewards)} rewards, effectively {new.ess:.1f} and {old.ess:.1f}"
+    if min(new.ess, old.ess) < bar.least_rewards:
+        return Check(name, None, 0.0, True, f"too few: passes by default ({rests}, of {bar.least_rewards})")
     limit = old.value - bar.margin
-    said = f"{new.value:.3f} against {old.value:.3f} of the live version, {len(rewards)} rewards, effectively {new.ess:.1f}"
+    said = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
     return Check(name, new.value, limit, new.value >= limit, said)
+
+
+def _liked(rewards: Sequence[float], log_ratios: Sequence[float]) -> float:
+    """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 where nothing was liked. Its expectation is 1 - TV(pi, mu)
+    among the liked replies."""
+    said = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
+    return math.fsum(said) / len(said) if said else 0.0
 
 
 def retention(candidate: Sequence[float], base: Sequence[float], tolerance: float) -> Check:
@@ -157,7 +184,7 @@ class Fall(NamedTuple):
     fell: bool
 
 
-def fall(before: Sequence[float], after: Sequence[float], margin: float, least: int, z: float = 1.645) -> Fall | None:
+def fall(before: Sequence[float], after: Sequence[float], margin: float, least: int, z: float = SURE) -> Fall | None:
     """Whether live feedback says that a version is worse than the one before it; None: too few of either.
 
     d = mean(before) - mean(after); it fell if d - z sqrt(s_b^2 / n_b + s_a^2 / n_a) > margin, means and variances with one reward
@@ -167,7 +194,7 @@ def fall(before: Sequence[float], after: Sequence[float], margin: float, least: 
         before, after: rewards in [-1, 1].
         margin: in reward units.
         least: rewards needed on both sides.
-        z: 1.645 for a one-sided 95 %.
+        z: standard errors; 1.645 would be a one-sided 95 % for whoever looks once.
 
     Feedback on the two was given at different times, unless one of them was a canary: a harder time looks like a worse version.
     """
