@@ -11,8 +11,10 @@ arms: P[k][j] (graphs/continual.py).
     ppo, reinforce    learn from r alone
     sdpo              learns towards what a teacher says that was told which rule broke
     …+text, …-text    the same with the verifier's words, or for sdpo with no more than right and wrong: is it the loss, or the words?
-    age=A,C           REINFORCE++ with A_max = A and correction C (`--ages`, `--corrections`): what replay is worth, and when it
-                      harms. These arms learn from whatever is there, if it is two exchanges: all ages take as many steps
+    age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): what replay is worth, and
+                      when it harms. A short memory is seldom filled up to B_min, and so takes fewer steps: as in the paper
+    fresh             REINFORCE++ with A_max = 1 that learns from whatever is there, if it is two exchanges: as many steps as the
+                      others, without replay
 
 A trial is one order of the stream and one seed, played by one process; trials that were finished are not played again.
 """
@@ -57,7 +59,9 @@ ARMS: dict[str, CLaaS | None] = {
     "sdpo": CLaaS.sdpo(),
     "sdpo-text": replace(CLaaS.sdpo(), feedback=False),
 }
-"""Name -> how it learns; None: it does not. Ages and corrections are put together from `reinforce`."""
+"""Name -> how it learns; None: it does not."""
+FRESH = replace(CLaaS.reinforce(), max_age=1, least=2)
+CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
 PROBED = 5
 """Of the chats without rules every fifth is asked, for time's sake."""
 SHOWN = 4
@@ -72,10 +76,10 @@ class Study:
     """What to play, and how it learns."""
 
     arms: tuple[str, ...] = tuple(ARMS)
-    """Which arms; see `learngraph claas study --help`."""
+    """Which arms; `fresh` and `age=A,C` are played if they are named here."""
     ages: tuple[int, ...] = ()
     """A_max of the arms `age=A,C`, in gradient steps; none if not given."""
-    corrections: tuple[str, ...] = ("none", "truncated", "decoupled", "rejection")
+    corrections: tuple[str, ...] = CORRECTIONS
     """C of these arms."""
     shuffles: str = "3"
     """How many orders of the stream, or which: `3` is 0, 1, 2; `7,8` are these two."""
@@ -144,14 +148,8 @@ def _jobs(study: Study) -> list[_Job]:
     Raises:
         CommandError: there is no such arm.
     """
-    unknown = [arm for arm in study.arms if arm not in ARMS]
-    if unknown:
-        raise CommandError(f"learngraph claas study: there is no arm {unknown[0]}; there are {', '.join(ARMS)}")
-    arms = {arm: ARMS[arm] for arm in study.arms}
-    for correction in study.corrections if study.ages else ():
-        for age in study.ages:
-            aged: Any = {"max_age": age, "correction": correction, "least": 2}
-            arms[f"age={age},{correction}"] = replace(CLaaS.reinforce(), **aged)
+    aged = [f"age={age},{correction}" for correction in study.corrections if study.ages for age in study.ages]
+    arms = {arm: _arm(arm) for arm in (*study.arms, *aged)}
     if not 1 <= study.size <= 20 or study.steps < 0:
         raise CommandError(
             f"learngraph claas study: --size is from 1 to 20 and --steps 0 or more; got {study.size} and {study.steps}"
@@ -168,10 +166,28 @@ def _jobs(study: Study) -> list[_Job]:
     return jobs
 
 
+def _arm(name: str) -> CLaaS | None:
+    """How an arm learns.
+
+    Raises:
+        CommandError: there is no such arm.
+    """
+    if name in ARMS:
+        return ARMS[name]
+    if name == "fresh":
+        return FRESH
+    age, _, correction = name.removeprefix("age=").partition(",")
+    if not name.startswith("age=") or not age.isdigit() or correction not in CORRECTIONS:
+        known = ", ".join((*ARMS, "fresh", f"age=A,C with an age A and a correction C of {', '.join(CORRECTIONS)}"))
+        raise CommandError(f"learngraph claas study: there is no arm {name}; there are {known}")
+    aged: Any = {"max_age": int(age), "correction": correction}
+    return replace(CLaaS.reinforce(), **aged)
+
+
 def _set(arm: str, settings: CLaaS, study: Study, seed: int) -> CLaaS:
     """What the study says of all arms; nothing is held out and no gate is asked, as in the paper."""
     sdpo = settings.loss == "sdpo"
-    age = settings.max_age if arm.startswith("age=") else study.max_age
+    age = study.max_age if arm in ARMS else settings.max_age
     return replace(
         settings,
         batch=study.batch,
