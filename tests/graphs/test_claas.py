@@ -22,9 +22,21 @@ from learngraph.graphs import claas, flow
 from learngraph.graphs.claas import CLaaS
 from learngraph.memory.adapters import Adapters
 from learngraph.memory.checkpoints import open_checkpoints_async, serializer
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, UserError
+from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply, UserError
 from learngraph.memory.replay import Limits, Replay
-from learngraph.nodes.replaying import follows, lineage, told
+from learngraph.nodes.replaying import (
+    Commit,
+    Correct,
+    Drop,
+    Gate,
+    Promote,
+    Sample,
+    Skip,
+    Step,
+    follows,
+    lineage,
+    told,
+)
 from learngraph.nodes.serving import AwaitFeedback, Keep, Record, Respond, chat_request
 
 spec = importlib.util.spec_from_file_location("urn", Path(__file__).with_name("urn.py"))
@@ -272,6 +284,131 @@ async def test_a_candidate_that_no_gate_saw_comes_first(replay: Replay, versions
     learner.measure = real
     done = await graph.ainvoke({"tenant": "acme"})
     assert (done["outcome"], done["batch"]) == ("live", "")
+
+
+@pytest.mark.parametrize("canary", [0.0, 0.2])
+async def test_every_node_of_a_step_may_run_twice(replay: Replay, versions: Any, canary: float) -> None:
+    """A kill behind a node's effects and before the checkpoint: with a checkpointer it runs again, on the same state."""
+    learner, mine = urn.UrnLearner(versions, rate=0.1), versions("acme", "default")
+    await filled(replay)
+    state: dict[str, Any] = {"tenant": "acme"}
+    bar = FREE.bar
+    for node in (
+        Sample(replay, versions, 8, 8, learner.base),
+        Correct(learner, replay),
+        Step(learner, replay),
+        Commit(replay, versions),
+        Sample(replay, versions, 8, 8, learner.base),  # a candidate that no gate has seen comes first
+        Gate(learner, replay, versions, bar),
+        Promote(versions, canary),
+    ):
+        first = node(state)  # type: ignore[operator]
+        durable = replay.rows("acme"), replay.updates("acme", "default"), mine.versions(), mine.log(), mine.current
+        assert node(state) == first, type(node)  # type: ignore[operator]
+        assert durable == (replay.rows("acme"), replay.updates("acme", "default"), mine.versions(), mine.log(), mine.current)
+        state |= first
+    label = replay.head("acme", "default")
+    assert (state["outcome"], mine.version(label).state) == (("canary", "canary") if canary else ("live", "live"))
+    if canary:  # it went live by feedback, and then the node runs again
+        mine.promote(label, "canary did well")
+        assert Promote(versions, canary)(state)["outcome"] == "live"  # type: ignore[arg-type]
+        assert mine.current == label
+
+
+async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any) -> None:
+    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
+    await filled(replay)
+    state: dict[str, Any] = {"tenant": "acme"}
+    sample = Sample(replay, versions, 8, 2, learner.base)
+    for node in (sample, Correct(learner, replay), Step(learner, replay), Commit(replay, versions)):
+        state |= node(state)  # type: ignore[operator]
+    state |= {"checks": [Check("kl", 9.0, 1.0, False, "far")], "why": "kl: far"}
+    for _ in range(2):
+        assert Drop(replay, versions)(state) == {"outcome": "dropped"}  # type: ignore[arg-type]
+    assert (replay.head("acme", "default"), mine.version(state["candidate"]).state) == ("", "dropped")
+    assert [entry["state"] for entry in mine.log()] == ["candidate", "dropped"]
+    for ends in ("released", "withdrawn"):
+        state = {"tenant": "acme", "correction": Correction((), (("e0", "too stale"),)), "why": ""}
+        state |= sample(state)  # type: ignore[arg-type]
+        if ends == "withdrawn":
+            replay.delete("acme", "e1")
+        for _ in range(2):
+            assert Skip(replay)(state) == {"outcome": "skipped", "why": "too stale"}  # type: ignore[arg-type]
+    assert replay.step("acme", "default") == 1
+
+
+async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
+    """While one is out steps go on, and old versions are pruned; then it goes live, and what was learned meanwhile follows it."""
+    with Replay(tmp_path / "replay.sqlite", Limits(held_out=0.0, reuse=100)) as replay:
+        mine = Adapters(tmp_path / "adapters", "acme", keep=3)
+        graph = claas.build_learning(
+            urn.UrnLearner(lambda *scope: mine, rate=0.01), replay, lambda *scope: mine, replace(FREE, canary=0.1)
+        )
+        await filled(replay)
+        assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "canary"
+        for _ in range(15):
+            assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "stepped"
+        mine.promote(mine.canary, "canary did well")
+        head = replay.head("acme", "default")
+        assert mine.prune((head,))  # parents of the head are gone
+        done = await graph.ainvoke({"tenant": "acme"})
+        assert (done["outcome"], done["candidate"], mine.canary) == ("canary", head, head)
+        assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "stepped"
+        assert head in lineage(mine, replay.head("acme", "default"))
+
+
+async def test_a_head_that_is_gone_is_no_error(replay: Replay, versions: Any) -> None:
+    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
+    graph = claas.build_learning(learner, replay, versions, replace(FREE, gate_every=100))
+    await filled(replay)
+    await graph.ainvoke({"tenant": "acme"})
+    mine.delete(replay.head("acme", "default"))
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], mine.version(done["update"].version).parent) == ("stepped", "")
+
+
+async def test_what_comes_of_a_tainted_version_is_tainted(replay: Replay, versions: Any) -> None:
+    learner, mine = urn.UrnLearner(versions, rate=0.01), versions("acme", "default")
+    graph = claas.build_learning(learner, replay, versions, replace(FREE, least=2))
+    await filled(replay)
+    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "live"
+    first = mine.current
+    assert mine.taint(replay.delete("acme", "e0"), "deleted") == (first,)
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], mine.version(mine.current).parent) == ("live", first)
+    assert mine.version(mine.current).tainted
+    assert mine.current in replay.tainted("acme")
+
+
+async def test_what_learned_from_a_deleted_record_does_not_become_live(replay: Replay, versions: Any) -> None:
+    """The live version did not; learning goes on from it."""
+    learner, mine = urn.UrnLearner(versions, rate=0.01), versions("acme", "default")
+    graph = claas.build_learning(learner, replay, versions, replace(FREE, least=2, gate_every=2))
+    await filled(replay)
+    assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "stepped"
+    first = replay.head("acme", "default")
+    mine.taint(replay.delete("acme", "e0"), "deleted")
+    done = await graph.ainvoke({"tenant": "acme"})
+    version = mine.version(done["update"].version)
+    assert (version.parent, version.tainted, mine.version(first).tainted) == ("", False, True)
+
+
+async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Replay, versions: Any) -> None:
+    learner, mine = urn.UrnLearner(versions), versions("acme", "default")
+    graph = claas.build_learning(learner, replay, versions, FREE)
+    await filled(replay)
+    await graph.ainvoke({"tenant": "acme"})
+    real = mine.promote
+
+    def promote(*args: Any, **more: Any) -> None:
+        mine.roll_back("", "somebody did")
+        real(*args, **more)
+
+    mine.promote = promote
+    done = await graph.ainvoke({"tenant": "acme"})
+    assert (done["outcome"], mine.current) == ("dropped", "")
+    assert "withdrawn since" in done["why"]
+    assert mine.version(done["candidate"]).state == "dropped"
 
 
 def test_settings_say_what_is_wrong() -> None:

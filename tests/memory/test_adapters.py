@@ -357,6 +357,111 @@ def test_prune_keeps_what_is_in_use(adapters: Adapters, tmp_path: Path) -> None:
     assert adapters.roll_back() == labels[1]
 
 
+def line(adapters: Adapters, count: int, start: int = 1, parent: str = "") -> list[str]:
+    """Versions, each learned from the one before."""
+    labels: list[str] = []
+    for i in range(start, start + count):
+        labels.append(add(adapters, i, labels[-1] if labels else parent))
+    return labels
+
+
+def test_parents_are_known_when_they_are_long_pruned(adapters: Adapters) -> None:
+    adapters.keep = 2
+    labels = line(adapters, 12)
+    adapters.promote(labels[3], "")
+    assert len(adapters.prune()) == 9
+    for opened in (adapters, Adapters(adapters.place.parents[1], "acme")):
+        assert list(opened.lineage(labels[-1])) == [*reversed(labels), ""]
+        assert opened.follows(labels[-1])  # the versions between are gone, and none of them was withdrawn
+        assert not opened.follows(labels[6]), "not there any more"
+        assert not opened.follows("acme/default@000099-3f9c2ab1d4e0")
+        assert not opened.follows("")
+
+
+def test_what_follows_the_live_version(adapters: Adapters) -> None:
+    adapters.keep = 1
+    labels = line(adapters, 6)
+    assert all(adapters.follows(label) for label in ["", *labels])
+    adapters.promote(labels[2], "")
+    assert [adapters.follows(label) for label in labels] == [False, False, True, True, True, True]
+    adapters.drop(labels[3], "gate failed")
+    assert [adapters.follows(label) for label in labels] == [False, False, True, False, False, False]
+    adapters.prune()  # the dropped one is gone, and known to be dropped
+    assert not adapters.follows(labels[5])
+    other = line(adapters, 2, 20, labels[2])
+    adapters.promote(other[0], "")
+    adapters.roll_back(labels[2], "worse")
+    assert not adapters.follows(other[1])
+    assert adapters.follows(labels[2])
+
+
+def test_promoting_what_follows_is_one_step_with_the_look(adapters: Adapters) -> None:
+    """A rollback between a look and the change was overridden."""
+    one, two = line(adapters, 2)
+    adapters.promote(one, "", follows=True)
+    assert adapters.follows(two)
+    adapters.roll_back("", "somebody did")
+    for use in (adapters.promote, adapters.to_canary):
+        with pytest.raises(AdapterConflict, match="withdrawn since"):
+            use(two, "passed the gate", follows=True)
+    assert (adapters.current, adapters.canary, state(adapters, two)) == ("", "", "candidate")
+    adapters.promote(two, "asked for")  # by hand it may
+    assert adapters.current == two
+
+
+def test_what_comes_of_a_tainted_live_version_is_marked_and_goes_live(adapters: Adapters) -> None:
+    one, two, three = line(adapters, 3)
+    (other,) = line(adapters, 1, 9)
+    adapters.promote(one, "")
+    adapters.taint([two, three], "a record was deleted")
+    assert not adapters.follows(two), "the live one did not learn from it"
+    with pytest.raises(AdapterConflict, match="was deleted"):
+        adapters.promote(two, "", follows=True)
+    adapters.taint([one, other], "another was")
+    assert adapters.follows(three)
+    adapters.promote(three, "", follows=True)
+    assert adapters.version(adapters.current).tainted
+    with pytest.raises(AdapterConflict, match="was deleted"):
+        adapters.promote(other, "asked for")  # it has nothing to do with the live one
+    assert adapters.roll_back(one) == one
+    assert adapters.roll_back() == ""
+
+
+def test_the_way_back_passes_over_what_is_gone(adapters: Adapters) -> None:
+    adapters.keep = 1
+    labels = line(adapters, 6)
+    for label in labels:
+        adapters.promote(label, "")
+    assert adapters.way_back(labels[3]) == labels[3]
+    adapters.prune(protect=[labels[1]])
+    assert adapters.way_back(labels[3]) == labels[1]
+    assert adapters.way_back(labels[0]) == adapters.way_back("") == ""
+
+
+def test_adapters_whose_names_begin_alike_never_touch_each_other(tmp_path: Path) -> None:
+    """The reference removes `user10` with `user1`, and lists it under it (defect 24)."""
+    root = tmp_path / "root"
+    all_of = {
+        scope: Adapters(root, *scope) for scope in [(t, a) for t in ("user", "user1", "user10") for a in ("a", "a-b", "a_b")]
+    }
+    for adapters in all_of.values():
+        adapters.promote(add(adapters, 1), "")
+    labels = {scope: adapters.current for scope, adapters in all_of.items()}
+    assert len(set(labels.values())) == 9, "the same contents under nine labels"
+    assert scopes(root) == sorted(all_of)
+    removed = ("user1", "a")
+    all_of.pop(removed).remove()
+    assert scopes(root) == sorted(all_of)
+    for scope, adapters in all_of.items():
+        for opened in (adapters, Adapters(root, *scope)):
+            assert opened.current == labels[scope]
+            assert [version.label for version in opened.versions()] == [labels[scope]]
+            assert opened.folder(labels[scope]).is_dir()
+            assert opened.taint(list(labels.values()), "") == (labels[scope],)
+            with pytest.raises(UnknownVersion):
+                opened.folder(labels[removed])
+
+
 def test_export_holds_what_peft_opens_and_nothing_of_the_learner(adapters: Adapters, tmp_path: Path) -> None:
     label = add(adapters, 1)
     (tmp_path / "out").mkdir()
