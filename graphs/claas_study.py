@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -41,7 +39,7 @@ from ..memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling, U
 from .claas import CLaaS, build_learning, part
 from .continual import Trial, heat_maps, matrix, table
 from .flags import CommandError, parse
-from .sweep import write
+from .sweep import environ, work, write
 
 if TYPE_CHECKING:
     from ..memory.replay import Replay
@@ -150,9 +148,10 @@ def _jobs(study: Study) -> list[_Job]:
     """
     aged = [f"age={age},{correction}" for correction in study.corrections if study.ages for age in study.ages]
     arms = {arm: _arm(arm) for arm in (*study.arms, *aged)}
-    if not 1 <= study.size <= 20 or study.steps < 0:
+    if not 1 <= study.size <= 20 or study.steps < 0 or study.workers < 1:
         raise CommandError(
-            f"learngraph claas study: --size is from 1 to 20 and --steps 0 or more; got {study.size} and {study.steps}"
+            "learngraph claas study: --size is from 1 to 20, --steps 0 or more and --workers 1 or more; "
+            f"got {study.size}, {study.steps} and {study.workers}"
         )
     jobs = []
     for shuffle in _numbers(study.shuffles, "shuffles"):
@@ -215,17 +214,26 @@ def _played(jobs: Sequence[_Job], study: Study) -> list[Trial]:
     folder = study.out / "trials"
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [job for job in jobs if _found(folder, job) is None]
-    # one thread each, whatever the shell says: torch's threads of two processes get into each other's way
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with ProcessPoolExecutor(max(1, study.workers), multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(play, job): job for job in waiting}
-        for number, done in enumerate(as_completed(running), 1):
-            job, trial = running[done], done.result()
-            write(folder / f"{job.name}.json", {"job": asdict(job), "trial": asdict(trial)})
-            if not study.json:
-                sys.stderr.write(f"{number} of {len(waiting)}: {job.name}, {trial.seconds:.0f} s\n")
+    told: set[str] = set()
+
+    def tick() -> None:
+        for job in waiting:
+            if job.name not in told and (folder / f"{job.name}.json").exists():
+                told.add(job.name)
+                if not study.json:
+                    sys.stderr.write(f"{len(told)} of {len(waiting)}: {job.name}\n")
+
+    if waiting:
+        with environ(OMP_NUM_THREADS="1"):  # torch's threads of two processes get into each other's way
+            work([(job, folder) for job in waiting], _finish, study.workers, tick)
+        tick()
     found = [_found(folder, job) for job in jobs]
     return [trial for trial in found if trial is not None]
+
+
+def _finish(work: tuple[_Job, Path]) -> None:
+    job, folder = work
+    write(folder / f"{job.name}.json", {"job": asdict(job), "trial": asdict(play(job))})
 
 
 def _found(folder: Path, job: _Job) -> Trial | None:
