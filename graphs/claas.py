@@ -100,8 +100,8 @@ class CLaaS:
     """
 
     loss: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
-    """`sdpo`: towards a teacher that was told the feedback (arXiv:2601.20802). `reinforce`: REINFORCE++ (arXiv:2501.03262). `ppo`:
-    with a critic. Paper: all three; SDPO was best."""
+    """`sdpo`: towards a teacher that was told the feedback (arXiv:2601.20802); it learns from words, and bare rewards teach it nothing
+    by themselves: --preset reinforce learns from these. `reinforce`: REINFORCE++ (arXiv:2501.03262). `ppo`: with a critic. Paper: all three; SDPO was best."""
     correction: Literal["none", "truncated", "decoupled", "rejection"] = "decoupled"
     """For stale exchanges: `none`; weights pi_old / mu cut at C; these and a clip around pi_old (AReaL, arXiv:2505.24298); these and
     what lies outside is dropped. Paper: none described."""
@@ -298,7 +298,8 @@ def build_serving(engine: Engine, replay: Replay, route: Route = to_base, **comp
         engine: the model.
         replay: where exchanges are kept.
         route: which version answers; the base model if not given.
-        compile: `checkpointer` and the rest, as for `StateGraph.compile`.
+        compile: `checkpointer` and the rest, as for `StateGraph.compile`. A checkpointer of your own gets
+            `serde=memory.checkpoints.serializer()`, which knows the records that the state holds.
     """
     nodes: dict[str, Node] = {
         "respond": Respond(engine, route),

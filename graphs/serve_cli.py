@@ -93,6 +93,8 @@ class Serve:
     def __post_init__(self) -> None:
         if not 0 <= self.learner_nice < 20:
             raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
+        if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
+            raise UserError(f"serve: no model {self.model!r}; pocket, guard, local:PATH_OR_NAME or vllm:MODEL would do")
         if not 0 <= self.port < 65536:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
         if self.no_auth and self.host not in LOCAL:

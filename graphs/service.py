@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import shutil
 import tempfile
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -46,6 +47,8 @@ PINS = 10_000
 """Requests whose version was asked for before they came; the oldest is forgotten beyond that."""
 PATIENCE = 1.0
 """Seconds that the engine has to end, once nobody waits for a reply."""
+LONGEST = 60.0
+"""Seconds between two tries to load a version that cannot be loaded just now; the first are closer together."""
 LISTENERS = 4
 """Threads for feedback; those that wait for the disk at the same time wait for it once (memory/replay_file.py)."""
 
@@ -55,7 +58,7 @@ class UnknownAdapter(UserError, LookupError):
 
 
 class Unavailable(UserError):
-    """The service is starting, or shutting down."""
+    """The service is starting or shutting down, or something that it needs is away just now."""
 
     retry_after = 2.0
     """Seconds."""
@@ -69,6 +72,13 @@ def steps_of(label: str) -> int:
 def share(id: str) -> float:
     """A number from 0 to 1 that an id always has: below the canary's share, the canary answers."""
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def damaged(error: BaseException) -> bool:
+    """Whether a version can never be loaded: damaged, deleted, or of another base model. Anything else may pass: the engine is away,
+    the disk does not answer. By name: an engine has its own `AdapterError`."""
+    away = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
+    return any(kind.__name__ == "AdapterError" for kind in type(error).__mro__) and not away
 
 
 @dataclass
@@ -138,7 +148,7 @@ class Service:
         self._pins: OrderedDict[str, str] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._running = 0
+        self._running: Counter[str] = Counter()
         self.meter = Meter()
         self._serving = build_serving(engine, replay, self._route, interrupt_after=["record"])
         self._keep = Keep(replay)
@@ -146,7 +156,7 @@ class Service:
         self._trainer: Trainer | None = None
         if learner is not None:
             graph = build_learning(learner, replay, self.versions, self.settings, self._take_in, retention)
-            self._trainer = Trainer(graph, replay, self.meter, self._moved)
+            self._trainer = Trainer(graph, replay, self.meter, self._moved, there=self._there)
 
     # -- life -------------------------------------------------------------------------------------------------------------
 
@@ -156,14 +166,19 @@ class Service:
             await asyncio.to_thread(self._recall, tenant, adapter)
             scope = self._scope(tenant, adapter)
             for label in filter(None, (scope.live, scope.canary)):
-                await self._hold(tenant, adapter, label)
+                try:
+                    await self._hold(tenant, adapter, label)
+                except Unavailable:
+                    self._spawn(self._hold_later(tenant, adapter, label))
         self._state = "open"
         if self._trainer is not None:
             self._trainer.start()
 
     def _known(self) -> list[tuple[str, str]]:
-        """Scopes with a folder or with records; what was deleted by a service that died before it marked the versions is marked."""
-        found = {(tenant, adapter) for tenant, adapter, _ in self.replay.scopes()}
+        """Scopes with a folder, and `default` with records; what a service that died had begun to delete is deleted, or marked."""
+        for gone in self._root.glob("*/.gone-*"):
+            shutil.rmtree(gone, ignore_errors=True)
+        found = {(tenant, adapter) for tenant, adapter, _ in self.replay.scopes() if adapter == DEFAULT}
         found |= set(scopes(self._root))
         for tenant in {tenant for tenant, _ in found}:
             self._taint(tenant, self.replay.tainted(tenant))
@@ -210,12 +225,15 @@ class Service:
         """The versions of a tenant's adapter."""
         return self._scope(tenant, adapter).versions
 
-    def _scope(self, tenant: str, adapter: str) -> _Scope:
+    def _scope(self, tenant: str, adapter: str, new: bool = False) -> _Scope:
+        """Raises `UnknownAdapter` for one that is not there, unless it is to be made; `default` is always made."""
         scope = self._scopes.get((tenant, adapter))
         if scope is None:
-            for what, name in (("tenant", tenant), ("adapter", adapter)):
+            for what, name in (("a tenant", tenant), ("an adapter", adapter)):
                 if not NAME.fullmatch(name):
-                    raise UserError(f"a {what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
+                    raise UserError(f"{what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
+            if not new and adapter not in self._names(tenant):  # deleted meanwhile: it does not come back
+                raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._names(tenant))}")
             scope = _Scope(Adapters(self._root, tenant, adapter, self.settings.keep))
             scope.look()
             self._scopes[tenant, adapter] = scope
@@ -231,12 +249,14 @@ class Service:
             raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._names(tenant))}")
         return self._scope(tenant, adapter)
 
+    def _there(self, tenant: str, adapter: str) -> bool:
+        return (tenant, adapter) in self._scopes or adapter in self._names(tenant)
+
     def _names(self, tenant: str) -> list[str]:
-        folder = self._root / tenant
-        found = (
-            {path.name for path in folder.iterdir() if path.is_dir()} if NAME.fullmatch(tenant) and folder.is_dir() else set()
-        )
-        return sorted(found | {DEFAULT})
+        folder, found = self._root / tenant, {DEFAULT}
+        if NAME.fullmatch(tenant) and folder.is_dir():
+            found |= {path.name for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()}
+        return sorted(found)
 
     def version(self, tenant: str, adapter: str, id: str) -> str:
         """The label of the version that answers request `id`, which stays so if another goes live before the request comes."""
@@ -259,12 +279,19 @@ class Service:
         return label, steps_of(label)
 
     async def _hold(self, tenant: str, adapter: str, label: str) -> str:
-        """Have the engine hold a version; if it cannot (damaged, of another base), go back until there is one that it can."""
+        """Have the engine hold a version; if it never can (damaged, of another base), go back until there is one that it can.
+
+        Raises:
+            Unavailable: it cannot just now; what is live stays so.
+        """
         while label:
             try:
                 await self._take_in(label)
                 return label
             except UserError as error:
+                if not damaged(error):
+                    LOG.warning("%s cannot be loaded just now: %s", label, error)
+                    raise Unavailable("the version that answers cannot be loaded just now; try again") from error
                 scope = self._scope(tenant, adapter)
                 LOG.error("%s cannot be loaded: %s", label, error)
                 if label == scope.canary:
@@ -273,6 +300,17 @@ class Service:
                     await self._back(tenant, adapter, None, f"cannot be loaded: {error}", load=False)
                 label = scope.live
         return label
+
+    async def _hold_later(self, tenant: str, adapter: str, label: str) -> None:
+        """Try again until it is there, or something else answers."""
+        wait = 1.0
+        while (scope := self._scopes.get((tenant, adapter))) is not None and label in (scope.live, scope.canary):
+            await asyncio.sleep(wait)
+            try:
+                await self._hold(tenant, adapter, label)
+                return
+            except Unavailable:
+                wait = min(2 * wait, LONGEST)
 
     async def _take_in(self, label: str) -> None:
         """Load a version, once however many ask for it."""
@@ -295,15 +333,21 @@ class Service:
 
     def _moved(self, tenant: str, adapter: str) -> None:
         """The live version may be another one: requests go to it, and whatever nobody will ask for is let go of."""
-        scope = self._scope(tenant, adapter)
-        scope.look()
-        self._spawn(self._tidy(scope))
+        scope = self._scopes.get((tenant, adapter))
+        if scope is not None:  # not deleted since
+            scope.look()
+            self._spawn(self._tidy(scope))
 
     async def _tidy(self, scope: _Scope) -> None:
         needed = {scope.live, scope.canary, scope.before, *self._pins.values()}
         for label in self.engine.loaded():
             if label.startswith(f"{scope.versions.scope}@") and label not in needed:
                 await self.engine.unload(label)
+        async with scope.rolling:
+            if self._scopes.get((scope.versions.tenant, scope.versions.adapter)) is scope:  # else it is deleted
+                await self._prune(scope, needed)
+
+    async def _prune(self, scope: _Scope, needed: set[str]) -> None:
         head = await asyncio.to_thread(self.replay.head, scope.versions.tenant, scope.versions.adapter)
         await asyncio.to_thread(scope.versions.prune, (head, *needed, *self.engine.loaded()))
 
@@ -331,7 +375,10 @@ class Service:
         self.meter.add("learngraph_rollbacks_total")
         self.meter.observe("learngraph_swap_seconds", self._clock() - began)
         if load and label and label not in self.engine.loaded():
-            await self._take_in(label)
+            try:
+                await self._take_in(label)
+            except UserError as error:  # whoever asks for it next tries again
+                LOG.warning("%s cannot be loaded yet: %s", label, error)
         self._moved(tenant, adapter)
         return label
 
@@ -385,7 +432,7 @@ class Service:
             **{"scenario": scenario, "turn": turn, "store": store},
         }
         self.meter.add("learngraph_requests_total")
-        self._running += 1
+        self._running[tenant] += 1
         try:
             async with aclosing(self._turn(state)) as stream:
                 async for item in stream:
@@ -397,9 +444,11 @@ class Service:
                         self.meter.observe("learngraph_latency_seconds", self._clock() - began)
                         self.meter.add("learngraph_prompt_tokens_total", len(item.reply.prompt_ids))
                         self.meter.add("learngraph_reply_tokens_total", len(item.reply.token_ids))
+                        if store and (tenant, adapter) not in self._scopes:  # the adapter was deleted meanwhile
+                            await asyncio.to_thread(self.replay.delete, tenant, id)
                     yield item
         finally:
-            self._running -= 1
+            self._running[tenant] -= 1
             if not ended:
                 self.meter.add("learngraph_unfinished_total")
 
@@ -450,6 +499,16 @@ class Service:
             if self._trainer is not None:
                 self._trainer.wake(tenant, exchange.adapter)
         return receipt
+
+    def advice(self, feedback: Feedback) -> str:
+        """What would teach more than this feedback does, by the loss that is set; mostly nothing."""
+        settings = self.settings
+        if self._trainer is None or settings.loss != "sdpo" or not settings.feedback or feedback.text.strip():
+            return ""
+        return (
+            "a reward alone teaches little here: sdpo learns from words (or from another reply to the same prompt that did well); "
+            "send a text, or start the service with --preset reinforce to learn from rewards"
+        )
 
     def _listen(self, tenant: str, id: str, feedback: Feedback, key: str) -> tuple[Receipt, Exchange]:
         """All of it in one thread: the event loop, which has the tokens of all streams to hand on, is asked for nothing."""
@@ -550,7 +609,8 @@ class Service:
         for label in labels:
             by_adapter.setdefault(label.rpartition("@")[0].partition("/")[2], []).append(label)
         for adapter, mine in by_adapter.items():
-            self.versions(tenant, adapter).taint(mine, "learned from an exchange that was deleted")
+            if adapter in self._names(tenant):  # else it is deleted
+                self.versions(tenant, adapter).taint(mine, "learned from an exchange that was deleted")
 
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """What became of a feedback, or of a `train`; None: the tenant has no such job."""
@@ -602,7 +662,7 @@ class Service:
         """A new adapter, which is the base model until it learns."""
         if adapter in self._names(tenant):
             raise AdapterConflict(f"there is an adapter {adapter!r} already")
-        self._scope(tenant, adapter)
+        self._scope(tenant, adapter, new=True)
         return await asyncio.to_thread(self._adapter, tenant, adapter)
 
     async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
@@ -642,44 +702,63 @@ class Service:
         """Delete a version that is neither live nor canary; without one, the whole adapter with what it learned from."""
         scope = self._own(tenant, adapter)
         if version is not None:
-            label = self._label(tenant, adapter, version)
-            if label in self.engine.loaded():
-                await self.engine.unload(label)
-            await asyncio.to_thread(scope.versions.delete, label)
+            async with scope.rolling:
+                label = self._label(tenant, adapter, version)
+                await asyncio.to_thread(scope.versions.delete, label)  # refused for what answers
+            await self.engine.unload(label)
             return await asyncio.to_thread(self._adapter, tenant, adapter)
-        if self._trainer is not None and self._trainer.busy == (tenant, adapter):
-            raise Unavailable("the learner is at work on this adapter; try again in a moment")
-        async with scope.rolling:
-            await self._back(tenant, adapter, "", "the adapter is deleted", load=False)
-            while rows := await asyncio.to_thread(self.replay.rows, tenant, adapter, None, 200):
-                for row in rows:
-                    await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
-            for label in self.engine.loaded():
-                if label.startswith(f"{tenant}/{adapter}@"):
-                    await self.engine.unload(label)
-            await asyncio.to_thread(scope.versions.remove)
-            self._scopes.pop((tenant, adapter), None)
+        with self._trainer.without(tenant, adapter) if self._trainer is not None else nullcontext(True) as free:
+            if not free:
+                raise Unavailable("the learner is at work on this adapter; try again in a moment")
+            async with scope.rolling:
+                if self._scopes.get((tenant, adapter)) is not scope:
+                    raise UnknownAdapter(f"there is no adapter {adapter!r} any more")
+                await self._remove(tenant, adapter, scope)
+        for label in self.engine.loaded():
+            if label.startswith(f"{tenant}/{adapter}@"):
+                await self.engine.unload(label)
         return {"adapter": adapter, "live": "", "canary": "", "versions": []}
 
+    async def _remove(self, tenant: str, adapter: str, scope: _Scope) -> None:
+        """First what was learned from, then the folder: a service that is killed in between has an adapter that knows nothing."""
+        await asyncio.to_thread(scope.versions.roll_back, "", "the adapter is deleted")
+        scope.look()
+        await asyncio.to_thread(self.replay.set_head, tenant, adapter, "")
+        await self._forget_all(tenant, adapter)
+        await asyncio.to_thread(scope.versions.remove)
+        self._scopes.pop((tenant, adapter), None)
+        await self._forget_all(tenant, adapter)  # what was being answered meanwhile
+
+    async def _forget_all(self, tenant: str, adapter: str) -> None:
+        while rows := await asyncio.to_thread(self.replay.rows, tenant, adapter, None, 200):
+            for row in rows:
+                await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
+
     async def export(self, tenant: str, adapter: str, version: str) -> Path:
-        """A zip that PEFT can open, in a temporary folder; whoever asked removes it."""
+        """A zip that PEFT can open, alone in a temporary folder; whoever asked removes both."""
         label = self._label(tenant, adapter, version)
-        path = Path(tempfile.mkdtemp(prefix="learngraph-")) / f"{label.rpartition('@')[2]}.zip"
-        return await asyncio.to_thread(self.versions(tenant, adapter).export, label, path)
+        folder = Path(tempfile.mkdtemp(prefix="learngraph-"))
+        try:
+            path = folder / f"{label.rpartition('@')[2]}.zip"
+            return await asyncio.to_thread(self.versions(tenant, adapter).export, label, path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
     # -- how it goes ------------------------------------------------------------------------------------------------------
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """How the service is; with a tenant, how its adapters are."""
-        learner = self._trainer.status() if self._trainer is not None else {"state": "off", "error": ""}
+        """How the service is; with a tenant, how its adapters are, and nothing of the other tenants."""
+        learner = self._trainer.status(tenant) if self._trainer is not None else {"state": "off", "error": ""}
+        mine = [label for label in self.engine.loaded() if tenant is None or label.startswith(f"{tenant}/")]
+        running = self._running.total() if tenant is None else self._running[tenant]
         why = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
         found = {
             **{"state": "degraded" if why else "ok", "why": why, "model": self.model, "base": self.engine.base},
-            **{"learner": learner, "loaded": len(self.engine.loaded()), "running": self._running},
+            **{"learner": learner, "loaded": len(mine), "running": running},
         }
         if tenant is not None:
             names = self._names(tenant)
-            found["learner"] = {**learner, "error": learner["error"] if learner.get("tenant") == tenant else ""}
             found["scopes"] = [await asyncio.to_thread(self._status, tenant, adapter) for adapter in names]
         return found
 
@@ -704,7 +783,7 @@ class Service:
     async def metrics(self) -> dict[str, Any]:
         """Counters, gauges and histograms, as plain numbers."""
         counts = await asyncio.to_thread(self.replay.counts)
-        self.meter.set("learngraph_running", self._running)
+        self.meter.set("learngraph_running", self._running.total())
         self.meter.set("learngraph_loaded_versions", len(self.engine.loaded()))
         for state in ("pending", "ready", "held", "leased", "consumed", "rejected"):
             self.meter.set("learngraph_replay_records", counts.get(state, 0), state=state)

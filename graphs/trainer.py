@@ -11,8 +11,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
@@ -63,6 +63,7 @@ class Trainer:
         meter: what is counted.
         moved: called when another version may answer than before, with (tenant, adapter).
         clock: seconds.
+        there: whether an adapter that the buffer knows is still there, not deleted.
     """
 
     def __init__(
@@ -72,13 +73,15 @@ class Trainer:
         meter: Meter,
         moved: Callable[[str, str], None] = lambda tenant, adapter: None,
         clock: Callable[[], float] = time.monotonic,
+        there: Callable[[str, str], bool] = lambda tenant, adapter: True,
     ) -> None:
         self._graph, self._replay, self._meter, self._moved, self._clock = graph, replay, meter, moved, clock
-        self._turns: dict[Scope, _Turn] = {}
+        self._there, self._turns = there, dict[Scope, _Turn]()
         self._jobs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._numbers, self._wake = count(1), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._step: asyncio.Task[dict[str, Any]] | None = None
+        self._without: set[Scope] = set()
         self.busy: Scope | None = None
         """Whose step is under way."""
 
@@ -98,6 +101,21 @@ class Trainer:
         turn = self._turns.setdefault((tenant, adapter), _Turn())
         turn.due, turn.skips = True, 0
         self._wake.set()
+
+    @contextmanager
+    def without(self, tenant: str, adapter: str) -> Iterator[bool]:
+        """While an adapter is deleted: it gets no turn, and is forgotten afterwards. False: a step is under way, nothing is changed."""
+        scope = (tenant, adapter)
+        if self.busy == scope or scope in self._without:
+            yield False
+            return
+        self._without.add(scope)
+        try:
+            yield True
+            self._turns.pop(scope, None)
+        finally:
+            self._without.discard(scope)
+            self._wake.set()
 
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
@@ -161,9 +179,10 @@ class Trainer:
     async def _next(self) -> tuple[Scope | None, float | None]:
         """Whose turn it is; else how long to wait, None for until feedback comes."""
         for tenant, adapter, _ in await asyncio.to_thread(self._replay.scopes):
-            self._turns.setdefault((tenant, adapter), _Turn())
+            if (tenant, adapter) not in self._turns and self._there(tenant, adapter):
+                self._turns[tenant, adapter] = _Turn()
         now = self._clock()
-        due = {scope: turn for scope, turn in self._turns.items() if turn.due}
+        due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._without}
         ready = [scope for scope, turn in due.items() if turn.until <= now]
         if ready:
             return min(ready, key=lambda scope: (self._turns[scope].served, scope)), None
@@ -229,16 +248,18 @@ class Trainer:
 
     # -- how it goes ------------------------------------------------------------------------------------------------------
 
-    def status(self) -> dict[str, Any]:
-        """`state`: `idle`, `training`, `failed` (it goes on trying) or `off`; `error` and whose it is."""
-        worst = max(self._turns.items(), key=lambda item: item[1].failures, default=None)
+    def status(self, tenant: str | None = None) -> dict[str, Any]:
+        """`state`: `idle`, `training`, `failed` (it goes on trying) or `off`; `error` and whose it is. With a tenant: of its own only."""
+        turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
+        worst = max(turns, key=lambda item: item[1].failures, default=None)
         if worst is not None and worst[1].failures >= ALARM:
             return {"state": "failed", "error": worst[1].error, "tenant": worst[0][0], "adapter": worst[0][1]}
         if self._task is None or self._task.done():
             return {"state": "off", "error": ""}
         error = worst[1].error if worst is not None else ""
         mine = {"tenant": worst[0][0]} if worst is not None and error else {}
-        return {"state": "training" if self.busy else "idle", "error": error, **mine}
+        busy = self.busy is not None and tenant in (None, self.busy[0])
+        return {"state": "training" if busy else "idle", "error": error, **mine}
 
     def paused(self, tenant: str, adapter: str) -> str:
         """Why an adapter's learning waits, and how long; empty: it does not."""

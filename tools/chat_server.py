@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import quote
@@ -39,13 +39,14 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..memory.records import ChatRequest, Feedback, UserError
 from . import dashboard
 from .metrics import Meter, exposition
 from .openai_wire import Asked, ChatBody, Refused, TextBody, chat, checked, loads, no_model, text
-from .replies import Gone, Item, Stream, Whole, envelope, respond
+from .replies import REQUEST, Gone, Item, Stream, Whole, envelope, respond
 from .service_wire import (
     NAME,
     Accepted,
@@ -124,6 +125,9 @@ class Backend(Protocol):
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
         """Keep what somebody says of a reply; the same again is the same job."""
 
+    def advice(self, feedback: Feedback) -> str:
+        """What would teach more than this feedback does; mostly nothing."""
+
     async def experiences(
         self, tenant: str, adapter: str | None, state: str | None, limit: int, before: str | None
     ) -> list[dict[str, Any]]:
@@ -145,7 +149,7 @@ class Backend(Protocol):
 
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]: ...
     async def export(self, tenant: str, adapter: str, version: str) -> Path:
-        """A zip in a temporary place: whoever asked removes it."""
+        """A zip, named after the version and alone in a temporary folder: whoever asked removes both."""
 
     async def status(self, tenant: str | None) -> dict[str, Any]:
         """`state` (`ok`, `degraded`), `why`, `model`, `base`, `learner`, `scopes`; without a tenant, and cheaply: no scopes."""
@@ -212,6 +216,7 @@ class Api:
     meter: Meter
     body: int
     reply_tokens: int
+    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def read(self, request: Request) -> Any:
         """The request's JSON; nothing is an empty object.
@@ -279,6 +284,8 @@ class Api:
         receipt = await self.backend.feedback(request.state.tenant.name, id, told, idempotency_key)
         self.meter.observe("learngraph_feedback_seconds", {}, time.monotonic() - began)
         found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.repeated}
+        if note := self.backend.advice(told):
+            found["note"] = note
         return answer(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
 
     async def job(self, request: Request, job: str) -> Response:
@@ -324,8 +331,17 @@ class Api:
         return answer(_found(row, f"no adapter {adapter!r}", "adapter_not_found"))
 
     async def create(self, request: Request) -> Response:
-        body = checked(AdapterBody, await self.read(request))
-        return answer(await self.backend.create(request.state.tenant.name, body.adapter), 201)
+        body, tenant = checked(AdapterBody, await self.read(request)), request.state.tenant
+        async with self.creating:  # so that two at once do not both see room for one
+            rows, most = await self.backend.models(tenant.name), tenant.limits.adapters
+            if len(rows) >= most:
+                raise Refused(
+                    f"there are {len(rows)} adapters, and this key may have {most}; DELETE /v1/adapters/NAME makes room",
+                    409,
+                    param="adapter",
+                    code="too_many_adapters",
+                )
+            return answer(await self.backend.create(tenant.name, body.adapter), 201)
 
     async def promote(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME)]) -> Response:
         body = checked(VersionBody, await self.read(request))
@@ -355,7 +371,8 @@ class Api:
         finally:
             with suppress(OSError):
                 path.unlink()
-        name = f"{adapter}-{version.rpartition('@')[2]}.zip".encode("ascii", "replace").decode()
+                path.parent.rmdir()  # it was alone in there
+        name = f"{adapter}-{path.stem}.zip".encode("ascii", "replace").decode()
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
         return Response(
             content, media_type="application/zip", headers={"content-disposition": f'attachment; filename="{safe}"'}
@@ -367,7 +384,8 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         tenant: Tenant | None = request.state.tenant
-        mine = None if tenant is None or tenant.metrics else tenant.name
+        everything = tenant is None or tenant.metrics or self.tenants.names == (tenant.name,)  # nobody else is there
+        mine = None if everything or tenant is None else tenant.name
         shown = exposition([self.meter.numbers(), await self.backend.metrics()], mine)
         return Response(shown, media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -415,9 +433,10 @@ class Outer:
             await send(message)
 
         self.meter.change("learngraph_http_requests_in_progress", {}, 1)
+        REQUEST.set(id)
         try:
             await self.app(scope, receive, sending)
-        except Gone:
+        except (Gone, ClientDisconnect):
             self.meter.add("learngraph_disconnects_total", {})
             if not status:  # nobody reads it
                 await answer({}, 499)(scope, receive, sending)
@@ -487,6 +506,8 @@ def app(
 
     async def reads(request: Request, credentials: Credentials = None) -> None:
         request.state.tenant = None if open_metrics else who(credentials)
+        if request.state.tenant is not None:
+            tenants.admit(request.state.tenant)
 
     made = FastAPI(
         title="learngraph",

@@ -8,6 +8,7 @@ numbers is left out or shown as `?`; the page is there all the same. Replies and
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -15,7 +16,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, urlencode, urlsplit
@@ -25,6 +26,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
 from ..memory.records import UserError
+from .openai_wire import Refused
+from .replies import envelope
 from .tenants import Tenant, Tenants
 
 __all__ = ["Source", "chart", "pages"]
@@ -32,6 +35,8 @@ __all__ = ["Source", "chart", "pages"]
 COOKIE = "learngraph_session"
 SESSION_SECONDS = 12 * 3600
 FORM_BYTES = 8192
+FORM_SECONDS = 30.0
+"""Longest that a form may take to come."""
 POINTS = 120
 """Most points of a curve; more are averaged."""
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 320.0, 128.0, 44.0, 10.0, 104.0
@@ -257,6 +262,8 @@ class Sessions:
 
     secret: bytes
     clock: Callable[[], float] = time.time
+    ended: dict[str, int] = field(default_factory=dict)
+    """What a cookie that was logged out says -> until when it would be good."""
 
     def cookie(self, tenant: str) -> str:
         """A cookie for this tenant."""
@@ -264,15 +271,27 @@ class Sessions:
         return f"{base64.urlsafe_b64encode(said.encode()).decode()}.{self._sign('session', said)}"
 
     def tenant(self, cookie: str) -> str | None:
-        """Whose cookie it is; None: nobody's, or too old."""
+        """Whose cookie it is; None: nobody's, too old, or logged out."""
+        said = self._said(cookie)
+        return said.split("|")[0] if said and said not in self.ended else None
+
+    def end(self, cookie: str) -> None:
+        """Log out: nobody gets in with this cookie any more."""
+        if said := self._said(cookie):
+            for old in [old for old, until in self.ended.items() if until < self.clock()]:
+                del self.ended[old]
+            self.ended[said] = int(said.split("|")[1])
+
+    def _said(self, cookie: str) -> str:
+        """What a good cookie says; nothing: it is none of ours, or too old."""
         coded, _, signed = cookie.partition(".")
         try:
             said = base64.urlsafe_b64decode(coded.encode()).decode()
-            name, until, _ = said.split("|")
+            _, until, _ = said.split("|")
             good = hmac.compare_digest(self._sign("session", said).encode(), signed.encode())
         except ValueError:
-            return None
-        return name if good and int(until) >= self.clock() else None
+            return ""
+        return said if good and int(until) >= self.clock() else ""
 
     def token(self, cookie: str) -> str:
         """The token of this session's forms."""
@@ -315,7 +334,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
         return Response(body, status, headers, "text/html; charset=utf-8")
 
     def tenant(request: Request) -> tuple[Tenant, str]:
-        """Who looks, by header or cookie; the cookie, if that was it."""
+        """Who looks, by header or cookie; the cookie, if that was it. Counts as a request of theirs."""
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         found, cookie = None, ""
         if kind.lower() == "bearer":
@@ -325,6 +344,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
             found = tenants.named(name) if name is not None else None
         if found is None or found.metrics:
             raise _NotAllowed
+        tenants.admit(found)
         return found, cookie
 
     def ours(request: Request) -> bool:
@@ -334,15 +354,20 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
 
     async def form(request: Request) -> dict[str, str]:
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > FORM_BYTES:
-                return {}
-        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+        try:
+            async with asyncio.timeout(FORM_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > FORM_BYTES:
+                        return {}
+            fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=20)
+        except TimeoutError:
+            raise Refused(f"the form took longer than {FORM_SECONDS:g} s", 408, headers={"connection": "close"}) from None
+        except ValueError:  # too many fields
+            return {}
         return {name: values[-1] for name, values in fields.items()}
 
-    async def show(request: Request, status: int = 200, problem: str = "") -> Response:
-        who, cookie = tenant(request)
+    async def show(who: Tenant, cookie: str, request: Request, status: int = 200, problem: str = "") -> Response:
         now = clock()
         state = mapping(await source.status(who.name))
         adapters = rows(await source.adapters(who.name))
@@ -391,9 +416,10 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
 
     async def look(request: Request) -> Response:
         try:
-            return await show(request)
+            who, cookie = tenant(request)
         except _NotAllowed:
             return page("login.html", 401, problem="")
+        return await show(who, cookie, request)
 
     async def log_in(request: Request) -> Response:
         found = tenants.who((await form(request)).get("key", "").strip())
@@ -412,6 +438,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
         return answer
 
     async def log_out(request: Request) -> Response:
+        sessions.end(request.cookies.get(COOKIE, ""))
         answer = RedirectResponse("/dashboard", 303)
         answer.delete_cookie(COOKIE, path="/dashboard", httponly=True, samesite="strict")
         return answer
@@ -424,7 +451,9 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
             return page("login.html", 401, problem="")
         asked = await form(request)
         if not ours(request) or (cookie and not sessions.fits(cookie, asked.get("token", ""))):
-            return await show(request, 403, "This form is too old, or not from here. Nothing was changed; please try again.")
+            return await show(
+                who, cookie, request, 403, "This form is too old, or not from here. Nothing was changed; please try again."
+            )
         adapter = asked.get("adapter", "")
         try:
             if action == "promote":
@@ -433,7 +462,7 @@ def pages(source: Source, tenants: Tenants, clock: Callable[[], float] = time.ti
                 to = asked.get("to")
                 await source.roll_back(who.name, adapter, "" if to == "base" else to)
         except UserError as error:
-            return await show(request, 409, str(error))
+            return await show(who, cookie, request, 409, envelope(error).message)
         return RedirectResponse(f"/dashboard?adapter={quote(adapter)}", 303)
 
     async def promote(request: Request) -> Response:

@@ -39,9 +39,10 @@ from .local_chats import Frame
 from .local_grammar import Grammar, open_grammars
 from .local_model import LocalChatModel, Token, draw, fingerprint
 from .local_passes import Part, Passes, Past, Prefixes
+from .local_prompts import Prompts
 from .local_replies import Spoken, call_format, read_calls
 
-__all__ = ["AdapterError", "Counts", "LocalEngine", "Unavailable", "UnknownVersion"]
+__all__ = ["AdapterError", "Counts", "EngineFailed", "LocalEngine", "Unavailable", "UnknownVersion"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,12 +55,23 @@ PENALTIES = ("presence_penalty", "frequency_penalty")
 class UnknownVersion(UserError, KeyError):
     """An adapter version that was never loaded, or was unloaded."""
 
+    public = "the version that was to answer has just been unloaded; try again"
+    """What clients are told of it: other tenants' labels stand in the whole text."""
+
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Unavailable(UserError, RuntimeError):
     """The engine is closed, or its thread has died."""
+
+    public = "the model does not answer just now; try again"
+
+
+class EngineFailed(UserError, RuntimeError):
+    """A pass or a reply has failed, out of memory for example: no fault of whoever asked."""
+
+    public = "the model failed at this request"
 
 
 @dataclass
@@ -199,6 +211,7 @@ class LocalEngine:
         self._table = threading.Lock()  # of versions: who uses them, and who is in memory
         self._owners = itertools.count(1)
         self._readers = ThreadPoolExecutor(1, "adapters")
+        self._prompts = Prompts(model)
         self._wake = threading.Condition()
         self._inbox: deque[_Run] = deque()
         self._gone: deque[Adapter | None] = deque()
@@ -226,49 +239,53 @@ class LocalEngine:
             UserError: the request asks for what this engine has not (see `features`), or its messages cannot be rendered.
             Unavailable: the engine is closed.
         """
-        run = self._begin(request, version)
+        self._refuse(request)
+        if self._closing:
+            raise Unavailable("the engine is closed")
+        held, run = self._hold(version), None
         try:
-            if self._grammars is not None and (request.response_format or request.tool_choice):
-                run.grammar = await asyncio.to_thread(self._grammars.make, request)
-            await self._ready(run.version)
-            self._submit(run)
-            while True:
-                item = await run.channel.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if isinstance(item, Reply):
-                    return
+            async with self._prompts.of(request) as prompt:
+                run = self._begin(request, prompt, held)
+                if self._grammars is not None and (request.response_format or request.tool_choice):
+                    run.grammar = await asyncio.to_thread(self._grammars.make, request)
+                await self._ready(held)
+                self._submit(run)
+                while True:
+                    item = await run.channel.get()
+                    if isinstance(item, BaseException):
+                        raise item
+                    yield item
+                    if isinstance(item, Reply):
+                        return
         finally:
-            run.cancelled = True
-            if not run.submitted:
-                self._release(run)
-            elif not run.over:
-                with self._wake:
-                    self._wake.notify()
+            if run is None:
+                self._leave(held)
+            else:
+                self._end(run)
 
-    def _begin(self, request: ChatRequest, label: str) -> _Run:
+    def _end(self, run: _Run) -> None:
+        """Nobody reads it any more."""
+        run.cancelled = True
+        if not run.submitted:
+            self._release(run)
+        elif not run.over:
+            with self._wake:
+                self._wake.notify()
+
+    def _begin(self, request: ChatRequest, prompt: list[int], version: _Version) -> _Run:
         """All that can be refused is refused here, before anything is queued."""
         model, sampling = self.model, request.sampling
-        self._refuse(request)
-        if request.raw is not None:
-            prompt, frame = model.get_token_ids(request.raw), Frame(stops=model.ends)
-            if not prompt:
-                raise UserError("a completion needs a prompt of one token at least; an empty text came")
-            model.check_window(prompt)
-        else:
-            offered = () if request.tool_choice == "none" else request.tools
-            prompt, frame = model.chat_ids(request.messages, offered), self._frame
+        frame = self._frame if request.raw is None else Frame(stops=model.ends)
         calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
         generator = torch.Generator()
         if sampling.seed is None:
             generator.seed()
         else:
             generator.manual_seed(sampling.seed % 2**64)
-        run = _Run(
+        return _Run(
             request=request,
             prompt=prompt,
-            version=self._hold(label),
+            version=version,
             frame=frame,
             spoken=Spoken(model.text, frame, sampling.stop, calls),
             length=min(sampling.max_tokens, self.window - len(prompt)),
@@ -276,7 +293,6 @@ class LocalEngine:
             channel=_Channel(),
             bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
         )
-        return run
 
     def _refuse(self, request: ChatRequest) -> None:
         wanted = {name for name, value in request.more.items() if value}
@@ -287,9 +303,7 @@ class LocalEngine:
         if request.response_format and request.response_format.get("type") != "text":
             wanted.add("response_format")
         if wanted - self.features:
-            raise UserError(
-                f"{self.model.model}: this model cannot honour {sorted(wanted - self.features)}; it knows {sorted(self.features)}"
-            )
+            raise UserError(f"this model cannot honour {sorted(wanted - self.features)}; it knows {sorted(self.features)}")
         _check(request.sampling, request.more, len(self.model.tokenizer))
 
     def _submit(self, run: _Run) -> None:
@@ -457,6 +471,7 @@ class LocalEngine:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self._readers.shutdown)
+        await asyncio.to_thread(self._prompts.close)
 
     # The network's thread
 
@@ -559,7 +574,7 @@ class LocalEngine:
             for run in runs[:reading]:
                 self._reading.remove(run)
             for run in runs:
-                self._fail(run, UserError(f"the model failed at this request: {error}"))
+                self._fail(run, EngineFailed(f"the model failed at this request: {error}"))
             return
         self.counts.prefilled_tokens += tokens
         for row, run in enumerate(runs):
@@ -573,7 +588,7 @@ class LocalEngine:
                 self._say(run, logps[row])
             except Exception as error:
                 log.exception("a reply has failed")
-                self._fail(run, error if isinstance(error, UserError) else UserError(f"this reply failed: {error!r}"))
+                self._fail(run, error if isinstance(error, UserError) else EngineFailed(f"this reply failed: {error!r}"))
             if not run.over:
                 self._speaking.append(run)
 

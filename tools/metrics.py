@@ -77,7 +77,7 @@ def exposition(parts: Sequence[Mapping[str, Any]], tenant: str | None = None) ->
         parts: each with `counters` and `gauges` (name -> a number, or a list of [labels, number]), `histograms` (name -> a list of
             [labels, {"buckets": [[upper end, count so far], ...], "sum", "count"}]) and `help` (name -> a sentence). What is no
             finite number is left out.
-        tenant: show only what has no label `tenant`, or this one; None: everything.
+        tenant: show only what has this label `tenant`: totals would tell of the others; None: everything.
     """
     lines: list[str] = []
     for part in parts:
@@ -87,7 +87,7 @@ def exposition(parts: Sequence[Mapping[str, Any]], tenant: str | None = None) ->
                 found = [
                     line
                     for labels, value in (rows if isinstance(rows, list | tuple) else [[{}, rows]])
-                    if tenant is None or labels.get("tenant", tenant) == tenant
+                    if tenant is None or labels.get("tenant") == tenant
                     for line in (_histogram(name, labels, value) if word == "histogram" else _sample(name, labels, value))
                 ]
                 if found:

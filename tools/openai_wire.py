@@ -303,8 +303,15 @@ class ChatBody(Body):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: Format | None = None
-    metadata: Annotated[dict[str, str | int], Field(max_length=16)] | None = None
-    """`family`, `scenario` and `turn` are kept with the exchange; the rest is not."""
+    metadata: (
+        Annotated[
+            dict[str, str | int],
+            Field(
+                max_length=16, description="`family`, `scenario` and `turn` are kept with the exchange; other keys are ignored."
+            ),
+        ]
+        | None
+    ) = None
     store: bool | None = None
     """False: the exchange is not kept, and takes no feedback. Otherwise it is."""
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -624,19 +631,32 @@ STATUSES: dict[str, tuple[int, str]] = {
     "FeedbackConflict": (409, "feedback_conflict"),
     "AdapterConflict": (409, "adapter_conflict"),
     "GateFailed": (409, "gate_failed"),
+    "AdapterError": (500, "adapter_error"),
+    "EngineFailed": (500, "model_failed"),
+    "ReplayError": (503, "storage_failed"),
     "ReplayFull": (503, "replay_full"),
     "Unavailable": (503, "unavailable"),
     "Busy": (503, "busy"),
 }
 """Class name of a `UserError` -> status and code. By name: what raises them lies in layers that tools do not see."""
 
+PUBLIC = {
+    "AdapterError": "the service has a problem with this adapter's files",
+    "ReplayError": "the service cannot read or write what it keeps",
+}
+"""What is told of errors whose own words name files; others have their attribute `public`."""
+
 
 def refused(error: UserError) -> Refused:
-    """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request."""
-    for kind in type(error).__mro__:
-        if kind.__name__ in STATUSES:
-            status, code = STATUSES[kind.__name__]
-            wait = getattr(error, "retry_after", 1.0)
-            headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
-            return Refused(str(error), status, code=code, headers=headers)
-    return Refused(str(error))
+    """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request.
+
+    One with words for the public is a fault of ours: it gets these and a status from 500 on, and its own words are for the log.
+    """
+    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in STATUSES), "")
+    status, code = STATUSES.get(name, (400, None))
+    public = str(getattr(error, "public", "") or PUBLIC.get(name, ""))
+    if public and status < 500:
+        status, code = STATUSES["Unavailable"]
+    wait = getattr(error, "retry_after", 1.0)
+    headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
+    return Refused(public or str(error), status, code=code, headers=headers)

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -24,6 +25,8 @@ from .tenants import Tenant, Tenants, TooMany
 __all__ = ["Gone", "Item", "Replies", "Speaker", "Stream", "Whole", "envelope", "event", "respond"]
 
 LOG = logging.getLogger("learngraph.chat_server")
+REQUEST: ContextVar[str] = ContextVar("request", default="without an id")
+"""Id of the request that is being answered."""
 Item = Piece | Exchange
 
 
@@ -129,7 +132,10 @@ def envelope(error: BaseException) -> Refused:
             headers["x-should-retry"] = "false"  # the openai client would wait and ask again
         return Refused(str(error), 429, code=error.code, headers=headers)
     if isinstance(error, UserError):
-        return refused(error)
+        found = refused(error)
+        if found.message != str(error):
+            LOG.error("request %s: %s", REQUEST.get(), error)
+        return found
     return Refused("the server failed; its log says why, under the id in x-request-id", 500, code="internal_error")
 
 
@@ -167,7 +173,7 @@ async def respond(
         receive: ASGI's, after the body was read: says when the client hangs up.
 
     Raises:
-        Refused: there is no such adapter.
+        Refused: there is no such adapter, or more choices than the tenant may ever have at once.
         TooMany: the tenant's quota is used up, or it has too many replies under way.
         Gone: the client has hung up.
         UserError: the speaker refuses.
@@ -178,9 +184,12 @@ async def respond(
     began = time.monotonic()
     id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
     ids = [f"{id}-{i}" if i else id for i in range(len(asked.requests))]
-    fingerprint = ",".join(dict.fromkeys(speaker.version(tenant.name, adapter, each) or "base" for each in ids))
+    if len(ids) > tenant.limits.streams:
+        raise Refused(f"{len(ids)} choices; this key may have {tenant.limits.streams} replies being made at once", param="n")
     with ExitStack() as stack:
         stack.enter_context(tenants.replying(tenant, len(ids)))
+        # Behind the quotas: the service keeps the versions for those that it was asked about.
+        fingerprint = ",".join(dict.fromkeys(speaker.version(tenant.name, adapter, each) or "base" for each in ids))
         streams = [
             speaker.chat(tenant.name, adapter, request, id=one, store=asked.store, **asked.about)
             for one, request in zip(ids, asked.requests, strict=True)

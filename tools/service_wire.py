@@ -96,6 +96,8 @@ class Accepted(BaseModel):
 
     job: str
     state: str
+    note: str | None = None
+    """What would teach more."""
 
 
 class Health(BaseModel):

@@ -11,6 +11,7 @@ A key file names tenants and what they may:
       requests_per_minute: 600
       tokens_per_day: 1000000
       streams: 50
+      adapters: 8
     prometheus: {keys: [another-secret], metrics: true}   # may read /metrics and nothing else
 
 Counts live in the process: a restart begins the day and the minute anew.
@@ -63,6 +64,8 @@ class Limits:
     """Prompt and reply tokens of a day (UTC). The reply under way when they run out is finished; None: any number."""
     streams: int = 256
     """Replies being made at once; each of a request's `n` choices counts."""
+    adapters: int = 32
+    """Adapters that there may be, `default` among them."""
 
 
 @dataclass(frozen=True, slots=True)

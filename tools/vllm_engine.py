@@ -49,9 +49,14 @@ LINE = 1 << 22
 class Unavailable(UserError):
     """The server cannot be reached, is overloaded, or broke off; nobody's request is at fault."""
 
+    public = "the model's server does not answer just now; try again"
+    """What clients are told of it: where the server is, and which key it wants, is not for them."""
+
 
 class UnknownVersion(UserError):
     """A version that is not loaded."""
+
+    public = "the version that was to answer has just been unloaded; try again"
 
 
 class WindowError(UserError, ValueError):
@@ -73,6 +78,8 @@ class _Version:
     leaving: bool = False
     running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    going: asyncio.Task[None] | None = None
+    """Its unloading, once, however many ask for it."""
 
 
 class VllmEngine:
@@ -243,20 +250,20 @@ class VllmEngine:
         return tuple(label for label, version in self._versions.items() if version.listed and not version.leaving)
 
     async def load(self, version: str, folder: Path | str) -> None:
-        """Make the server load a version under its label, beside the others, and see that it is listed. Twice is once.
+        """Make the server load a version under its label, beside the others, and see that it is listed. Twice is once. One that is
+        being unloaded is loaded again when that is done.
 
         Raises:
             AdapterError: of another base, or the server refuses it; nothing else has changed.
-            Unavailable: the server does not answer.
+            Unavailable: the server does not answer, or says that it has loaded the version and does not list it.
         """
         folder = Path(folder)
         if not version or version == self.model:
             raise AdapterError(f"a version cannot be called {version!r}: that is the base model")
-        found = self._versions.get(version)
+        while (found := self._versions.get(version)) is not None and found.leaving:
+            await self.unload(version)
         if found is not None and found.folder != folder:
             raise AdapterError(f"version {version} was loaded from another folder; versions do not change, give it a new label")
-        if found is not None and found.leaving:
-            raise AdapterError(f"version {version} is being unloaded; load it when that is done")
         if found is None:
             self._of_this_base(version, folder)
             found = self._versions[version] = _Version(version, folder)
@@ -290,7 +297,7 @@ class VllmEngine:
                 if version.label not in await self._listed():
                     raise AdapterError(f"the server does not load version {version.label}: {error}") from error
             if version.label not in await self._listed():
-                raise AdapterError(f"the server says that it has loaded version {version.label}, and does not list it")
+                raise Unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
             version.listed = True
 
     async def _listed(self) -> set[str]:
@@ -319,16 +326,19 @@ class VllmEngine:
         if found is None:
             return
         found.leaving = True
-        while found.running:
-            found.idle.clear()
-            await found.idle.wait()
-        if self._versions.get(version) is not found:
-            return  # somebody else waited, too
+        if found.going is None:
+            found.going = asyncio.create_task(self._go(found))
+        await asyncio.shield(found.going)
+
+    async def _go(self, version: _Version) -> None:
+        while version.running:
+            version.idle.clear()
+            await version.idle.wait()
         try:
             with suppress(_Refused):  # 404: it is gone already
-                await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version}, read=False)
+                await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version.label}, read=False)
         finally:
-            self._versions.pop(version, None)
+            self._versions.pop(version.label, None)
 
     async def close(self) -> None:
         """Let go of the connections. Versions stay on the server, for whoever comes next."""

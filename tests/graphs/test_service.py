@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.service import Service, Unavailable, UnknownAdapter, _Scope, share, steps_of
-from learngraph.memory.adapters import AdapterConflict, UnknownVersion
+from learngraph.graphs.trainer import _Turn
+from learngraph.memory.adapters import AdapterConflict, AdapterError, UnknownVersion
 from learngraph.memory.records import Exchange, Feedback, UserError
 from learngraph.memory.replay import FeedbackConflict, Limits, Replay, UnknownExchange
 from learngraph.nodes.replaying import lineage
@@ -124,7 +126,7 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
         await asyncio.sleep(0)
         assert service.engine.open == 0
         assert len(asyncio.all_tasks()) == before
-        assert service._running == 0
+        assert service._running.total() == 0
         assert service.replay.counts("acme") == {}
 
 
@@ -604,3 +606,122 @@ async def test_metrics_are_plain_numbers(tmp_path: Path) -> None:
         status = await service.status("acme")
         assert status["scopes"][0]["updates"][-1]["outcome"] == "live"
         assert status["scopes"][0]["updates"][0]["step"] == 1
+
+
+class Away(urn.UrnEngine):  # type: ignore[misc]
+    """An engine that cannot load just now, until it is `back`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.back = False
+
+    async def load(self, version: str, folder: Path) -> None:
+        if not self.back:
+            raise UserError("http://10.0.0.7:8001 cannot be reached: connection refused")
+        await super().load(version, folder)
+
+
+async def test_an_engine_that_is_away_for_a_while_is_no_reason_to_go_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as service:
+        await turns(service, 12)
+        await urn.until(lambda: idle(service))
+        live, head = service.versions("acme").current, service.replay.head("acme", "default")
+        assert live
+    away = Away()
+    monkeypatch.setattr(urn, "UrnEngine", lambda: away)
+    async with serving(tmp_path, learns=False) as service:  # it starts all the same
+        with pytest.raises(Unavailable, match="try again") as caught:
+            await urn.say(service, "x", "one")
+        assert "10.0.0.7" not in str(caught.value)
+        assert (service.versions("acme").current, service.replay.head("acme", "default")) == (live, head)
+        away.back = True
+        await urn.until(lambda: live in away.held)  # by itself
+        assert (await urn.say(service, "x", "two")).reply.version == live
+
+
+async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        await turns(service, 12)
+        await urn.until(lambda: idle(service))
+        live = service.versions("acme").current
+        assert live in service.engine.loaded()
+        with pytest.raises(AdapterConflict, match="live"):
+            await service.remove("acme", "default", live)
+        assert live in service.engine.loaded()
+        await service.create("acme", "tmp")
+        await urn.say(service, "hello", "kept", adapter="tmp")
+        await service.create("acme", "busy")
+        trainer = service._trainer
+        assert trainer is not None
+        trainer.busy = ("acme", "busy")
+        with pytest.raises(Unavailable, match="at work"):
+            await service.remove("acme", "busy")
+        trainer.busy = None
+        service.engine.pause = 0.05  # type: ignore[attr-defined]
+        late = asyncio.create_task(urn.say(service, "hello", "late", adapter="tmp"))
+        while not service.engine.open:  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+        await service.remove("acme", "tmp")
+        await late
+        trainer.wake("acme", "default")
+        await asyncio.sleep(0.3)
+        assert [row["id"] for row in await service.models("acme")] == ["urn", "urn:busy"]
+        assert not (tmp_path / "adapters" / "acme" / "tmp").exists()
+        assert await service.experiences("acme", adapter="tmp") == []
+        assert trainer.status()["error"] == ""
+        with pytest.raises(UnknownAdapter):
+            await urn.say(service, "hello", "again", adapter="tmp")
+    (tmp_path / "adapters/acme/busy").rename(tmp_path / "adapters/acme/.gone-busy")  # killed in the middle of a deletion
+    async with serving(tmp_path) as service:
+        assert [row["id"] for row in await service.models("acme")] == ["urn"]
+        assert [row["adapter"] for row in await service.adapters("acme")] == ["default"]
+        assert len((await service.status("acme"))["scopes"]) == 1
+        assert not (tmp_path / "adapters/acme/.gone-busy").exists()
+
+
+async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
+    async with serving(tmp_path) as service:
+        trainer = service._trainer
+        assert trainer is not None
+        trainer._turns["bob", "secret"] = _Turn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
+        trainer.busy = ("bob", "secret")
+        service._running["bob"] += 1
+        shown = await service.status("acme")
+        assert "bob" not in json.dumps(shown)
+        assert (shown["state"], shown["why"], shown["running"]) == ("ok", "", 0)
+        assert shown["learner"] == {"state": "idle", "error": ""}
+        assert (await service.status("bob"))["learner"]["state"] == "failed"
+        assert (await service.status(None))["state"] == "degraded"
+        trainer.busy = None
+
+
+async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Path) -> None:
+    for number, (chosen, learns, said) in enumerate(
+        [
+            (FREE, True, True),
+            (FREE, False, False),
+            (replace(FREE, loss="reinforce"), True, False),
+            (replace(FREE, feedback=False), True, False),
+        ]
+    ):
+        async with serving(tmp_path / str(number), chosen, learns=learns) as service:
+            assert bool(service.advice(Feedback(reward=1.0))) == said
+            assert service.advice(Feedback(reward=1.0, text="shorter")) == ""
+
+
+async def test_an_export_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with serving(tmp_path / "out") as service:
+        await turns(service, 12)
+        await urn.until(lambda: idle(service))
+        live = service.versions("acme").current
+        path = await service.export("acme", "default", live.partition("@")[2].partition("-")[0])
+        assert path.name == f"{live.partition('@')[2]}.zip"
+        path.unlink()
+        path.parent.rmdir()
+        (service.versions("acme").folder(live) / "policy.json").write_text("[]")
+        with pytest.raises(AdapterError):
+            await service.export("acme", "default", live)
+    assert not list(tmp_path.glob("learngraph-*"))

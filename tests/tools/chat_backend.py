@@ -50,6 +50,18 @@ class Unavailable(UserError):
     retry_after = 7.0
 
 
+class EngineFailed(UserError):
+    public = "the model failed"
+
+
+class AdapterError(UserError):
+    pass
+
+
+class Unloaded(UserError):
+    public = "try again"
+
+
 @dataclass(frozen=True)
 class Receipt:
     job: str
@@ -159,6 +171,9 @@ class FakeBackend:
         finally:
             self.running -= 1
 
+    def advice(self, feedback: Feedback) -> str:
+        return "" if feedback.text else "say it in words"
+
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
         exchange = self.kept.get((tenant, response_id))
         if exchange is None:
@@ -259,7 +274,7 @@ class FakeBackend:
         self._known(tenant, adapter)
         if not version.rpartition("@")[2].startswith("0000"):
             raise UnknownVersion(f"no version {version!r}")
-        path = Path(tempfile.mkstemp(suffix=".zip")[1])
+        path = Path(tempfile.mkdtemp()) / f"{version.rpartition('@')[2]}.zip"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("adapter_config.json", "{}")
         self.more["exported"] = path

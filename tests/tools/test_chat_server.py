@@ -124,7 +124,7 @@ def test_a_client_that_hangs_up_ends_the_generation(stream: bool) -> None:
         usage = client.get("/v1/status").json()["usage"]
         assert usage["streams"] == 0
         assert usage["tokens_today"] > 0
-        shown = client.get("/metrics").text
+        shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
     assert "learngraph_disconnects_total 1" in shown
     assert "learngraph_replies_in_progress 0" in shown
 
@@ -410,6 +410,9 @@ def test_what_the_service_refuses_has_its_status() -> None:
         (chat_backend.UserError("no"), 400, None),
         (chat_backend.WindowError("600 tokens, the window has 512"), 400, "context_length_exceeded"),
         (chat_backend.Unavailable("closing"), 503, "unavailable"),
+        (chat_backend.EngineFailed("secret: CUDA out of memory"), 500, "model_failed"),
+        (chat_backend.AdapterError("corrupt: /srv/secret/states.jsonl"), 500, "adapter_error"),
+        (chat_backend.Unloaded("loaded are rival/secret"), 503, "unavailable"),
         (ValueError("secret"), 500, "internal_error"),
     ]:
         for stream in (False, True):
@@ -462,13 +465,45 @@ def test_models_and_adapters_of_the_tenant() -> None:
         export = client.get("/v1/adapters/prose/export", params={"version": "acme/prose@000001-abc"})
         assert export.headers["content-disposition"] == 'attachment; filename="prose-000001-abc.zip"'
         assert zipfile.ZipFile(io.BytesIO(export.content)).namelist() == ["adapter_config.json"]
-        assert not backend.more["exported"].exists()
+        assert not backend.more["exported"].parent.exists()
         assert client.delete("/v1/adapters/prose").status_code == 200
         assert client.get("/v1/adapters/prose").status_code == 404
         assert client.post("/v1/train", json={"steps": 2}).json() == {"job": "train-default-2", "state": "waiting"}
         assert client.post("/v1/train").status_code == 202
         assert client.post("/v1/train", json={"adapter": "none"}).status_code == 404
     assert backend.about[0]["adapter"] == "poems"
+
+
+def test_whatever_a_key_opens_counts_against_its_limits() -> None:
+    with talking(who=chat_backend.two(requests_per_minute=2)) as client:
+        assert [client.get("/metrics").status_code for _ in range(3)] == [200, 200, 429]
+        refused = client.get("/dashboard")
+        assert refused.status_code == 429
+        assert "retry-after" in refused.headers
+    with talking(who=chat_backend.two(adapters=3)) as client:
+        made = [client.post("/v1/adapters", json={"adapter": f"a{i}"}) for i in range(3)]
+        assert [one.status_code for one in made] == [201, 201, 409]
+        assert made[-1].json()["error"]["code"] == "too_many_adapters"
+    backend = FakeBackend()
+    with talking(backend, who=chat_backend.two(streams=2)) as client:
+        asked: list[str] = []
+        backend.version = lambda tenant, adapter, id: asked.append(id) or ""
+        answer = client.post("/v1/chat/completions", json=ASK | {"n": 3})  # waiting would not help
+        assert (answer.status_code, answer.json()["error"]["param"], asked) == (400, "n", [])
+        assert client.post("/v1/chat/completions", json=ASK | {"n": 2}).status_code == 200
+        assert asked
+
+
+def test_feedback_that_teaches_little_comes_back_with_a_word() -> None:
+    with talking() as client:
+        bare, told = (
+            client.post(
+                "/v1/feedback", json={"response_id": client.post("/v1/chat/completions", json=ASK).json()["id"], **said}
+            )
+            for said in ({"reward": 1}, {"reward": 1, "text": "well said"})
+        )
+    assert bare.json()["note"] == "say it in words"
+    assert "note" not in told.json()
 
 
 def test_feedback_of_the_tenant_itself_and_nobody_elses() -> None:
@@ -559,12 +594,13 @@ def test_limits_answer_429_and_when_to_come_again() -> None:
         assert answer.json()["error"]["code"] == "insufficient_quota"
         assert int(answer.headers["retry-after"]) <= 86_400
         assert client.get("/v1/models").status_code == 200
-    with talking(FakeBackend(delay=0.2), who=two(streams=2)) as client:
-        assert client.post("/v1/chat/completions", json=ASK | {"n": 3}).status_code == 429
-        with client.stream("POST", "/v1/chat/completions", json=ASK | {"n": 2, "stream": True}):
-            answer = client.post("/v1/chat/completions", json=ASK)
-            assert answer.status_code == 429
-            assert answer.headers["retry-after"] == "1"
+    with (
+        talking(FakeBackend(delay=0.2), who=two(streams=2)) as client,
+        client.stream("POST", "/v1/chat/completions", json=ASK | {"n": 2, "stream": True}),
+    ):
+        answer = client.post("/v1/chat/completions", json=ASK)
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
 
 
 def test_text_completions() -> None:
@@ -601,10 +637,13 @@ def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
     assert "rival" not in mine
     assert 'learngraph_updates_total{tenant="rival"} 4' in everything
     assert not any(line.endswith("nan") for line in everything.splitlines())
-    samples = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in mine.splitlines() if line[0] != "#"}
+    assert all(line[0] == "#" or 'tenant="acme"' in line for line in mine.splitlines())  # totals tell of others
+    samples = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in everything.splitlines() if line[0] != "#"}
     assert samples['learngraph_http_requests_total{method="POST",route="/v1/chat/completions",status="200"}'] == 1
     assert samples["learngraph_first_token_seconds_count"] == samples['learngraph_first_token_seconds_bucket{le="+Inf"}'] == 1
-    assert mine.count("# TYPE learngraph_first_token_seconds histogram") == 1
+    assert everything.count("# TYPE learngraph_first_token_seconds histogram") == 1
+    with talking(who=chat_backend.tenants.read(["alone"]), key="alone") as client:
+        assert "learngraph_up 1" in client.get("/metrics").text  # nobody else is there
     with talking(open_metrics=True) as client:
         assert "tenant" in httpx.get(f"{client.base_url}/metrics").text
 
@@ -668,7 +707,7 @@ def test_feedback_is_answered_within_50_ms_while_streams_go_on() -> None:
             assert client.post("/v1/feedback", json={"response_id": id, "reward": 1}).status_code == 202
         for thread in threads:
             thread.join()
-        shown = client.get("/metrics").text
+        shown = client.get("/metrics", headers={"authorization": "Bearer metrics"}).text
     counts = dict(line.rsplit(" ", 1) for line in shown.splitlines() if line.startswith("learngraph_feedback_seconds"))
     assert counts["learngraph_feedback_seconds_count"] == "20"
     assert int(counts['learngraph_feedback_seconds_bucket{le="0.05"}']) >= 10

@@ -5,6 +5,7 @@ import importlib.util
 import math
 import random
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
+from learngraph.tools import dashboard
 from learngraph.tools.dashboard import Sessions, ages, ago, chart, curves, number
 
 _spec = importlib.util.spec_from_file_location("chat_backend", Path(__file__).with_name("chat_backend.py"))
@@ -136,12 +138,31 @@ def test_it_asks_for_a_key_and_keeps_it_out_of_the_scripts_reach() -> None:
         assert page.text.count("<polyline") == 6
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert not re.search(r'(src|href)="(https?:)?//', page.text)
+        kept = client.cookies["learngraph_session"]
         client.post("/dashboard/logout")
         assert client.get("/dashboard").status_code == 401
+        assert client.get("/dashboard", headers={"cookie": f"learngraph_session={kept}"}).status_code == 401
         header = {"authorization": f"Bearer {chat_backend.KEY}"}
         assert client.get("/dashboard", headers=header).status_code == 200
         client.cookies.set("learngraph_session", "bm9ib2R5fDk5OTk5OTk5OTl8eA==.00")
         assert client.get("/dashboard").status_code == 401
+
+
+def test_a_form_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(dashboard, "FORM_SECONDS", 0.2)
+    ask = b"POST /dashboard/login HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nkey="
+    with chat_backend.serving(chat_backend.FakeBackend()) as url:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(place, 30) as slow:
+            slow.sendall(ask)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        monkeypatch.setattr(dashboard, "FORM_SECONDS", 30.0)
+        with socket.create_connection(place, 30) as gone:
+            gone.sendall(ask)
+        many = "&".join(f"f{i}=1" for i in range(50))
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        assert httpx.post(f"{url}/dashboard/login", content=many, headers=headers).status_code == 401
+    assert "Traceback" not in caplog.text
 
 
 def test_sessions_end_and_cannot_be_made_up() -> None:

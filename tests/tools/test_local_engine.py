@@ -15,7 +15,7 @@ import torch
 from langchain_core.messages import HumanMessage
 
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from learngraph.tools.local_engine import AdapterError, LocalEngine, Unavailable, UnknownVersion
+from learngraph.tools.local_engine import AdapterError, EngineFailed, LocalEngine, Unavailable, UnknownVersion
 from learngraph.tools.local_model import LocalChatModel, WindowError, fingerprint
 from learngraph.tools.local_replies import Spoken, read_calls
 from learngraph.tools.models import POCKET
@@ -105,6 +105,51 @@ async def test_replies_are_those_of_the_model(tiny: str, engine: LocalEngine) ->
     assert all(value == 0 for value in (await reply(engine, ask("hi", temperature=0.0))).logprobs)
 
 
+async def test_a_long_prompt_holds_up_nobody_and_the_choices_of_a_request_share_its_tokens(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, known = engine._prompts.made, LocalChatModel.get_token_ids
+    seen, at_work = threading.Event(), threading.Event()
+
+    def slow(model: LocalChatModel, text: str) -> list[int]:
+        at_work.set()
+        assert seen.wait(60), "the event loop stood still while a prompt was read"
+        return known(model, text)
+
+    monkeypatch.setattr(LocalChatModel, "get_token_ids", slow)
+    request = ask("go " * 60)
+    choices = [replace(request, sampling=replace(request.sampling, seed=i)) for i in range(4)]
+    replies = [asyncio.create_task(reply(engine, choice)) for choice in choices]
+    while not at_work.is_set():
+        await asyncio.sleep(0.01)
+    seen.set()
+    found = await asyncio.gather(*replies)
+    assert engine._prompts.made == made + 1
+    assert len({one.prompt_ids for one in found}) == 1
+    assert len({one.token_ids for one in found}) > 1
+    assert engine._prompts._shared == {}
+    for request in (ask("hello world " * 100_000), ChatRequest(raw="x" * 10**6)):
+        with pytest.raises(WindowError, match=r"of \d+ characters does not fit the window of 512 tokens"):
+            await reply(engine, request)
+    assert engine._prompts.made == made + 1  # refused by its length alone
+    with pytest.raises(WindowError) as caught:
+        await reply(engine, ask("go " * 900))
+    assert engine.model.model not in str(caught.value)
+
+
+async def test_what_the_model_fails_at_is_no_fault_of_the_request(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(parts: Any) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(engine, "_passes", full)
+    with pytest.raises(EngineFailed, match="out of memory") as caught:
+        await reply(engine, ask("hi"))
+    assert "memory" not in caught.value.public
+    with pytest.raises(UnknownVersion) as unknown:
+        await reply(engine, ask("hi"), "rival/default@000001-aaaaaaaaaaaa")
+    assert "rival" not in unknown.value.public
+
+
 async def test_a_reply_does_not_depend_on_what_runs_beside_it(tiny: str, adapters: list[Path]) -> None:
     engine = LocalEngine(LocalChatModel(model=tiny), rank=4, cache_megabytes=0)
     for i in (0, 1):
@@ -176,7 +221,7 @@ async def test_the_window_ends_a_reply(engine: LocalEngine) -> None:
     said = await reply(engine, replace(ask(prompt, max_tokens=10_000), more={"logit_bias": {"1": -100}}))
     assert said.finish == "length"
     assert len(said.prompt_ids) + len(said.token_ids) == engine.window
-    with pytest.raises(WindowError, match="does not fit its window of 512") as caught:
+    with pytest.raises(WindowError, match="does not fit the window of 512") as caught:
         await reply(engine, ask("look " * 600))
     assert caught.value.tokens > 512
 

@@ -240,8 +240,9 @@ async def test_a_load_that_the_server_only_says_it_did_is_found_out(
     engine: VllmEngine, server: Any, folders: dict[str, Path]
 ) -> None:
     server.lists = False
-    with pytest.raises(AdapterError, match="does not list it"):
+    with pytest.raises(Unavailable, match="does not list it") as caught:  # another replica of it, perhaps
         await engine.load(ONE, folders[ONE])
+    assert server.url not in caught.value.public
     assert engine.loaded() == ()
 
 
@@ -281,15 +282,23 @@ async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
     assert "/v1/unload_lora_adapter" not in server.paths
     with pytest.raises(UnknownVersion):  # no new ones
         await heard(engine, asked(), ONE)
+    again = asyncio.create_task(engine.load(ONE, folders[ONE]))  # wanted again meanwhile: that waits, too
+    await asyncio.sleep(0.05)
+    assert not again.done()
     *_, reply = [item async for item in running]
     assert isinstance(reply, Reply)
     await unloading
-    assert server.paths[-1] == "/v1/unload_lora_adapter"
+    await again
+    assert server.paths.count("/v1/unload_lora_adapter") == 1
+    assert server.paths.index("/v1/unload_lora_adapter") < len(server.paths) - 1 - server.paths[::-1].index(
+        "/v1/load_lora_adapter"
+    )
+    assert engine.loaded() == (ONE,)
     server.pause = 0.0
     await engine.load(TWO, folders[TWO])
     server.restart()
     await engine.unload(TWO)
-    assert engine.loaded() == ()
+    assert engine.loaded() == (ONE,)
     await engine.unload("never seen")
 
 
