@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -349,7 +350,15 @@ class Service:
 
     async def _prune(self, scope: _Scope, needed: set[str]) -> None:
         head = await asyncio.to_thread(self.replay.head, scope.versions.tenant, scope.versions.adapter)
-        await asyncio.to_thread(scope.versions.prune, (head, *needed, *self.engine.loaded()))
+        back = self._ways_back(scope)
+        await asyncio.to_thread(scope.versions.prune, (head, *needed, *back, *self.engine.loaded()))
+
+    def _ways_back(self, scope: _Scope) -> list[str]:
+        """Versions that falling feedback may lead back to (`windows`): the stretch on trial is at most `watch` versions that have
+        rewards, and the newest before these is where it leads."""
+        rewards = scope.by_version()
+        line = (label for label in lineage(scope.versions, scope.live) if label in rewards)
+        return list(islice(line, self.settings.watch + 1)) if self.settings.watch else []
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -544,14 +553,18 @@ class Service:
             found = fall(seen.before, seen.after, settings.fall_margin, settings.watch)
             if found is not None and found.fell:
                 why = f"live feedback fell from {found.before:.2f} to {found.after:.2f} ({len(seen.after)} rewards)"
-                LOG.warning("%s/%s goes back to %s: %s", tenant, adapter, seen.back or "base", why)
-                await self._back(tenant, adapter, seen.back, why)
+                back = await asyncio.to_thread(scope.versions.way_back, seen.back)
+                LOG.warning("%s/%s goes back to %s: %s", tenant, adapter, back or "base", why)
+                await self._back(tenant, adapter, back, why)
 
     async def _weigh(self, tenant: str, adapter: str, scope: _Scope, canary: str) -> None:
         settings, rewards = self.settings, scope.by_version()
         mine, live = (rewards.get(label, [])[-settings.recent :] for label in (canary, scope.live))
         found = fall(live, mine, settings.fall_margin, settings.watch)
-        if found is not None and found.fell:
+        if not await asyncio.to_thread(scope.versions.follows, canary):
+            why = "canary: it learned from an exchange that was deleted since, or comes from what is live no more"
+            await asyncio.to_thread(self._dismiss, tenant, adapter, canary, why)
+        elif found is not None and found.fell:
             why = f"canary: {found.after:.2f} against {found.before:.2f} of the live version ({len(mine)} rewards)"
             await asyncio.to_thread(self._dismiss, tenant, adapter, canary, why)
         elif len(mine) >= settings.watch and (found is not None or settings.canary >= 0.5):
