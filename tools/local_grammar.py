@@ -112,7 +112,7 @@ def open_grammars(model: LocalChatModel) -> Grammars | None:
     except ImportError:
         return None
     except Exception as error:  # a tokenizer of another kind: whatever the library says of it
-        log.info("replies cannot be held to a form: %s", error)
+        log.info("response_format is refused: replies of this tokenizer cannot be held to a form (%s)", error)
         return None
 
 
