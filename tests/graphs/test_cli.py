@@ -54,7 +54,7 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("jump", "there are run, calibrate, list, draw, memory, library, adamem, pocket"),
+        ("jump", "there are run, serve, calibrate, list, draw, memory, library, adamem, claas, pocket"),
         (
             "run",
             "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
@@ -64,7 +64,7 @@ def objects(text: str) -> list[dict[str, Any]]:
         ("run jitrl --env nowhere", "there are toy, twx:coin"),
         ("run jitrl --env twx:nowhere", "twx:coin"),
         ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
-        ("run jitrl --env toy --model nobody", "there are pocket, local:PATH_OR_NAME, openai:MODEL"),
+        ("run jitrl --env toy --model nobody", "there are pocket, guard, local:PATH_OR_NAME, openai:MODEL"),
         ("run jitrl --bata 3", "--beta"),
         ("run static --beta 3", "--temperature"),
         ("run jitrl --beta much", "--beta: could not convert"),
