@@ -197,10 +197,10 @@ def table(rows: Sequence[Summary]) -> str:
     fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
     top = f"{first.optimum:.3g}"
     columns = [
-        ("mean score", [_with(r.avg, r.avg_ci) for r in rows], top),
-        (f"last {last(first.episodes)} episodes", [_with(r.final, r.final_ci) for r in rows], top),
+        ("mean score", [with_interval(r.avg, r.avg_ci) for r in rows], top),
+        (f"last {last(first.episodes)} episodes", [with_interval(r.final, r.final_ci) for r in rows], top),
         ("last / gold", [_shown(r.final_of_optimum if fractions else None, ".2f") for r in rows], "1.00"),
-        ("answer", ["–" if r.answer is None else _with(r.answer, r.answer_ci) for r in rows], top),
+        ("answer", ["–" if r.answer is None else with_interval(r.answer, r.answer_ci) for r in rows], top),
         ("best attempt", [f"{r.top:.3g}" for r in rows], top),
         ("success", [_shown(r.success, ".2f") for r in rows], "1.00"),
         ("solved", [_shown(r.solved, ".2f") for r in rows], "1.00"),
@@ -216,7 +216,7 @@ def table(rows: Sequence[Summary]) -> str:
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["method", *(head for head, _, _ in told)]]
     lines += [[r.method, *(cells[i] for _, cells, _ in told)] for i, r in enumerate(rows)]
-    return _aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
+    return aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
 
 
 def apart(rows: Sequence[Summary]) -> list[str]:
@@ -232,11 +232,11 @@ def _shown(number: float | None, form: str) -> str:
     return "–" if number is None else format(number, form)
 
 
-def _with(number: float, ci: Interval | None) -> str:
+def with_interval(number: float, ci: Interval | None) -> str:
     return f"{number:.3g}" if ci is None else f"{number:.3g} [{ci[0]:.3g}, {ci[1]:.3g}]"
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     shown = [
         "| "

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..memory.records import UserError
-from .benchmark import _aligned, _with, interval, mean
+from .benchmark import aligned, interval, mean, with_interval
 
 __all__ = ["FIGURES", "Trial", "backward", "final", "forgetting", "forward", "gain", "heat_maps", "matrix", "table"]
 
@@ -133,7 +133,7 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["arm", "trials", *(head for head, _ in told)]]
     lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _ahead(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
@@ -149,7 +149,7 @@ def _measured(numbers: Sequence[float | None], name: str = "") -> str:
         return "–"
     if name in ("first update by", "updates"):
         return f"{max(known):g}" if name == "first update by" else f"{mean(known):.0f}"
-    return _with(mean(known), interval(known))
+    return with_interval(mean(known), interval(known))
 
 
 def matrix(trials: Sequence[Trial]) -> str:
@@ -159,7 +159,7 @@ def matrix(trials: Sequence[Trial]) -> str:
     lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
     for k, row in enumerate(averaged):
         lines.append([f"after split {k}" if k else "untrained", *(f"{p:.2f}" for p in row), f"{mean(row):.2f}"])
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _averaged(trials: Sequence[Trial]) -> list[list[float]]:

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..memory.records import Rollout, Usage, UserError
-from .benchmark import COLOURS, Interval, interval, mean
-from .benchmark import _aligned as aligned
+from .benchmark import COLOURS, Interval, aligned, interval, mean, with_interval
 from .benchmark import _shown as shown
-from .benchmark import _with as with_interval
 
 __all__ = [
     "DRAWS",

@@ -23,7 +23,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,11 +42,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..memory.records import ChatRequest, Feedback, UserError
+from ..memory.records import Feedback, UserError
 from . import dashboard
 from .metrics import Meter, exposition
 from .openai_wire import Asked, ChatBody, Refused, TextBody, chat, checked, loads, no_model, text
-from .replies import REQUEST, Gone, Item, Stream, Whole, envelope, respond
+from .replies import REQUEST, Gone, Speaker, Stream, Whole, envelope, respond
 from .service_wire import (
     NAME,
     Accepted,
@@ -87,7 +87,7 @@ class Receipt(Protocol):
     def repeated(self) -> bool: ...
 
 
-class Backend(Protocol):
+class Backend(Speaker, Protocol):
     """The service behind the API. Everything is per tenant; another tenant's things are unknown things.
 
     Errors: a `UserError` is a bad request (400), but for the class names in `openai_wire.STATUSES` (`UnknownExchange` is 404,
@@ -101,26 +101,6 @@ class Backend(Protocol):
     features: frozenset[str]
     """What else the engine honours: `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
     `frequency_penalty`, `raw`."""
-
-    async def models(self, tenant: str) -> list[dict[str, Any]]:
-        """`id` (`<model>` is the adapter `default`, `<model>:<adapter>` another), `created` (Unix seconds), `version`."""
-
-    def chat(
-        self,
-        tenant: str,
-        adapter: str,
-        request: ChatRequest,
-        *,
-        id: str,
-        family: str = "",
-        scenario: str = "",
-        turn: int = 0,
-        store: bool = True,
-    ) -> AsyncIterator[Item]:
-        """Pieces, whose texts together begin the reply's text, and last the `Exchange`, durable by then. Closing it cancels."""
-
-    def version(self, tenant: str, adapter: str, id: str) -> str:
-        """Label of the version that will answer request `id`; empty: the base model."""
 
     async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
         """Keep what somebody says of a reply; the same again is the same job."""

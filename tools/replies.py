@@ -31,10 +31,14 @@ Item = Piece | Exchange
 
 
 class Speaker(Protocol):
-    """What replies; see `chat_server.Backend`."""
+    """What replies: the part of `chat_server.Backend` that a chat needs."""
 
-    async def models(self, tenant: str) -> list[dict[str, Any]]: ...
-    def version(self, tenant: str, adapter: str, id: str) -> str: ...
+    async def models(self, tenant: str) -> list[dict[str, Any]]:
+        """`id` (`<model>` is the adapter `default`, `<model>:<adapter>` another), `created` (Unix seconds), `version`."""
+
+    def version(self, tenant: str, adapter: str, id: str) -> str:
+        """Label of the version that will answer request `id`; empty: the base model."""
+
     def chat(
         self,
         tenant: str,
@@ -46,7 +50,8 @@ class Speaker(Protocol):
         scenario: str = "",
         turn: int = 0,
         store: bool = True,
-    ) -> AsyncIterator[Item]: ...
+    ) -> AsyncIterator[Item]:
+        """Pieces, whose texts together begin the reply's text, and last the `Exchange`, durable by then. Closing it cancels."""
 
 
 class Gone(Exception):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import guard_chats
-from .train import _imitate
+from .train import imitate
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -104,7 +104,7 @@ def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    _imitate(model)
+    imitate(model)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, max_new_tokens=16
     )

@@ -5,7 +5,7 @@ text (trained on the toy world's few words alone, a model copies only these: inv
 when they stood in the text). Then attempts at the toy world and at TextWorldExpress games (one decision, or several attempts
 at one task), in windows that grow. Strategies to be read and written can be mixed in, then or from a trained model on (the
 shipped weights: their card has the commands). To look up the answer that belongs to a key is the hard part: the model learns
-it in a minute from the initialisation of `_imitate`, and did not learn it in the first 1.5 million tokens from a random one.
+it in a minute from the initialisation of `imitate`, and did not learn it in the first 1.5 million tokens from a random one.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
             eos_token_id=tokenizer.eos_token_id,
         )
     )
-    _imitate(model)
+    imitate(model)
     # A reply ends with the line.
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         eos_token_id=[newline, tokenizer.eos_token_id], pad_token_id=tokenizer.pad_token_id, max_new_tokens=64
@@ -337,7 +337,7 @@ def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
     return model
 
 
-def _imitate(model: Any) -> None:
+def imitate(model: Any) -> None:
     """Start the attention where training would take it: heads that look some tokens back, heads that match and copy.
 
     An initialisation that imitates trained models, as in Trockman and Kolter (2023, arXiv:2305.09828), here of the
