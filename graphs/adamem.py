@@ -3,10 +3,10 @@
 Long-term memory holds steps of earlier trajectories, found by the state the agent is in, not by its task alone. From the
 nearest ones a strategy is written, a few items of advice for the next actions; the agent acts on it and forgets it, or keeps it
 until the situation calls for another. Nothing is trained: it learns because finished episodes join the memory (and, in
-Step-MFT, because the strategies that changed an action for the better are what its writer is fine-tuned on: nodes/mft.py).
+Step-MFT, because the strategies that changed an action for the better are what its writer is fine-tuned on: nodes/synthesize/mft.py).
 
     consider   an action drafted without asking (a'_t), and the model's vote            Alg. 1: a'_t, d_mem
-    decide     vote and triggers: is memory asked?                                      nodes/triggers.py
+    decide     vote and triggers: is memory asked?                                      nodes/retrieve/triggers.py
     recollect  E_ret: the k nearest steps by the key of the present state               top-k(phi(s_t))
     synthesize z_t ~ pi(z | s_t, E_ret); never from nothing
     propose    a_t ~ pi(a | s_t, z_t); the experiences themselves are not shown
@@ -35,18 +35,18 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.records import UserError
+from ..memory.search.vectors import SentenceEncoder, Vectors
 from ..memory.trajectories import Key, Kind, Trajectories, structured, whole
-from ..memory.vectors import SentenceEncoder, Vectors
-from ..nodes.attempts import Frozen, Push, Running
-from ..nodes.decide import Choose
-from ..nodes.episode import Act, Begin, progress
+from ..nodes.act.decide import Choose
+from ..nodes.act.episode import Act, Begin, progress
 from ..nodes.prompt import Prompt
-from ..nodes.recollect import Excerpts, Experienced, Recollect
+from ..nodes.retrieve.attempts import Frozen, Push, Running
+from ..nodes.retrieve.recollect import Excerpts, Experienced, Recollect
+from ..nodes.retrieve.triggers import Decide, Trigger, decision
 from ..nodes.state import Attempt, Choice, Considered, Episode, Guided, Judged, Planned, Played, Recollected
-from ..nodes.strategy import Advised, RecallStrategy, Writer, found, found_low, guidance, synthesize
-from ..nodes.triggers import Decide, Trigger, decision
-from .flow import Node, Router, compiled, wire
-from .parts import Parts, chosen, ended, opened, written
+from ..nodes.synthesize.strategy import Advised, RecallStrategy, Writer, found, found_low, guidance, synthesize
+from .wiring.flow import Node, Router, compiled, wire
+from .wiring.parts import Parts, chosen, ended, opened, written
 
 HIGH = """
 flowchart LR
@@ -129,7 +129,7 @@ class AdaMEM:
     vectors: str = ""
     """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     triggers: tuple[Trigger, ...] = ("vote",)
-    """What asks for memory in `high`, for another strategy in `low` (nodes/triggers.py). Paper: vote."""
+    """What asks for memory in `high`, for another strategy in `low` (nodes/retrieve/triggers.py). Paper: vote."""
     confidence: float = 0.6
     """The vote of a model that scores actions: its best action is less probable than this. Ours."""
     stall: int = 4

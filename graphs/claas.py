@@ -26,7 +26,7 @@ Learning, one gradient step:
     drop      it never answers; learning goes on from the live version
     skip      nothing to learn here: rewards all alike, or all too stale
 
-Both graphs run under graphs/service.py behind a chat API, and in any LangGraph app: the serving graph as a subgraph of an agent
+Both graphs run under graphs/serving/service.py behind a chat API, and in any LangGraph app: the serving graph as a subgraph of an agent
 with a checkpointer, resumed by `Command(resume={"reward": 1, "text": "shorter, please"})`; the learning graph on a timer.
 """
 
@@ -41,8 +41,9 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.records import Exchange, UserError
-from ..nodes.gate import Bar
-from ..nodes.replaying import (
+from ..nodes.learn.chat_turn import AwaitFeedback, Engine, Keep, Record, Respond, Route, to_base
+from ..nodes.learn.gate import Bar
+from ..nodes.learn.gradient_step import (
     Commit,
     Correct,
     Drop,
@@ -60,13 +61,12 @@ from ..nodes.replaying import (
     stepped,
     verdict,
 )
-from ..nodes.serving import AwaitFeedback, Engine, Keep, Record, Respond, Route, to_base
 from ..nodes.state import Chat, Due, Learned, Served
-from .flow import Node, compiled, wire
-from .parts import chosen
+from .wiring.flow import Node, compiled, wire
+from .wiring.parts import chosen
 
 if TYPE_CHECKING:
-    from ..memory.replay import Replay
+    from ..memory.claas.replay import Replay
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 T = TypeVar("T")
@@ -192,7 +192,7 @@ class CLaaS:
     gate_every: int = 1
     """Steps between two gates; versions in between are never live. Paper: the adapter is reloaded about every 8 steps."""
     margin: float = Bar.margin
-    """Reward by which a candidate's estimate on held-out feedback may lie below the live version's (nodes/gate.py)."""
+    """Reward by which a candidate's estimate on held-out feedback may lie below the live version's (nodes/learn/gate.py)."""
     read: int = Bar.read
     """Held-out exchanges that a gate reads, at most."""
     least_rewards: int = Bar.least_rewards
@@ -215,7 +215,7 @@ class CLaaS:
     recent: int = 64
     """The newest of them that count."""
     fall_margin: float = 0.0
-    """It is withdrawn when the mean reward fell by more than this and 3.2 standard errors (`SURE` in nodes/gate.py). The service looks
+    """It is withdrawn when the mean reward fell by more than this and 3.2 standard errors (`SURE` in nodes/learn/gate.py). The service looks
     after every reward: of a model that has not changed, less than 5 % of stretches of 64 rewards see a false alarm."""
     keep: int = 10
     """Versions of an adapter that stay on disk, at least; live ones always do."""

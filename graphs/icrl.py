@@ -3,7 +3,7 @@
 The model answers the same task round after round. Every round's prompt holds the buffer of earlier attempts, the reward next
 to the step that earned it, and an instruction to explore or to exploit. The only feedback is a number. Nothing is trained,
 nothing is put into words for the model: it improves because it reads what earned what. A round is an episode of this graph,
-and the run (graphs/run.py) goes on to the next one: Algorithm 1.
+and the run (graphs/wiring/run.py) goes on to the next one: Algorithm 1.
 
     compose   what the prompt shows: buffer B within a budget of tokens, s_task, s_ICRL     Alg. 1: S_0
     propose   the model's attempt, one action at a time, or a whole answer at once          A_t ~ pi
@@ -22,14 +22,14 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.buffer import Buffer
 from ..memory.records import UserError
-from ..nodes.attempts import Attempts, Compose, Layout, Push, Strategy
-from ..nodes.decide import Choose
-from ..nodes.episode import Act, Begin, progress
-from ..nodes.judge import ZeroJudge
+from ..nodes.act.decide import Choose
+from ..nodes.act.episode import Act, Begin, progress
+from ..nodes.evaluate.judge import ZeroJudge
 from ..nodes.prompt import Prompt
+from ..nodes.retrieve.attempts import Attempts, Compose, Layout, Push, Strategy
 from ..nodes.state import Attempt, Choice, Composed, Episode, Judged, Planned, Played
-from .flow import Node, compiled, wire
-from .parts import Parts, chosen
+from .wiring.flow import Node, compiled, wire
+from .wiring.parts import Parts, chosen
 
 FLOW = """
 flowchart LR
@@ -61,7 +61,7 @@ class ICRL:
     by rewards either)."""
     keep: Literal["budget", "all", "last"] = "budget"
     """Which attempts a prompt shows: the best, the newest and what tells most within a budget of tokens
-    (nodes/budget.py), `all` as in the paper, or the `last` ones."""
+    (nodes/retrieve/budget.py), `all` as in the paper, or the `last` ones."""
     budget: int | None = None
     """Tokens of earlier attempts in a prompt (`keep=budget`); half of the model's window if not given. Paper: no limit."""
     last: int = 3
@@ -131,7 +131,7 @@ def build(
     Args:
         parts: environment, policy, journal, judge, shelf for the buffer, and how the model counts tokens.
         settings: hyper-parameters.
-        chain: run the steps between two choices as one super-step (graphs/flow.py).
+        chain: run the steps between two choices as one super-step (graphs/wiring/flow.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
     """
     settings = settings or ICRL()

@@ -24,15 +24,15 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.experiences import Experiences, TrajectoryShelf, reference_returns
-from ..memory.journal import Journal
 from ..memory.records import UserError
-from ..memory.similarity import bag, ngrams, reference_words, words
-from ..nodes.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
-from ..nodes.episode import Act, Begin, Environment, progress
-from ..nodes.judge import EnvironmentJudge
-from ..nodes.recall import Recall, RecallVisits, ReferenceRecall, Remember
+from ..memory.search.similarity import bag, ngrams, reference_words, words
+from ..memory.storage.journal import Journal
+from ..nodes.act.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
+from ..nodes.act.episode import Act, Begin, Environment, progress
+from ..nodes.evaluate.judge import EnvironmentJudge
+from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import Advised, Attempt, Choice, Episode, Judged, Played, Recalled
-from .flow import Node, compiled, wire
+from .wiring.flow import Node, compiled, wire
 
 FLOW = """
 flowchart LR
@@ -167,12 +167,12 @@ def build(
 
     Args:
         environment: the world.
-        policy: the node that proposes candidates (nodes/policies.py).
+        policy: the node that proposes candidates (nodes/act/policies.py).
         experiences: the memory; it outlives the episode. `settings.memory(shelf)` makes one.
         journal: where steps are written.
         settings: hyper-parameters.
         judge: the node that rewards the steps; the environment's own rewards if not given.
-        chain: run the steps between two choices as one super-step (graphs/flow.py).
+        chain: run the steps between two choices as one super-step (graphs/wiring/flow.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
 
     Raises:

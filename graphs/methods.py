@@ -10,7 +10,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.q_table import QTable
 from ..memory.records import UserError
-from ..nodes.policies import Recent
+from ..nodes.act.policies import Recent
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     best_of_n,
@@ -25,7 +25,7 @@ from .baselines import (
     tabular,
     tool_agent,
 )
-from .parts import Parts, uniform
+from .wiring.parts import Parts, uniform
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 

@@ -12,21 +12,21 @@ no worse on held-out problems (`accept`), every edit is ruled on and written dow
     consolidate  the edits of all groups -> the next version, a candidate; without a group to learn from, nobody is asked
     hold_out     the problems of the accept test, under both libraries, with the same seeds
     probe        one rollout of it
-    accept       the candidate takes the library's place, or does not (nodes/trial.py)
+    accept       the candidate takes the library's place, or does not (nodes/update/accept_test.py)
     close        note the step; stop early if nothing is gained, nothing can be compared, or the budget is spent
     invent       arm self-generated: lessons written without a rollout
     finish       the product: the version that did best, or the control that the arm makes of it
 
     open         G rollouts of the problem
-    rollout      one of them, by any episode graph; never played twice (nodes/rollouts.py)
-    reward       r_g, and whether the group has something to compare: std(r) > spread (nodes/groups.py)
+    rollout      one of them, by any episode graph; never played twice (nodes/extract/rollouts.py)
+    reward       r_g, and whether the group has something to compare: std(r) > spread (nodes/extract/groups.py)
     read         the rollouts that can be compared
     summarise    one of them, in words; a model that only writes a line, and the rule, do without
     contrast     the semantic advantage: what the winners did and the losers did not
     propose      it -> edits of the library
     offer        what the group came to
 
-Groups do not wait for each other before `consolidate`. All that costs something is in the cache (memory/cache.py): the graph may
+Groups do not wait for each other before `consolidate`. All that costs something is in the cache (memory/storage/cache.py): the graph may
 be executed again from any checkpoint, and comes to the same without paying again. No result depends on what ended first.
 """
 
@@ -45,16 +45,24 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from ..memory.cache import Cache, key
 from ..memory.library import Limits, Versions
 from ..memory.records import Comparison, Rollout, Task, Usage, UserError
-from ..memory.rows import Rows
-from ..nodes.attempts import Layout
-from ..nodes.consolidate import How, consolidate
-from ..nodes.decide import Choose
-from ..nodes.episode import Act, Begin, progress
-from ..nodes.groups import Offer, Open, Reward, Stoppable, Within, rolled, summarised, verdict
-from ..nodes.learning import (
+from ..memory.storage.cache import Cache, key
+from ..memory.storage.rows import Rows
+from ..nodes.act.decide import Choose
+from ..nodes.act.episode import Act, Begin, progress
+from ..nodes.act.tool_use import Toolset
+from ..nodes.cached_model import Meter, Recorded, Slots
+from ..nodes.extract.critic import ByRule, Critic, contrast, discriminate, invent, propose, questions, summarise
+from ..nodes.extract.groups import Offer, Open, Reward, Stoppable, Within, rolled, summarised, verdict
+from ..nodes.extract.rollouts import Lectured, Roll, best
+from ..nodes.prompt import HERE, Prompt
+from ..nodes.retrieve.attempts import Layout
+from ..nodes.retrieve.lessons import Alike
+from ..nodes.state import Attempt, Choice, Episode, Equipped, Planned, Played, Problem
+from ..nodes.update.accept_test import Accept, Kept, Probing, Rule, tries
+from ..nodes.update.consolidate import How, consolidate
+from ..nodes.update.library import (
     Asked,
     Batch,
     Candidate,
@@ -72,27 +80,10 @@ from ..nodes.learning import (
     distinct,
     nothing,
 )
-from ..nodes.lessons import Alike
-from ..nodes.prompt import HERE, Prompt
-from ..nodes.recorded import Meter, Recorded, Slots
-from ..nodes.rollouts import Lectured, Roll, best
-from ..nodes.semantic import (
-    ByRule,
-    Critic,
-    contrast,
-    discriminate,
-    invent,
-    propose,
-    questions,
-    summarise,
-)
-from ..nodes.state import Attempt, Choice, Episode, Equipped, Planned, Played, Problem
-from ..nodes.tools import Toolset
-from ..nodes.trial import Accept, Kept, Probing, Rule, tries
 from .baselines import react
-from .flow import FlowError, Loop, Node, Router, compiled, wire
-from .flow import draw as drawing
-from .parts import Parts, chosen
+from .wiring.flow import FlowError, Loop, Node, Router, compiled, wire
+from .wiring.flow import draw as drawing
+from .wiring.parts import Parts, chosen
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -171,7 +162,7 @@ class TrainingFreeGRPO:
     """How the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
     or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
     accept: Rule = "not-worse"
-    """When a candidate takes the library's place (nodes/trial.py). Paper: always."""
+    """When a candidate takes the library's place (nodes/update/accept_test.py). Paper: always."""
     trials: int = 1
     """Rollouts of a held-out problem under each library. Paper: none."""
     keep_best: bool = True

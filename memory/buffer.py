@@ -1,6 +1,6 @@
 """ICRL's buffer B: the attempts of a run at its task, in the order in which they were made.
 
-Nothing is filtered here: what of it a prompt shows is decided when the prompt is composed (nodes/attempts.py).
+Nothing is filtered here: what of it a prompt shows is decided when the prompt is composed (nodes/retrieve/attempts.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .records import Experience, Neighbour, Trajectory, UserError
-from .similarity import JaccardIndex, shingles
+from .search.similarity import JaccardIndex, shingles
 
 __all__ = ["BadExperience", "Experiences", "TrajectoryShelf", "reference_returns", "returns"]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
 from .records import Lesson, UserError
-from .similarity import jaccard, shingles
+from .search.similarity import jaccard, shingles
 
 __all__ = ["BadLesson", "LessonShelf", "Lessons", "origin"]
 

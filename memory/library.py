@@ -18,8 +18,8 @@ from threading import Lock
 from typing import Any
 
 from .records import OPS, Edit, Lesson, Ruling, UserError
-from .rows import Rows
-from .similarity import jaccard, shingles, words
+from .search.similarity import jaccard, shingles, words
+from .storage.rows import Rows
 
 __all__ = ["Library", "LibraryError", "Limits", "Versions", "alike", "diff", "located", "one_line", "opened"]
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from .experiences import TrajectoryShelf, returns
 from .records import Precedent, Task, Trajectory, Transition, UserError
-from .shelf import read_jsonl
-from .similarity import Found, Jaccard, Similarity
+from .search.similarity import Found, Jaccard, Similarity
+from .storage.shelf import read_jsonl
 
 __all__ = [
     "BadMemory",

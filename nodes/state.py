@@ -166,7 +166,7 @@ class Considered(TypedDict):
     vote: bool
     """Whether the model itself asked for memory, in writing, when it drafted last."""
     reasons: list[str]
-    """Why memory is asked at this step (nodes/triggers.py); empty: it is not."""
+    """Why memory is asked at this step (nodes/retrieve/triggers.py); empty: it is not."""
 
 
 class Noted(TypedDict):

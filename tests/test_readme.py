@@ -22,8 +22,8 @@ def test_the_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_flow_shown_is_the_flow_run() -> None:
-    from learngraph.graphs.flow import parse
     from learngraph.graphs.jitrl import FLOW
+    from learngraph.graphs.wiring.flow import parse
 
     shown = re.search(r"^```mermaid\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert shown is not None

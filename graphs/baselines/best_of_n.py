@@ -1,6 +1,6 @@
 """Best-of-N: independent attempts, each judged; the run ends with the one that has the highest reward. No attempt sees another.
 
-N is the number of rounds. The choice is made by the reward that the method is given (graphs/run.py, `commit`), never by the
+N is the number of rounds. The choice is made by the reward that the method is given (graphs/wiring/run.py, `commit`), never by the
 true score, which would be pass@N: that stands beside it as the running maximum.
 """
 
@@ -13,12 +13,12 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.attempts import Push, Running
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.retrieve.attempts import Push, Running
 from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played
-from ..flow import Node, compiled, wire
-from ..parts import Parts
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts
 
 FLOW = """
 flowchart LR

@@ -8,12 +8,12 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.attempts import Running
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.retrieve.attempts import Running
 from ...nodes.state import Attempt, Choice, Episode, Planned, Played
-from ..flow import Node, compiled, wire
-from ..parts import Parts
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts
 
 FLOW = """
 flowchart LR

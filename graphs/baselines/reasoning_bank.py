@@ -27,12 +27,13 @@ from ...memory.buffer import Buffer
 from ...memory.experiences import TrajectoryShelf
 from ...memory.lessons import Lessons
 from ...memory.records import Lesson, UserError
-from ...memory.shelf import Shelf
-from ...nodes.attempts import Layout, Push
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
+from ...memory.storage.shelf import Shelf
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
 from ...nodes.prompt import Prompt
-from ...nodes.reasoning_bank import (
+from ...nodes.retrieve.attempts import Layout, Push
+from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
+from ...nodes.synthesize.reasoning_bank import (
     Banked,
     Consult,
     Ended,
@@ -49,9 +50,8 @@ from ...nodes.reasoning_bank import (
     unread,
     verdict,
 )
-from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
-from ..flow import Node, Router, compiled, wire
-from ..parts import Parts, chosen
+from ..wiring.flow import Node, Router, compiled, wire
+from ..wiring.parts import Parts, chosen
 
 FLOW = """
 flowchart LR

@@ -17,14 +17,14 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.attempts import Compose, Layout, Lessons, Push, lesson
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
 from ...nodes.prompt import Prompt
-from ...nodes.reflect import reflect
+from ...nodes.retrieve.attempts import Compose, Layout, Lessons, Push, lesson
 from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
-from ..flow import Node, compiled, wire
-from ..parts import Parts, chosen
+from ...nodes.synthesize.reflect import reflect
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts, chosen
 
 FLOW = """
 flowchart LR

@@ -17,15 +17,15 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.attempts import Attempts, Compose, Layout, Push
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
-from ...nodes.judge import NoJudge
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
-from ...nodes.reflect import feedback
+from ...nodes.retrieve.attempts import Attempts, Compose, Layout, Push
 from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
-from ..flow import Node, compiled, wire
-from ..parts import Parts
+from ...nodes.synthesize.reflect import feedback
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts
 
 FLOW = """
 flowchart LR

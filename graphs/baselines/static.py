@@ -8,11 +8,11 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.journal import Journal
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, Environment, progress
+from ...memory.storage.journal import Journal
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, Environment, progress
 from ...nodes.state import Attempt, Choice, Episode, Played
-from ..flow import Node, compiled, wire
+from ..wiring.flow import Node, compiled, wire
 
 FLOW = """
 flowchart LR

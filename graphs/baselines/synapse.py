@@ -19,15 +19,15 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.records import UserError
 from ...memory.trajectories import Trajectories, goal
-from ...nodes.attempts import Frozen, Layout, Push
-from ...nodes.decide import Choose
-from ...nodes.episode import Act, Begin, progress
+from ...nodes.act.decide import Choose
+from ...nodes.act.episode import Act, Begin, progress
 from ...nodes.prompt import Prompt
-from ...nodes.recollect import Recollect
+from ...nodes.retrieve.attempts import Frozen, Layout, Push
+from ...nodes.retrieve.recollect import Recollect
+from ...nodes.retrieve.synapse import Exemplars, Exemplary
 from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played, Recollected
-from ...nodes.synapse import Exemplars, Exemplary
-from ..flow import Node, compiled, wire
-from ..parts import Parts, chosen
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts, chosen
 
 FLOW = """
 flowchart LR

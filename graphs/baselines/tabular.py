@@ -12,12 +12,12 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.journal import Journal
 from ...memory.q_table import QTable
-from ...nodes.episode import Act, Begin, Environment, progress
+from ...memory.storage.journal import Journal
+from ...nodes.act.episode import Act, Begin, Environment, progress
+from ...nodes.act.tabular import EpsilonGreedy, Keep, LookUp
 from ...nodes.state import Attempt, Played
-from ...nodes.tabular import EpsilonGreedy, Keep, LookUp
-from ..flow import Node, compiled, wire
+from ..wiring.flow import Node, compiled, wire
 from .static import State
 
 FLOW = """

@@ -21,12 +21,12 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.library import Versions
 from ...memory.records import UserError
-from ...nodes.episode import Act
+from ...nodes.act.episode import Act
+from ...nodes.act.tool_use import Dialogue, Equip, Submit, Think, Tools, Toolset, ToolState, Use, asked_for, left
 from ...nodes.prompt import Prompt
 from ...nodes.state import Attempt, Choice, Episode, Planned, Played
-from ...nodes.tools import Dialogue, Equip, Submit, Think, Tools, Toolset, ToolState, Use, asked_for, left
-from ..flow import Node, compiled, wire
-from ..parts import Parts
+from ..wiring.flow import Node, compiled, wire
+from ..wiring.parts import Parts
 
 FLOW = """
 flowchart LR

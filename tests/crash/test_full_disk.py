@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.rows import Rows, RowsError
+from learngraph.memory.storage.rows import Rows, RowsError
 
 
 def test_a_row_that_does_not_fit_leaves_the_file_whole(tmp_path: Path) -> None:

@@ -20,14 +20,15 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs import cli, sweep
-from learngraph.graphs.cli import Run, Setup
-from learngraph.graphs.sweep import Job
-from learngraph.memory.checkpoints import open_checkpoints
-from learngraph.memory.chroma_store import ChromaStore
-from learngraph.memory.journal import Journal
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.main import Run, Setup
+from learngraph.graphs.studies import sweep
+from learngraph.graphs.studies.sweep import Job
 from learngraph.memory.records import Trajectory
-from learngraph.memory.shelf import Shelf
+from learngraph.memory.storage.checkpoints import open_checkpoints
+from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.shelf import Shelf
 
 EPISODES = 8
 METHODS = {
@@ -40,7 +41,13 @@ METHODS = {
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.
 CONTEXT.set_forkserver_preload(
-    ["learngraph.graphs.cli", "learngraph.graphs.methods", "learngraph.graphs.run", "learngraph.memory.checkpoints", "chromadb"]
+    [
+        "learngraph.graphs.cli.main",
+        "learngraph.graphs.methods",
+        "learngraph.graphs.wiring.run",
+        "learngraph.memory.storage.checkpoints",
+        "chromadb",
+    ]
 )
 
 
@@ -130,8 +137,8 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
 DIE = """
 import os, signal, sys, pickle
 from pathlib import Path
-from learngraph.graphs import cli
-from learngraph.memory.chroma_store import ChromaStore, _Chroma
+from learngraph.graphs.cli import main as cli
+from learngraph.memory.storage.chroma_store import ChromaStore, _Chroma
 
 when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
 write, left = _Chroma.write, [3]
@@ -171,7 +178,7 @@ def test_the_command_itself_is_killed(whole_group: bool, tmp_path: Path) -> None
 
     def command(folder: str) -> list[str]:
         flags = f"--env toy --prior uniform --temperature 3 --episodes 12 --seeds 2 --compare static --out {tmp_path / folder} --json"
-        return [sys.executable, "-m", "learngraph.graphs.cli", "run", "jitrl", *flags.split()]
+        return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", "jitrl", *flags.split()]
 
     steps = tmp_path / "killed" / "jitrl-s0" / "steps.jsonl"
     for until in (1, 60):

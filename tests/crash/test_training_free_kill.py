@@ -19,20 +19,24 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.cache import Cache
 from learngraph.memory.library import Versions
+from learngraph.memory.storage.cache import Cache
 
 CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["learngraph.graphs.training_free_grpo", "learngraph.memory.checkpoints", "learngraph.tools.environments.keyword_keep"]
+    [
+        "learngraph.graphs.training_free_grpo",
+        "learngraph.memory.storage.checkpoints",
+        "learngraph.tools.environments.keyword_keep",
+    ]
 )
 
 
 def learn(folder: str, pause: float = 0.0) -> None:
     """A run whose files are all in a folder; goes on where an earlier process left off."""
-    from learngraph.graphs.parts import Parts
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.memory.journal import Journal
+    from learngraph.graphs.wiring.parts import Parts
+    from learngraph.memory.storage.journal import Journal
     from learngraph.tools.environments.keyword_keep import KeywordKeep
 
     class Slow(KeywordKeep):
@@ -55,10 +59,10 @@ def learn(folder: str, pause: float = 0.0) -> None:
 
 def write(folder: str, pause: float = 0.0) -> None:
     """The same with a model that writes: calls, some of which fail whenever they are made, are what a crash may lose."""
-    from learngraph.graphs.parts import Parts
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.memory.journal import Journal
-    from learngraph.nodes.recorded import Recorded
+    from learngraph.graphs.wiring.parts import Parts
+    from learngraph.memory.storage.journal import Journal
+    from learngraph.nodes.cached_model import Recorded
 
     spec = importlib.util.spec_from_file_location("scripted", Path(__file__).parents[1] / "graphs/test_training_free_grpo.py")
     assert spec is not None
@@ -88,8 +92,8 @@ def write(folder: str, pause: float = 0.0) -> None:
 def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) -> None:
     """One process of a run."""
     from learngraph.graphs import training_free_grpo
-    from learngraph.memory.checkpoints import open_checkpoints
-    from learngraph.memory.rows import Rows
+    from learngraph.memory.storage.checkpoints import open_checkpoints
+    from learngraph.memory.storage.rows import Rows
 
     versions, log, cache = Versions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
     with open_checkpoints(home / "checkpoints.db") as saver:

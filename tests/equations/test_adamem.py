@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from learngraph.memory.records import Candidate, Observation, Task
-from learngraph.nodes import mft
-from learngraph.nodes.advantage import softmax
-from learngraph.nodes.decide import Choose
-from learngraph.nodes.mft import Pair
+from learngraph.nodes.act.advantage import softmax
+from learngraph.nodes.act.decide import Choose
+from learngraph.nodes.synthesize import mft
+from learngraph.nodes.synthesize.mft import Pair
 
 MOVES: Mapping[str, Mapping[str, str]] = {
     "start": {"left": "hall", "middle": "hall", "right": "pit"},
@@ -90,7 +90,7 @@ PAIR = Pair("six/0/0", (), "", "", "model", tentative="right", action="left", sc
 
 
 def follows(policy: Stochastic) -> mft.Policy:
-    """The policy with draws as nodes/mft.py wants them."""
+    """The policy with draws as nodes/synthesize/mft.py wants them."""
 
     def choose(task: Task, actions: Sequence[str], name: str) -> str:
         chances = policy[WORLD.observe(task, actions).text]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from learngraph.graphs.jitrl import VALUES, JitRL
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task
-from learngraph.nodes.advantage import (
+from learngraph.nodes.act.advantage import (
     action_values,
     advantages,
     draw,
@@ -24,7 +24,7 @@ from learngraph.nodes.advantage import (
     unseen_value,
     updated,
 )
-from learngraph.nodes.decide import Augment, PaperAdvice, ReferenceAdvice, ShrunkAdvice, shrunk_values
+from learngraph.nodes.act.decide import Augment, PaperAdvice, ReferenceAdvice, ShrunkAdvice, shrunk_values
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 

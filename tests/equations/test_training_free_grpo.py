@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.nodes.groups import advantages, comparable, majority, spread_of
-from learngraph.nodes.trial import bootstrap
+from learngraph.nodes.extract.groups import advantages, comparable, majority, spread_of
+from learngraph.nodes.update.accept_test import bootstrap
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])

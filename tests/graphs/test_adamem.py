@@ -15,15 +15,17 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
-from learngraph.graphs import adamem, cli, flow, run
+from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
-from learngraph.graphs.parts import Parts
-from learngraph.memory.journal import Journal
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.wiring import flow, run
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.records import Observation, Task, Trajectory, UserError
-from learngraph.memory.rows import Rows
-from learngraph.memory.shelf import write_jsonl
-from learngraph.nodes.episode import replayed
-from learngraph.nodes.judge import ZeroJudge
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.shelf import write_jsonl
+from learngraph.nodes.act.episode import replayed
+from learngraph.nodes.evaluate.judge import ZeroJudge
 from learngraph.tools.environments.keyword_keep import ANSWERS, KeywordKeep
 
 TOY = KeywordKeep()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,19 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import urn
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 from typing_extensions import TypedDict
 
-from learngraph.graphs import claas, flow
+from learngraph.graphs import claas
 from learngraph.graphs.claas import CLaaS
-from learngraph.memory.adapters import Adapters
-from learngraph.memory.checkpoints import open_checkpoints_async, serializer
+from learngraph.graphs.wiring import flow
+from learngraph.memory.claas.adapters import Adapters
+from learngraph.memory.claas.replay import Limits, Replay
 from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply, UserError
-from learngraph.memory.replay import Limits, Replay
-from learngraph.nodes.replaying import (
+from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
+from learngraph.nodes.learn.chat_turn import AwaitFeedback, Keep, Record, Respond, chat_request
+from learngraph.nodes.learn.gradient_step import (
     Commit,
     Correct,
     Drop,
@@ -37,13 +39,6 @@ from learngraph.nodes.replaying import (
     lineage,
     told,
 )
-from learngraph.nodes.serving import AwaitFeedback, Keep, Record, Respond, chat_request
-
-spec = importlib.util.spec_from_file_location("urn", Path(__file__).with_name("urn.py"))
-assert spec
-assert spec.loader
-urn: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(urn)
 
 FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
 
@@ -426,8 +421,8 @@ def test_settings_say_what_is_wrong() -> None:
 
 
 def test_hyper_parameters_are_those_of_whoever_uses_them() -> None:
-    from learngraph.tools.lora import LoRA
-    from learngraph.tools.losses import Objective
+    from learngraph.tools.training.lora import LoRA
+    from learngraph.tools.training.losses import Objective
 
     objective = claas.part(Objective, CLaaS())
     assert objective == Objective(), "the same names and the same defaults"
@@ -445,8 +440,8 @@ import asyncio, importlib.util, json, os, signal, sys
 from pathlib import Path
 from dataclasses import replace
 from learngraph.graphs import claas
-from learngraph.memory.adapters import Adapters
-from learngraph.memory.replay import Limits, Replay
+from learngraph.memory.claas.adapters import Adapters
+from learngraph.memory.claas.replay import Limits, Replay
 
 spec = importlib.util.spec_from_file_location("urn", sys.argv[1])
 urn = importlib.util.module_from_spec(spec)
@@ -533,7 +528,7 @@ print(json.dumps({"whole": whole, "count": count, "found": found}))
 
 
 def killed(tmp_path: Path, every: int) -> dict[str, Any]:
-    run = [sys.executable, "-c", KILLED, str(Path(__file__).with_name("urn.py")), str(tmp_path), str(every)]
+    run = [sys.executable, "-c", KILLED, str(Path(urn.__file__)), str(tmp_path), str(every)]
     done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     told: dict[str, Any] = json.loads(done.stdout)

@@ -15,15 +15,16 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
-from learngraph.graphs import icrl, run
+from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
-from learngraph.graphs.parts import Parts
-from learngraph.memory.journal import Journal
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, UserError
-from learngraph.memory.rows import Rows
-from learngraph.nodes.attempts import ContextError
-from learngraph.nodes.judge import RuleJudge
-from learngraph.nodes.policies import Seen, act_policy, answer_policy
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.nodes.act.policies import Seen, act_policy, answer_policy
+from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()

@@ -14,15 +14,16 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
-from learngraph.graphs import jitrl, run
+from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
+from learngraph.graphs.wiring import run
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.journal import Journal
 from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage, UserError
-from learngraph.memory.rows import Rows
-from learngraph.nodes.judge import model_judge
-from learngraph.nodes.policies import UniformPolicy
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.nodes.act.policies import UniformPolicy
+from learngraph.nodes.evaluate.judge import model_judge
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress
@@ -155,7 +156,7 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     """What one graph learned, another one starts with."""
     from langgraph.store.memory import InMemoryStore
 
-    from learngraph.memory.shelf import Shelf
+    from learngraph.memory.storage.shelf import Shelf
 
     store = InMemoryStore()
     shelf = Shelf(store, ("toy",), Trajectory)

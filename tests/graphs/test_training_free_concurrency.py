@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.cache import Cache
 from learngraph.memory.records import Usage
-from learngraph.nodes.recorded import Meter, Slots
+from learngraph.memory.storage.cache import Cache
+from learngraph.nodes.cached_model import Meter, Slots
 
 
 def _bench() -> Any:

@@ -27,22 +27,23 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
-from learngraph.graphs import flow, training_free_grpo
+from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import tool_agent
-from learngraph.graphs.parts import Parts
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-from learngraph.memory.cache import Cache
-from learngraph.memory.checkpoints import open_checkpoints, serializer
-from learngraph.memory.journal import Journal, JournalError
+from learngraph.graphs.wiring import flow
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.library import Library, LibraryError, Versions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage, UserError
-from learngraph.memory.rows import Rows
-from learngraph.nodes import learning
-from learngraph.nodes.learning import Schedule, distinct
-from learngraph.nodes.lessons import Alike
-from learngraph.nodes.recorded import Meter, Prices, Recorded, Slots
+from learngraph.memory.storage.cache import Cache
+from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
+from learngraph.memory.storage.journal import Journal, JournalError
+from learngraph.memory.storage.rows import Rows
+from learngraph.nodes.cached_model import Meter, Prices, Recorded, Slots
+from learngraph.nodes.retrieve.lessons import Alike
+from learngraph.nodes.update import library as learning
+from learngraph.nodes.update.library import Schedule, distinct
 from learngraph.tools.environments.keyword_keep import KeywordKeep
-from learngraph.tools.models import open_model
+from learngraph.tools.models.models import open_model
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 LESSON = "When a riddle asks for the secret of a word, write the word backwards."

@@ -13,8 +13,8 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition, UserError
-from learngraph.memory.shelf import Shelf
-from learngraph.memory.similarity import bag, jaccard, ngrams, words
+from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
+from learngraph.memory.storage.shelf import Shelf
 
 STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
 rewards = st.none() | st.sampled_from([0.0, 1.0, -2.0, 0.1, 7.5])

@@ -13,8 +13,8 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.lessons import BadLesson, Lessons, origin
 from learngraph.memory.records import Lesson
-from learngraph.memory.shelf import Shelf
-from learngraph.memory.similarity import jaccard, shingles
+from learngraph.memory.search.similarity import jaccard, shingles
+from learngraph.memory.storage.shelf import Shelf
 
 
 def lesson(run: str, episode: int, n: int = 0, task: str = "boil water", domain: str = "d", text: str = "") -> Lesson:

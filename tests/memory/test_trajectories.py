@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
-from learngraph.memory.shelf import Shelf, to_json, write_jsonl
-from learngraph.memory.similarity import Jaccard, jaccard, shingles
+from learngraph.memory.search.similarity import Jaccard, jaccard, shingles
+from learngraph.memory.storage.shelf import Shelf, to_json, write_jsonl
 from learngraph.memory.trajectories import (
     BadMemory,
     Trajectories,

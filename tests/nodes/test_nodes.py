@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.journal import Journal
 from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Estimate, Neighbour, Observation, Task, Trajectory, Transition, Usage
-from learngraph.nodes.decide import Choose, Modulate
-from learngraph.nodes.episode import Act, Begin, progress
-from learngraph.nodes.judge import EnvironmentJudge
-from learngraph.nodes.recall import Recall, RecallVisits, ReferenceRecall, Remember
-from learngraph.nodes.tabular import EpsilonGreedy, Keep, LookUp
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.decide import Choose, Modulate
+from learngraph.nodes.act.episode import Act, Begin, progress
+from learngraph.nodes.act.tabular import EpsilonGreedy, Keep, LookUp
+from learngraph.nodes.evaluate.judge import EnvironmentJudge
+from learngraph.nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()

@@ -23,9 +23,9 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.similarity import Jaccard, Rows, Similarity, shingles, words
+from learngraph.memory.search.similarity import Jaccard, Rows, Similarity, shingles, words
+from learngraph.memory.search.vectors import Vectors
 from learngraph.memory.trajectories import Trajectories, structured
-from learngraph.memory.vectors import Vectors
 
 STEPS, K, TASKS = 50, 10, 100
 Make = Callable[[int], Trajectory]

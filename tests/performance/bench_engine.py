@@ -22,14 +22,15 @@ from typing import Any
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from learngraph.graphs import jitrl, run
+from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
-from learngraph.memory.checkpoints import open_checkpoints, serializer
+from learngraph.graphs.wiring import run
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.journal import Journal
 from learngraph.memory.records import Candidate, Trajectory
-from learngraph.nodes.episode import progress
-from learngraph.nodes.policies import UniformPolicy, listed
+from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.episode import progress
+from learngraph.nodes.act.policies import UniformPolicy, listed
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

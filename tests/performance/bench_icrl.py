@@ -26,15 +26,16 @@ from bench_rollouts import REPLIES, graph, plans
 from langchain_core.messages import AIMessage, BaseMessage
 from stub_server import stub
 
-from learngraph.graphs import icrl, run
-from learngraph.graphs.flow import Loop
-from learngraph.graphs.parts import Parts
-from learngraph.memory.journal import Journal
+from learngraph.graphs import icrl
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.flow import Loop
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.records import UserError
-from learngraph.nodes.policies import LocalPolicy, Seen, answer_policy
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import LocalPolicy, Seen, answer_policy
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.catalogue import open_environment
-from learngraph.tools.models import open_model
+from learngraph.tools.models.models import open_model
 
 PAGE = 4096
 KEEPS = {

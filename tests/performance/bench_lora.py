@@ -33,8 +33,8 @@ from typing import Any
 import torch
 import transformers
 
-from learngraph.tools import lora, losses
-from learngraph.tools.lora import Example, LoRA, Objective, Sample
+from learngraph.tools.training import lora, losses
+from learngraph.tools.training.lora import Example, LoRA, Objective, Sample
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
 SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
@@ -192,7 +192,7 @@ def reference(folder: Path, state: Path, samples: list[Sample], kept: tuple[Any,
 
 
 def ours(network: Any, wrapper: Any, state: Path, samples: list[Sample]) -> tuple[float, float]:
-    """One step as tools/learner.py makes it, with the files that it reads and writes."""
+    """One step as tools/training/learner.py makes it, with the files that it reads and writes."""
     objective = Objective(teacher="base", correction="truncated", rate=1e-9)
     updates = lora.optimizer(network, objective)
     if (state / "optimizer.safetensors").exists():

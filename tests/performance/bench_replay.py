@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from learngraph.memory.claas.replay import Limits, Replay
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
-from learngraph.memory.replay import Limits, Replay
 
 
 def exchange(i: int) -> Exchange:

@@ -20,11 +20,11 @@ import numpy as np
 from langgraph.store.sqlite import SqliteStore
 from numpy.typing import NDArray
 
-from learngraph.memory.chroma_store import ChromaStore
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.shelf import Shelf
-from learngraph.memory.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
+from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
+from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.shelf import Shelf
 
 VOCABULARY, LENGTH, K = 20_000, 60, 10
 FREQUENCY = 1 / np.arange(1, VOCABULARY + 1)

@@ -25,16 +25,16 @@ from typing import Any
 
 from stub_server import stub
 
-from learngraph.graphs import icrl, run
-from learngraph.graphs.flow import Loop
-from learngraph.graphs.parts import Parts
-from learngraph.memory.checkpoints import open_checkpoints
-from learngraph.memory.journal import Journal
+from learngraph.graphs import icrl
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.flow import Loop
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.records import Observation, Task
-from learngraph.nodes.policies import Seen, answer_policy
-from learngraph.tools import api_posts
+from learngraph.memory.storage.checkpoints import open_checkpoints
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import Seen, answer_policy
 from learngraph.tools.environments.catalogue import open_environment
-from learngraph.tools.models import open_model
+from learngraph.tools.models import api_posts, open_model
 
 REPLIES = [
     f"Step 1: {a} + {b} = {a + b} (left: {a + b} {b} 11)\nStep 2: {a + b} * {b} = {(a + b) * b} (left: {(a + b) * b} 11)\n"

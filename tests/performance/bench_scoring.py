@@ -24,7 +24,7 @@ import transformers
 from langchain_core.messages import HumanMessage
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from learngraph.tools.local_model import LocalChatModel, Usage
+from learngraph.tools.local.model import LocalChatModel, Usage
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }} >{% else %} {{ m['content'] }}{{ '\n' }}"

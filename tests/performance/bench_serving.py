@@ -61,7 +61,16 @@ class Seen:
 def server(model: str, trainer: str, folder: Path, more: Sequence[str] = ()) -> Iterator[tuple[str, str, int]]:
     """URL, key and process id of a server that ends with the block."""
     command = [
-        *(sys.executable, "-c", "from learngraph.graphs.cli import main; main()", "serve", "--model", model, "--port", "0"),
+        *(
+            sys.executable,
+            "-c",
+            "from learngraph.graphs.cli.main import main; main()",
+            "serve",
+            "--model",
+            model,
+            "--port",
+            "0",
+        ),
         *("--api-key", "bench", "--out", str(folder), "--trainer", trainer, *more),
     ]
     log = (folder.parent / "serve.log").open("w+")

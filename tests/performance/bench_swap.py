@@ -32,11 +32,11 @@ import transformers
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from learngraph.memory.records import ChatRequest, Reply, Sampling
-from learngraph.tools.local_adapters import Adapter, read_adapter
-from learngraph.tools.local_engine import LocalEngine
-from learngraph.tools.local_model import LocalChatModel
-from learngraph.tools.local_passes import Part, Past
-from learngraph.tools.models import POCKET
+from learngraph.tools.local.adapters import Adapter, read_adapter
+from learngraph.tools.local.engine import LocalEngine
+from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.local.passes import Part, Past
+from learngraph.tools.models.models import POCKET
 
 
 def make(folder: Path, vocabulary: int, layers: int, hidden: int, ffn: int) -> None:

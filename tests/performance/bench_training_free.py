@@ -36,15 +36,15 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from learngraph.graphs.parts import Parts
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
-from learngraph.memory.cache import Cache, key
-from learngraph.memory.journal import Journal
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.library import Versions
 from learngraph.memory.records import Observation, Task, Usage
-from learngraph.memory.rows import Rows
-from learngraph.nodes.recorded import Meter, Recorded, Slots
-from learngraph.tools.models import open_model
+from learngraph.memory.storage.cache import Cache, key
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.nodes.cached_model import Meter, Recorded, Slots
+from learngraph.tools.models.models import open_model
 
 MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "consolidate": 0.5}
 """Mean latency of a call by stage, in units of a rollout's."""

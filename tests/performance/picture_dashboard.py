@@ -20,7 +20,7 @@ import aiohttp
 from bench_serving import asked, model_of, server
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from browser import Browser
 
 PICTURE = Path(__file__).parents[1] / "pictures" / "dashboard.png"

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from langchain_core.messages import BaseMessage
 
-from learngraph.graphs import jitrl, run
+from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
-from learngraph.memory.checkpoints import open_checkpoints
-from learngraph.memory.chroma_store import ChromaStore
+from learngraph.graphs.wiring import run
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.journal import Journal
 from learngraph.memory.records import Candidate, Trajectory
-from learngraph.memory.shelf import Shelf
-from learngraph.nodes.policies import LocalPolicy, Recent, UniformPolicy, listed
+from learngraph.memory.storage.checkpoints import open_checkpoints
+from learngraph.memory.storage.chroma_store import ChromaStore
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.shelf import Shelf
+from learngraph.nodes.act.policies import LocalPolicy, Recent, UniformPolicy, listed
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -90,7 +91,7 @@ def test_the_model_is_asked_once_per_env_step(method: str) -> None:
 
 def test_one_forward_pass_per_env_step() -> None:
     """All options of a step are scored in one pass of the pocket model, the prompt included."""
-    from learngraph.tools.models import open_model
+    from learngraph.tools.models.models import open_model
 
     model: Any = open_model("pocket", threads=1)
     world = KeywordKeep()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.nodes.recorded import Slots
+from learngraph.nodes.cached_model import Slots
 
 
 def _bench() -> Any:

@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
-from learngraph.graphs import icrl, run
-from learngraph.graphs.flow import Loop
-from learngraph.graphs.parts import Parts
-from learngraph.graphs.sweep import together
+from learngraph.graphs import icrl
+from learngraph.graphs.studies.sweep import together
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.flow import Loop
+from learngraph.graphs.wiring.parts import Parts
 from learngraph.memory.buffer import Buffer
-from learngraph.memory.journal import Journal
 from learngraph.memory.records import Observation, Task
+from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.policies import Seen, answer_policy
 from learngraph.nodes.ask import estimated
-from learngraph.nodes.attempts import Layout
-from learngraph.nodes.policies import Seen, answer_policy
+from learngraph.nodes.retrieve.attempts import Layout
 
 
 class Guess:

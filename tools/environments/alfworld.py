@@ -44,7 +44,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .live import LiveGames
+from .support.live import LiveGames
 
 __all__ = ["SPLITS", "TYPES", "AlfWorld"]
 

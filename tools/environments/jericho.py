@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .live import LiveGames
+from .support.live import LiveGames
 
 __all__ = ["Jericho", "ValidActions"]
 

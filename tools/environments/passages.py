@@ -52,7 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .ranking import Ranking, words
+from .support.ranking import Ranking, words
 
 __all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalised"]
 

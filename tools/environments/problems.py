@@ -50,7 +50,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .verifying import Unverified, Workers
+from .support.verifying import Unverified, Workers
 
 __all__ = ["Problem", "Problems", "Report", "Verdict", "final_answer", "one_answer"]
 

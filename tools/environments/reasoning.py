@@ -27,7 +27,7 @@ from typing import Any
 
 from ...memory.records import Observation, Task, UserError
 from .problems import Verdict, final_answer, one_answer
-from .verifying import Unverified, Workers
+from .support.verifying import Unverified, Workers
 
 __all__ = ["REFUSED", "Reasoning", "written_answer"]
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...memory.records import Observation, Task, UserError
-from .java import Java, Server
-from .live import LiveGames
+from .support.java import Java, Server
+from .support.live import LiveGames
 
 __all__ = ["LIMITS", "SIMPLIFICATIONS", "Embeds", "Grounding", "ScienceWorld"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .java import Java, Server
-from .live import LiveGames
+from .support.java import Java, Server
+from .support.live import LiveGames
 
 __all__ = ["DEFAULTS", "GAMES", "TextWorldExpress"]
 

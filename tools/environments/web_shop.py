@@ -43,7 +43,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...memory.records import Observation, Task, UserError
-from .ranking import Ranking, words
+from .support.ranking import Ranking, words
 
 __all__ = [
     "HELP",

@@ -64,7 +64,7 @@ def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int 
     """
     from langchain_core.messages import HumanMessage
 
-    from ..local_model import LocalChatModel
+    from ..local.model import LocalChatModel
 
     model = LocalChatModel(model=str(model_dir))
 

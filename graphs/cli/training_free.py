@@ -1,0 +1,189 @@
+"""`learngraph run training-free-grpo`: learn a library of lessons on some problems, then play unseen ones with and without it.
+
+    learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled
+    learngraph run training-free-grpo --env math --model openai:NAME --compare training-free-grpo:empty --dry-run
+
+    <folder>/settings.json               what was asked for; another question needs another folder
+    <folder>/cache.sqlite                every reply and every finished rollout of all arms and seeds: nothing is paid for twice
+    <folder>/<arm>-s<seed>/library.jsonl every version of the library, and what became of every proposed edit
+    <folder>/<arm>-s<seed>/library.yaml  the one that was tested, for people (and for --library)
+    <folder>/<arm>-s<seed>/learned.jsonl one row per learning step
+    <folder>/<arm>-s<seed>/steps.jsonl   one row per step of an episode
+    <folder>/<arm>-s<seed>/test.jsonl    one row per rollout of the test
+    <folder>/<arm>-s<seed>/checkpoints.sqlite
+    <folder>/<arm>-s<seed>/result.json   written last: this arm is finished
+
+All arms of a seed play the same unseen problems with the same run indices. A run may be killed at any point: the same command
+goes on, and ends with the same numbers.
+
+Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import UserError
+from ..studies.training_free.bench import play
+from ..studies.training_free.digests import folder_name, recorded
+from ..studies.training_free.dry_run import check_models, dry_run, rehearse
+from ..studies.training_free.report import report, say
+from ..studies.training_free.setup import DERIVED, Arm, Learn, Setup, Split, splits_of
+from ..wiring.flags import CommandError, parse
+
+__all__ = ["learn"]
+
+
+def learn(
+    method: str,
+    defaults: Any,
+    args: Sequence[str],
+    about: str,
+    *,
+    others: Callable[..., Any],
+    seeds: Callable[[str], list[int]],
+    blueprint: Callable[[str, Any], Any],
+) -> int:
+    """Learn and test; what `learngraph run` does with methods that learn across problems.
+
+    Args:
+        method: as on the command line.
+        defaults: its settings where no flag says something else.
+        args: the flags after it.
+        about: what --help says first.
+        others: (method or method:preset, main=(method, its settings), shared={setting: value}) -> the settings of an arm to compare
+            with; it is given what the user gave, but for what its own preset changes.
+        seeds: what `--seeds` says as numbers.
+        blueprint: (method, settings) -> its graph, to look at.
+    """
+    form = make_dataclass(
+        "form",
+        [
+            ("options", Learn, field(default_factory=Learn)),
+            ("settings", type(defaults), field(default_factory=lambda: defaults)),
+        ],
+    )
+    asked = parse(form, args, f"learngraph run {method}", about)
+    options: Learn = asked.options
+    arms = [Arm(method, asked.settings, method.partition(":")[0])]
+    given = {
+        one.name: value
+        for one in fields(defaults)
+        if one.name != "arm" and (value := getattr(asked.settings, one.name)) != getattr(defaults, one.name)
+    }
+    for name in dict.fromkeys(options.compare):
+        if name != method:
+            kind = name.partition(":")[0]
+            shared = given if kind == arms[0].method else {}
+            settings = others(name, main=(method, asked.settings), shared=shared)
+            if kind == "tool-agent" and options.tool_turns is not None:
+                settings = replace(settings, turns=options.tool_turns)
+            arms.append(Arm(name, settings, kind))
+    _check_arms(arms, options)
+    setup = Setup(options, tuple(arms), tuple(seeds(options.seeds)), Path())
+    splits = splits_of(setup)
+    settings = recorded(setup, splits)
+    setup = replace(setup, folder=options.out or Path("runs") / folder_name(setup, settings))
+    if options.dry_run or setup.due:
+        check_models(setup)
+        rehearse(setup, splits)
+    if options.dry_run:
+        return dry_run(setup, settings)
+    return _run(setup, settings, splits, blueprint)
+
+
+def _check_arms(arms: Sequence[Arm], options: Learn) -> None:
+    from ..methods import method
+
+    if arms[0].way in DERIVED:
+        raise CommandError(
+            f"{arms[0].way}: such a library is made of what another arm has learned; compare with it: learngraph run "
+            f"{arms[0].method} --compare {arms[0].method}:{arms[0].way}"
+        )
+    for arm in arms[1:]:
+        if arm.way == "method" and method(arm.method).remembers:
+            raise CommandError(
+                f"--compare {arm.name}: it learns from attempts at one problem, and here each problem is met once; react does, or "
+                f"a preset of {arms[0].method} such as {arms[0].method}:empty"
+            )
+        if arm.way in DERIVED and not arms[0].learns:
+            raise CommandError(
+                f"--compare {arm.name}: it is made of what {arms[0].name} learned, which learns nothing; leave out --arm"
+            )
+    if options.tool_turns is not None and not options.asked_tools:
+        raise CommandError(f"--tool-turns {options.tool_turns} is for models with tools, and none are given (--tools python)")
+    if options.corpus is not None and "search" not in options.asked_tools:
+        raise CommandError(f"--corpus {options.corpus} is what the tool search finds, and it is not given (--tools search)")
+
+
+def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split], blueprint: Callable[[str, Any], Any]) -> int:
+    from ..studies import sweep
+
+    with sweep.claimed(setup.folder, settings):
+        if due := setup.due:
+            _warn(setup.options)
+            with _progress(setup) as tick, sweep.environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+                try:
+                    sweep.work([(setup, seed, splits[seed]) for seed in due], play, setup.options.workers, tick, 1)
+                    tick()
+                except KeyboardInterrupt:
+                    say(f"stopped; what is finished is in {setup.folder}, and the same command goes on from there")
+                    raise
+                except UserError as error:
+                    raise UserError(
+                        f"{error}; what is finished is in {setup.folder}, and the same command goes on from there"
+                    ) from None
+        else:
+            say(f"finished already; these are its results (remove {setup.folder} or give another --out to learn again)")
+        return report(setup, blueprint)
+
+
+def _warn(options: Learn) -> None:
+    """Say if nothing but good manners keeps a model's Python code from the rest of this machine."""
+    from ...tools.agent_tools.interpreter import Interpreter
+
+    if "python" not in options.asked_tools:
+        return
+    with Interpreter() as interpreter:
+        interpreter.run("1")
+        if lacking := sorted({"limits", "files", "calls"} - interpreter.walls):
+            say(
+                f"--tools python: this machine does not offer all walls around a model's code ({', '.join(lacking)} missing, see "
+                "tools/agent_tools/interpreter.py); run only models that mean no harm, or all of it in a container"
+            )
+
+
+@contextmanager
+def _progress(setup: Setup) -> Iterator[Callable[[], None]]:
+    """A line now and then: how many steps were learned, and how many rollouts of the test were played."""
+    from time import monotonic
+
+    rollouts = setup.options.test * setup.options.k * len(setup.seeds)
+    said, before = monotonic(), ""
+
+    def tick() -> None:
+        nonlocal said, before
+        if monotonic() - said < 30:
+            return
+        parts = []
+        for arm in setup.arms:
+            learned, tested = (
+                sum(_lines(setup.place(arm, s) / name) for s in setup.seeds) for name in ("learned.jsonl", "test.jsonl")
+            )
+            if learned or tested:
+                parts.append(
+                    f"{arm.name}: {f'{learned} steps learned, ' if arm.learns else ''}{tested} of {rollouts} test rollouts"
+                )
+        if (text := "; ".join(parts)) and text != before:
+            say(text)
+            said, before = monotonic(), text
+
+    yield tick
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,0 +1,269 @@
+"""The background task that learns: one gradient step at a time for all tenants' adapters, by runs of CLaaS's learning graph.
+
+The adapter that was served least recently is next. One that has nothing to learn from rests until feedback comes for it. One whose
+steps fail waits, twice as long each time, and says so; the others go on. Nothing is lost when it is killed: what is durable lies in
+the replay buffer and with the versions, and the graph picks up what it finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import count
+from typing import Any
+
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.claas.replay import Replay
+from ...memory.records import UserError
+from ...nodes.learn.gradient_step import told
+from .meter import Meter
+
+__all__ = ["Trainer"]
+
+LOG = logging.getLogger("learngraph.trainer")
+LONGEST = 300.0
+"""Seconds: the longest wait after a failure."""
+SKIPS = 3
+"""Minibatches in a row from which nothing was learned, after which an adapter rests until feedback comes."""
+ALARM = 3
+"""Failures in a row from which on the learner counts as failed."""
+JOBS = 1000
+"""Jobs that are remembered."""
+Scope = tuple[str, str]
+
+
+@dataclass
+class _Turn:
+    """How it stands with an adapter."""
+
+    served: int = 0
+    """Number of its last turn."""
+    due: bool = True
+    skips: int = 0
+    failures: int = 0
+    until: float = 0.0
+    """When it may go on, in seconds of the clock."""
+    error: str = ""
+    jobs: list[str] = field(default_factory=list)
+
+
+class Trainer:
+    """Runs the learning graph.
+
+    Args:
+        graph: of graphs/claas.py.
+        replay: which adapters there are.
+        meter: what is counted.
+        moved: called when another version may answer than before, with (tenant, adapter).
+        clock: seconds.
+        there: whether an adapter that the buffer knows is still there, not deleted.
+    """
+
+    def __init__(
+        self,
+        graph: CompiledStateGraph[Any, Any, Any, Any],
+        replay: Replay,
+        meter: Meter,
+        moved: Callable[[str, str], None] = lambda tenant, adapter: None,
+        clock: Callable[[], float] = time.monotonic,
+        there: Callable[[str, str], bool] = lambda tenant, adapter: True,
+    ) -> None:
+        self._graph, self._replay, self._meter, self._moved, self._clock = graph, replay, meter, moved, clock
+        self._there, self._turns = there, dict[Scope, _Turn]()
+        self._jobs: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._numbers, self._wake = count(1), asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._step: asyncio.Task[dict[str, Any]] | None = None
+        self._without: set[Scope] = set()
+        self.busy: Scope | None = None
+        """Whose step is under way."""
+
+    def start(self) -> None:
+        """Begin, with whatever there is to learn from."""
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Begin no further step. One that is under way is cut off behind the node that it is at, and done again by the next service."""
+        for task in (self._task, self._step):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    def wake(self, tenant: str, adapter: str) -> None:
+        """Feedback has come for this adapter."""
+        turn = self._turns.setdefault((tenant, adapter), _Turn())
+        turn.due, turn.skips = True, 0
+        self._wake.set()
+
+    @contextmanager
+    def without(self, tenant: str, adapter: str) -> Iterator[bool]:
+        """While an adapter is deleted: it gets no turn, and is forgotten afterwards. False: a step is under way, nothing is changed."""
+        scope = (tenant, adapter)
+        if self.busy == scope or scope in self._without:
+            yield False
+            return
+        self._without.add(scope)
+        try:
+            yield True
+            self._turns.pop(scope, None)
+        finally:
+            self._without.discard(scope)
+            self._wake.set()
+
+    # -- jobs -------------------------------------------------------------------------------------------------------------
+
+    def ask(self, tenant: str, adapter: str, steps: int) -> dict[str, Any]:
+        """Take so many steps, from two ready exchanges on."""
+        if steps < 1:
+            raise UserError(f"train: steps are at least 1, got {steps}")
+        number = next(self._numbers)
+        mark = blake2b(f"{tenant}/{adapter}/{number}/{time.time_ns()}".encode(), digest_size=8).hexdigest()
+        job: dict[str, Any] = {
+            "job": f"train-{mark}",
+            "kind": "train",
+            "state": "waiting",
+            "adapter": adapter,
+            "steps": steps,
+            "taken": 0,
+        }
+        self._jobs[job["job"]] = {**job, "versions": [], "why": "", "tenant": tenant}
+        while len(self._jobs) > JOBS:
+            self._jobs.popitem(last=False)
+        self._turns.setdefault((tenant, adapter), _Turn()).jobs.append(job["job"])
+        self.wake(tenant, adapter)
+        return dict(job)
+
+    def job(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """How it stands with a `train`; None: this tenant has none of this id. Not kept beyond the service's life."""
+        job = self._jobs.get(id)
+        if job is None or job["tenant"] != tenant:
+            return None
+        return {name: value for name, value in job.items() if name != "tenant"}
+
+    def _advance(self, turn: _Turn, state: dict[str, Any]) -> None:
+        """What a step means for the job that asked for it."""
+        job = self._jobs.get(turn.jobs[0])
+        if job is not None and state["outcome"] in ("stepped", "live", "canary", "dropped"):
+            if state.get("update") and state.get("batch"):
+                job["taken"] += 1
+                job["versions"].append(state["update"].version)
+            job["state"], job["why"] = "running", state["why"]
+        if job is None or job["taken"] >= job["steps"] or state["outcome"] in ("too few", "skipped"):
+            turn.jobs.pop(0)
+            if job is not None:
+                job["state"], job["why"] = "done", state["why"]
+
+    # -- the loop ---------------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                scope, wait = await self._next()
+            except Exception as error:  # the buffer cannot be read: a full disk, perhaps
+                LOG.error("the learner cannot see what there is to learn: %s", error)
+                scope, wait = None, 5.0
+            if scope is None:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), wait)
+                continue
+            await self._learn(scope)
+
+    async def _next(self) -> tuple[Scope | None, float | None]:
+        """Whose turn it is; else how long to wait, None for until feedback comes."""
+        for tenant, adapter, _ in await asyncio.to_thread(self._replay.scopes):
+            if (tenant, adapter) not in self._turns and self._there(tenant, adapter):
+                self._turns[tenant, adapter] = _Turn()
+        now = self._clock()
+        due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._without}
+        ready = [scope for scope, turn in due.items() if turn.until <= now]
+        if ready:
+            return min(ready, key=lambda scope: (self._turns[scope].served, scope)), None
+        return None, min((turn.until - now for turn in due.values()), default=None)
+
+    async def _learn(self, scope: Scope) -> None:
+        turn, began = self._turns[scope], self._clock()
+        turn.served, self.busy = next(self._numbers), scope
+        asked: dict[str, Any] = {"tenant": scope[0], "adapter": scope[1]}
+        if turn.jobs:
+            asked["least"] = 2
+        turn.due = False  # feedback that comes meanwhile makes it due again
+        self._step = asyncio.create_task(self._graph.ainvoke(asked))
+        try:
+            state = await self._step
+        except Exception as error:
+            self._failed(scope, turn, error)
+            return
+        finally:
+            self.busy = None
+        turn.failures, turn.error, turn.until = 0, "", 0.0
+        self._count(state, self._clock() - began)
+        if state["outcome"] != "too few":
+            LOG.info("%s/%s: %s", *scope, told(state))
+        if turn.jobs:
+            self._advance(turn, state)
+        turn.skips = turn.skips + 1 if state["outcome"] == "skipped" else 0
+        rests = state["outcome"] == "too few" or (turn.skips >= SKIPS and not turn.jobs)
+        turn.due = turn.due or bool(turn.jobs) or not rests
+        if state["outcome"] in ("live", "canary", "dropped"):
+            self._moved(*scope)
+
+    def _failed(self, scope: Scope, turn: _Turn, error: Exception) -> None:
+        turn.failures, turn.due, turn.error = turn.failures + 1, True, str(error) or type(error).__name__
+        wait = min(2.0 ** (turn.failures - 1), LONGEST)
+        turn.until = self._clock() + wait
+        self._meter.add("learngraph_learner_errors_total")
+        LOG.error(
+            "%s/%s: the step failed and is tried again in %g s: %s",
+            *scope,
+            wait,
+            turn.error,
+            exc_info=None if isinstance(error, UserError) else error,
+        )
+
+    def _count(self, state: dict[str, Any], seconds: float) -> None:
+        meter, outcome, update = self._meter, state["outcome"], state.get("update")
+        if outcome == "too few":
+            return
+        meter.observe("learngraph_step_seconds", seconds)
+        meter.add("learngraph_skipped_total", float(outcome == "skipped"))
+        meter.add("learngraph_promoted_total", float(outcome in ("live", "canary")))
+        meter.add("learngraph_dropped_total", float(outcome == "dropped"))
+        for check in state["checks"]:
+            result = "passed" if check.passed else "failed"
+            meter.add("learngraph_gate_total", check=check.name, result=result if check.value is not None else "too few")
+        if outcome != "skipped" and update is not None and state["batch"]:
+            meter.add("learngraph_steps_total")
+            meter.set("learngraph_loss", update.loss)
+            meter.set("learngraph_entropy", update.entropy)
+            meter.set("learngraph_kl", update.kl)
+            meter.set("learngraph_ess", state["correction"].ess)
+
+    # -- how it goes ------------------------------------------------------------------------------------------------------
+
+    def status(self, tenant: str | None = None) -> dict[str, Any]:
+        """`state`: `idle`, `training`, `failed` (it goes on trying) or `off`; `error` and whose it is. With a tenant: of its own only."""
+        turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
+        worst = max(turns, key=lambda item: item[1].failures, default=None)
+        if worst is not None and worst[1].failures >= ALARM:
+            return {"state": "failed", "error": worst[1].error, "tenant": worst[0][0], "adapter": worst[0][1]}
+        if self._task is None or self._task.done():
+            return {"state": "off", "error": ""}
+        error = worst[1].error if worst is not None else ""
+        mine = {"tenant": worst[0][0]} if worst is not None and error else {}
+        busy = self.busy is not None and tenant in (None, self.busy[0])
+        return {"state": "training" if busy else "idle", "error": error, **mine}
+
+    def paused(self, tenant: str, adapter: str) -> str:
+        """Why an adapter's learning waits, and how long; empty: it does not."""
+        turn = self._turns.get((tenant, adapter))
+        if turn is None or not turn.error:
+            return ""
+        return f"{turn.error} (failed {turn.failures} times, tried again in {max(turn.until - self._clock(), 0):.0f} s)"

@@ -1,0 +1,208 @@
+"""What a stream of tasks leaves behind: checkpoint x split matrices, and what is read off them. Pure, but for the pictures.
+
+A stream is cut into K contiguous splits. The learner is copied before the first split (checkpoint 0) and after each split
+(checkpoints 1 to K), and every checkpoint plays every split again, in the study against users it has not met (the system prompts are the same):
+
+    P[k][j]      success rate of checkpoint k on split j, in [0, 1]; k from 0 to K, j from 1 to K
+    forward      mean of P[k][j] over 1 <= k < j          splits that are still to come
+    gain         mean of P[k][j] - P[0][j] over the same  what of it is owed to learning
+    forgetting   mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]   what was once reached, and lost at the end
+    BWT          mean over j < K of P[K][j] - P[j][j]     backward transfer: what later splits did to earlier ones
+    final        mean of P[K][j] over all j
+
+The CLaaS paper (arXiv 2606.05559) reports forward, forgetting and final; its exact formula of forgetting is not public, and
+this one is ours. The unit of all statistics is the trial (one shuffle of the stream, one seed): first a number per trial, then
+the mean and its 95 % interval over trials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import UserError
+from .benchmark import aligned, interval, mean, with_interval
+
+__all__ = ["FIGURES", "Trial", "backward", "final", "forgetting", "forward", "gain", "heat_maps", "matrix", "table"]
+
+Matrix = Sequence[Sequence[float]]
+"""(K + 1) rows of K columns: P[k][j - 1]."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One pass over a stream."""
+
+    arm: str
+    shuffle: int
+    """Which order of the scenarios."""
+    seed: int
+    """Of everything that is drawn."""
+    matrix: tuple[tuple[float, ...], ...]
+    """P: K + 1 rows, one per checkpoint, of K success rates."""
+    online: tuple[float, ...] = ()
+    """Success while learning, scenario by scenario."""
+    first: int | None = None
+    """Scenarios played before the first update; None: there was none."""
+    updates: int = 0
+    """Gradient steps taken."""
+    skipped: int = 0
+    """Steps that had nothing to learn from."""
+    seconds: float = 0.0
+    """Wall time."""
+    retained: float | None = None
+    """What is left at the end of an ability that was not trained on, as a share of what it was."""
+    ess: float | None = None
+    """Effective share of the samples behind the updates, mean over them."""
+    age: float | None = None
+    """Age of these samples in gradient steps, mean over the updates."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
+        object.__setattr__(self, "online", tuple(self.online))
+        _checked(self.matrix)
+
+
+def _checked(p: Matrix) -> int:
+    """K, of a matrix that has the right shape."""
+    splits = len(p) - 1
+    if splits < 1 or any(len(row) != splits for row in p):
+        raise UserError(f"a matrix of K splits has K + 1 rows of K numbers, got rows of {[len(row) for row in p]}")
+    return splits
+
+
+def forward(p: Matrix) -> float | None:
+    """Mean of P[k][j] over 1 <= k < j; None for a single split."""
+    splits = _checked(p)
+    ahead = [p[k][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
+    return mean(ahead) if ahead else None
+
+
+def gain(p: Matrix) -> float | None:
+    """Mean of P[k][j] - P[0][j] over 1 <= k < j; None for a single split."""
+    splits = _checked(p)
+    ahead = [p[k][j - 1] - p[0][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
+    return mean(ahead) if ahead else None
+
+
+def forgetting(p: Matrix) -> float | None:
+    """Mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]; None for a single split. Below 0: nothing was forgotten."""
+    splits = _checked(p)
+    lost = [max(p[k][j - 1] for k in range(j, splits)) - p[splits][j - 1] for j in range(1, splits)]
+    return mean(lost) if lost else None
+
+
+def backward(p: Matrix) -> float | None:
+    """BWT: mean over j < K of P[K][j] - P[j][j]; None for a single split."""
+    splits = _checked(p)
+    moved = [p[splits][j - 1] - p[j][j - 1] for j in range(1, splits)]
+    return mean(moved) if moved else None
+
+
+def final(p: Matrix) -> float:
+    """Mean of P[K][j] over all j."""
+    return mean(p[_checked(p)])
+
+
+FIGURES = {"forward": forward, "gain": gain, "forgetting": forgetting, "BWT": backward, "final": final}
+"""Column -> what it is read off with."""
+
+
+def table(arms: Mapping[str, Sequence[Trial]]) -> str:
+    """A Markdown table, a row per arm: mean over trials [95 % interval].
+
+    `final - none` is paired: each trial over the trial without learning on the same stream. `first update by` is the scenario by
+    which the latest of the trials had its first update, `updates` a mean.
+    """
+    extras: list[tuple[str, Any]] = [
+        ("while learning", lambda trial: mean(trial.online) if trial.online else None),
+        ("first update by", lambda trial: trial.first),
+        ("updates", lambda trial: trial.updates),
+        ("retained", lambda trial: trial.retained),
+        ("ESS", lambda trial: trial.ess),
+        ("age", lambda trial: trial.age),
+    ]
+    columns = [
+        (name, [_measured([figure(t.matrix) for t in trials]) for trials in arms.values()]) for name, figure in FIGURES.items()
+    ]
+    columns += [(name, [_measured([read(t) for t in trials], name) for trials in arms.values()]) for name, read in extras]
+    if "none" in arms:
+        columns.insert(len(FIGURES), ("final - none", [_measured(_ahead(trials, arms["none"])) for trials in arms.values()]))
+    told = [column for column in columns if set(column[1]) != {"–"}]
+    lines = [["arm", "trials", *(head for head, _ in told)]]
+    lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
+    return aligned(lines)
+
+
+def _ahead(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
+    """Final of each trial over that of the other arm's trial with the same order and seed."""
+    finals = {(trial.shuffle, trial.seed): final(trial.matrix) for trial in base}
+    pairs = [(final(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
+    return [ours - theirs for ours, theirs in pairs if theirs is not None]
+
+
+def _measured(numbers: Sequence[float | None], name: str = "") -> str:
+    known = [number for number in numbers if number is not None]
+    if not known:
+        return "–"
+    if name in ("first update by", "updates"):
+        return f"{max(known):g}" if name == "first update by" else f"{mean(known):.0f}"
+    return with_interval(mean(known), interval(known))
+
+
+def matrix(trials: Sequence[Trial]) -> str:
+    """P as a Markdown table: mean over trials."""
+    averaged = _averaged(trials)
+    splits = len(averaged) - 1
+    lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
+    for k, row in enumerate(averaged):
+        lines.append([f"after split {k}" if k else "untrained", *(f"{p:.2f}" for p in row), f"{mean(row):.2f}"])
+    return aligned(lines)
+
+
+def _averaged(trials: Sequence[Trial]) -> list[list[float]]:
+    if not trials:
+        raise UserError("a matrix needs one trial at least, got none")
+    rows = zip(*(trial.matrix for trial in trials), strict=True)
+    return [[mean(column) for column in zip(*row, strict=True)] for row in rows]
+
+
+def heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], columns: int = 4) -> None:
+    """Draw P of every arm, mean over trials: rows are checkpoints, columns splits, all on one scale from 0 to 1.
+
+    Args:
+        arms: name -> its trials.
+        paths: where to; the suffix says the format (.png, .svg).
+        columns: arms beside each other.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wide = min(columns, len(arms))
+    high = -(-len(arms) // wide)
+    figure = Figure(figsize=(2.7 * wide + 0.6, 2.6 * high + 0.3), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    places = figure.subplots(high, wide, squeeze=False)
+    drawn = None
+    for place, (arm, trials) in zip(places.flat, arms.items(), strict=False):
+        averaged = _averaged(trials)
+        drawn = place.imshow(averaged, vmin=0, vmax=1, cmap="viridis", aspect="auto")
+        for k, row in enumerate(averaged):
+            for j, p in enumerate(row):
+                place.text(j, k, f"{p:.2f}", ha="center", va="center", fontsize=7, color="black" if p > 0.6 else "white")
+        place.set_title(arm, fontsize=9)
+        place.set_xticks(range(len(averaged[0])), [str(j + 1) for j in range(len(averaged[0]))], fontsize=7)
+        place.set_yticks(range(len(averaged)), [str(k) if k else "none" for k in range(len(averaged))], fontsize=7)
+        place.set_xlabel("split", fontsize=7)
+        place.set_ylabel("trained up to split", fontsize=7)
+    for place in places.flat[len(arms) :]:
+        place.set_axis_off()
+    if drawn is not None:
+        figure.colorbar(drawn, ax=places, label="success", shrink=0.6)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
+        figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
+        part.replace(path)

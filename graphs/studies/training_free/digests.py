@@ -1,0 +1,135 @@
+"""What makes the numbers of a run what they are: its settings, with digests of what lies in files.
+
+Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...wiring.flags import CommandError
+from .setup import Learn, Setup, Split, opened_world
+
+__all__ = ["digest", "file_digest", "folder_name", "libraries", "public_url", "recorded", "weights_digest"]
+
+FREE = (
+    *("out", "workers", "concurrency", "json", "dry_run", "compare", "budget", "dollars"),
+    *("price_in", "price_out", "critic_price_in", "critic_price_out"),
+)
+"""Options that change no number in the results."""
+
+
+def recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
+    """Settings with digests of what lies in files: where one changes, so does the run, and needs another folder."""
+    from importlib.metadata import version
+
+    from ....memory.library import located
+    from ...training_free_grpo import PROMPTS
+
+    options = {name: value for name, value in asdict(setup.options).items() if name not in FREE}
+    told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    server = setup.options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
+    used = (setup.options.model, setup.options.judges)
+    return {
+        **told,
+        "base_url": public_url(server) if any(model.startswith("openai:") for model in used) else None,
+        "critic_base_url": public_url(setup.options.critic_base_url),
+        "seeds": list(setup.seeds),
+        "arms": {arm.name: asdict(arm.settings) for arm in setup.arms},
+        "digests": {
+            "problems": digest([_contents(setup.options, split) for split in splits.values()]),
+            **{f"model {model}": weights_digest(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
+            **{f"library {path}": file_digest(located(path), "--library") for path in libraries(setup)},
+            **{
+                name: _files_digest(path, f"--{name}")
+                for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
+                if path
+            },
+            "prompts of the package": digest(
+                [_files_digest(Path(__file__).parents[3] / "nodes" / "prompts" / name) for name in PROMPTS]
+            ),
+        },
+        "version": version("learngraph"),
+    }
+
+
+def _contents(options: Learn, split: Split) -> list[Any]:
+    """The problems of a seed with their answers, where there is one."""
+    tested = opened_world(options.test_env or options.env, options.horizon)
+    worlds = ((split.train + split.held_out, opened_world(options.env, options.horizon)), (split.test, tested))
+    return [
+        [asdict(task), list(world.gold(task)) if hasattr(world, "answer") and hasattr(world, "gold") else []]
+        for tasks, world in worlds
+        for task in tasks
+    ]
+
+
+def public_url(url: str | None) -> str | None:
+    """A server's address without what is secret in it."""
+    from urllib.parse import urlsplit, urlunsplit
+
+    if not url:
+        return None
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def libraries(setup: Setup) -> list[str]:
+    """The libraries that arms start from, as they were given."""
+    return list(dict.fromkeys(filter(None, (getattr(arm.settings, "library", "") for arm in setup.arms))))
+
+
+@lru_cache(maxsize=8)
+def weights_digest(model: str) -> str:
+    """Of a local model: by the names, sizes and times of its files, for they may be large. A hub name stands for itself."""
+    from ....tools.models.models import POCKET
+
+    place = POCKET if model == "pocket" else Path(model.partition(":")[2]).expanduser()
+    if not place.is_dir():
+        return model
+    files = sorted(file for file in place.iterdir() if file.is_file())
+    if model == "pocket":  # small, and its times say when it was installed
+        return digest([(file.name, file_digest(file)) for file in files])
+    return digest([(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files])
+
+
+def digest(value: Any) -> str:
+    """Sixteen hexadecimal digits that stand for a value that JSON can hold."""
+    import hashlib
+
+    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def file_digest(path: Path, flag: str = "") -> str:
+    """The same for what a file holds.
+
+    Raises:
+        CommandError: it cannot be read; `flag` is what named it.
+    """
+    import hashlib
+
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError as error:
+        raise CommandError(f"{flag} {path}: cannot be read ({error.strerror or error})".strip()) from error
+
+
+def _files_digest(path: Path, flag: str = "") -> str:
+    """Of a file, or of all files in a directory."""
+    if path.is_dir():
+        files = (file for file in sorted(path.rglob("*")) if file.is_file())
+        return digest({str(file.relative_to(path)): file_digest(file, flag) for file in files})
+    return file_digest(path, flag)
+
+
+def folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
+    """The name of the run's folder, where the user gives none: another question has another one."""
+    words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(settings)[:6]}"

@@ -1,0 +1,379 @@
+"""A run of Training-Free GRPO before it begins: its options, its arms, and the problems of each seed.
+
+What a run opens (world, model, tools) is opened here, once in a process.
+
+Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....memory.records import Task, UserError
+from ...wiring.flags import CommandError
+
+if TYPE_CHECKING:
+    from ....nodes.cached_model import Prices
+
+__all__ = [
+    "DERIVED",
+    "PLAYED",
+    "TOOLS",
+    "Arm",
+    "Learn",
+    "Setup",
+    "Split",
+    "opened_model",
+    "opened_toolbox",
+    "opened_world",
+    "splits_of",
+]
+
+DERIVED = ("random", "shuffled")
+"""Arms whose library is made from what the seed's first arm has learned."""
+
+TOOLS = ("python", "search", "web")
+
+PLAYED = ("rollout", "trial", "test")
+"""Stages in which the acting model plays."""
+
+
+@dataclass(frozen=True)
+class Learn:
+    """What to learn on, with what, and how to test it."""
+
+    env: str = "toy"
+    """The world: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of the
+    seed's task: the same hidden rules in another order. In other worlds problems are tasks of --splits, and no seed gets those of
+    another."""
+    model: str = "pocket"
+    """The model that acts: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
+    critic: str | None = None
+    """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
+    writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""
+    critic_temperature: float = 0.0
+    """The critic's temperature. The acting model has --temperature."""
+    test_temperature: float | None = None
+    """Temperature of the test; that of the accept test (--trial-temperature) if not given. The paper tests at 0.3."""
+    seeds: str = "5"
+    """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Each has problems of its own, and learns anew."""
+    compare: tuple[str, ...] = ()
+    """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated` (as many
+    lessons, written without any rollout), `:random` and `:shuffled` (made of what this seed has learned). Other ways to learn:
+    `:votes`, `:cheatsheet`, `:always`, `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
+    test: int = 20
+    """Unseen problems of each seed, on which all arms are compared."""
+    k: int = 5
+    """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
+    test_env: str | None = None
+    """Where the unseen problems come from, if not from --env: `math?dataset=NAME`."""
+    splits: str = "train,dev,test"
+    """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
+    tasks of one fold for each, where folds have nothing in common that could be learned."""
+    same_problems: bool = False
+    """Give every seed the same problems, where there are few: then seeds differ in their draws alone."""
+    curve: bool = False
+    """Play the unseen problems with the library of every learning step, too. It takes as many rollouts again for each."""
+    tools: str = ""
+    """Tools that a model may call while it works on a problem with one written answer, joined by commas: `python`, `search` (of
+    --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
+    corpus: Path | None = None
+    """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
+    tool_turns: int | None = None
+    """How often a model with tools is asked at most in a rollout, also in an arm tool-agent; 20 if not given. The paper: 50 for
+    mathematics, 20 for the web."""
+    horizon: int | None = None
+    """Steps after which a rollout ends; the environment's own if not given."""
+    max_tokens: int | None = None
+    """Longest reply of a model that writes, in tokens; its own if not given."""
+    window: int | None = None
+    """Tokens of the model's window; a local model knows its own, others are taken to have 32768."""
+    base_url: str | None = None
+    """The server behind `openai:MODEL`."""
+    critic_base_url: str | None = None
+    """The server behind the critic; the same if not given."""
+    prompts: Path | None = None
+    """A directory whose prompt files take the place of those of the same name."""
+    out: Path | None = None
+    """The run folder; made from the settings under `runs/` if not given. The same command resumes what stands there."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Processes that work at the same time, each on a seed."""
+    concurrency: int | None = None
+    """Calls of models in flight in each process: 16 if not given, and 1 for a model in this process."""
+    budget: int = 0
+    """Tokens that this folder may pay for, read and written, of all seeds and arms. Then the run stops with what it has; with a
+    larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
+    exceed it. 0: no limit."""
+    dollars: float = 0.0
+    """The same in dollars. 0: no limit."""
+    price_in: float = 0.0
+    """Dollars per million tokens that the model reads."""
+    price_out: float = 0.0
+    """Dollars per million tokens that it writes."""
+    critic_price_in: float | None = None
+    """The same for the critic; those of the model if not given."""
+    critic_price_out: float | None = None
+    """See --critic-price-in."""
+    dry_run: bool = False
+    """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
+    json: bool = False
+    """Print one JSON object per arm to stdout, and nothing else."""
+
+    def __post_init__(self) -> None:
+        least: Mapping[str, float] = {
+            "test": 1,
+            "k": 1,
+            "workers": 1,
+            "concurrency": 1,
+            "tool_turns": 1,
+            "horizon": 1,
+            "max_tokens": 1,
+            "window": 1,
+            "critic_temperature": 0,
+            "test_temperature": 0,
+            "budget": 0,
+            "dollars": 0,
+            "price_in": 0,
+            "price_out": 0,
+            "critic_price_in": 0,
+            "critic_price_out": 0,
+        }
+        for name, low in least.items():
+            given = getattr(self, name)
+            if given is not None and not low <= given < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
+        if self.dollars and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
+            raise CommandError(f"--dollars {self.dollars:g} needs --price-in and --price-out, in dollars per million tokens")
+        for tool in self.asked_tools:
+            if tool not in TOOLS:
+                raise CommandError(f"--tools is {', '.join(TOOLS)}, or several of them joined by commas; got {self.tools!r}")
+        if len(self.folds) != 3 or not {"train", "dev", "test"}.issuperset(self.folds):
+            raise CommandError(f"--splits names three of train, dev and test, such as train,dev,test; got {self.splits!r}")
+
+    @property
+    def asked_tools(self) -> tuple[str, ...]:
+        """The names of the tools."""
+        return tuple(name.strip() for name in self.tools.split(",") if name.strip())
+
+    @property
+    def folds(self) -> tuple[str, ...]:
+        """Splits of what is learned on, held out, and unseen."""
+        return tuple(name.strip() for name in self.splits.split(","))
+
+    @property
+    def judges(self) -> str:
+        """The critic's model."""
+        return self.critic or self.model
+
+    @property
+    def critic_url(self) -> str | None:
+        """The server behind the critic; None for a local one."""
+        if not self.judges.startswith("openai:"):
+            return None
+        return self.critic_base_url or self.base_url
+
+    def prices(self, stage: str) -> Prices:
+        """Dollars per million tokens of a stage's calls."""
+        from ....nodes.cached_model import Prices
+
+        if stage in PLAYED:
+            return Prices(self.price_in, self.price_out)
+        return Prices(
+            self.price_in if self.critic_price_in is None else self.critic_price_in,
+            self.price_out if self.critic_price_out is None else self.critic_price_out,
+        )
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to get a library, or a method without one: a row of the table."""
+
+    name: str
+    """As on the command line: `training-free-grpo:shuffled`."""
+    settings: Any
+    """`TrainingFreeGRPO`, or the settings of another method."""
+    method: str
+    """Name of the method in `graphs.methods`."""
+
+    @property
+    def way(self) -> str:
+        """How its library comes about (`TrainingFreeGRPO.arm`); `method`: another method, which has none."""
+        return str(getattr(self.settings, "arm", "method"))
+
+    @property
+    def learns(self) -> bool:
+        """Whether it plays rollouts on problems to learn from."""
+        return self.way == "learned"
+
+    @property
+    def title(self) -> str:
+        """Its name in tables, with what its settings say must stand there."""
+        remark = getattr(self.settings, "remark", "") if self.learns else ""
+        return f"{self.name} ({remark})" if remark else self.name
+
+
+@dataclass(frozen=True)
+class Split:
+    """The problems of a seed, no problem in two of them."""
+
+    train: tuple[Task, ...]
+    held_out: tuple[Task, ...]
+    test: tuple[Task, ...]
+
+    def of(self, settings: Any) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+        """What an arm with these settings learns from, and holds out."""
+        return self.train[: settings.problems], self.held_out[: settings.held_out]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know."""
+
+    options: Learn
+    arms: tuple[Arm, ...]
+    """The first one is what was asked for; the others are what it is compared with."""
+    seeds: tuple[int, ...]
+    folder: Path
+
+    def place(self, arm: Arm, seed: int) -> Path:
+        """The folder of an arm's seed."""
+        return self.folder / f"{arm.name.replace(':', '-')}-s{seed}"
+
+    def finished(self, arm: Arm, seed: int) -> bool:
+        """Whether the arm has played its test."""
+        return (self.place(arm, seed) / "result.json").exists()
+
+    def result(self, arm: Arm, seed: int) -> dict[str, Any]:
+        """What a finished arm came to."""
+        found: dict[str, Any] = json.loads((self.place(arm, seed) / "result.json").read_text(encoding="utf-8"))
+        return found
+
+    @property
+    def due(self) -> list[int]:
+        """Seeds with an arm that is not finished."""
+        return [seed for seed in self.seeds if not all(self.finished(arm, seed) for arm in self.arms)]
+
+    @property
+    def against(self) -> str:
+        """Title of the arm that the others are measured against: without lessons."""
+        alike = "tool-agent" if self.options.asked_tools else "react"  # what the rollouts are without a library
+        without = [arm for arm in self.arms if arm.way == "empty"] or [arm for arm in self.arms if arm.method == alike]
+        return without[0].title if without else ""
+
+
+# What a run opens
+
+
+@lru_cache(maxsize=2)
+def opened_world(spec: str, horizon: int | None) -> Any:
+    """The environment of this name, opened once in a process; without a horizon it has its own."""
+    from ....tools.environments.catalogue import open_environment
+
+    return open_environment(spec, horizon=horizon)
+
+
+@lru_cache(maxsize=8)
+def opened_model(spec: str, base_url: str | None, max_tokens: int | None, temperature: float | None) -> Any:
+    """The model of this name, opened once in a process for each way to ask it."""
+    from ....tools.models.models import open_model
+
+    return open_model(spec, base_url=base_url, max_tokens=max_tokens, temperature=temperature, threads=1)
+
+
+@lru_cache(maxsize=2)
+def opened_toolbox(names: tuple[str, ...], corpus: Path | None) -> Any:
+    """The tools of these names; None without any."""
+    from ....tools.agent_tools.interpreter import Toolbox
+    from ....tools.agent_tools.search import search_tool, web_search_tool
+
+    made = {"search": lambda: search_tool(corpus), "web": web_search_tool}
+    if not names:
+        return None
+    return Toolbox(python={} if "python" in names else None, shared=tuple(made[name]() for name in names if name in made))
+
+
+# The problems
+
+
+def splits_of(setup: Setup) -> dict[int, Split]:
+    """The problems of each seed.
+
+    Raises:
+        UserError: there are not so many, or two of them are the same.
+    """
+    options, learning = setup.options, [arm.settings for arm in setup.arms if arm.way != "method"]
+    counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test)
+    most = [
+        next((a.name for a in setup.arms if getattr(a.settings, f, 0) == c), "") for f, c in zip(PARTS, counts, strict=True)
+    ]
+    environment = opened_world(options.env, options.horizon)
+    tested = environment if options.test_env is None else opened_world(options.test_env, options.horizon)
+    found: dict[int, Split] = {}
+    seen: dict[Any, str] = {}
+    for seed in setup.seeds:
+        at = 0 if options.same_problems else seed
+        if hasattr(environment, "variant") and tested is environment:
+            found[seed] = _variants(environment, at, counts)
+            continue
+        worlds = (environment, environment, tested)
+        found[seed] = Split(*(_tasks(worlds, options, counts, at, n, most[n]) for n in range(3)))
+        _distinct(environment, found[seed], {} if options.same_problems else seen)
+    return found
+
+
+def _variants(environment: Any, seed: int, counts: Sequence[int]) -> Split:
+    """Variants of the seed's task: the same rules in different orders."""
+    stem, seen, numbers = environment.task(seed), set[Any](), iter(range(1, 100_000))
+
+    def some(count: int) -> Iterator[Task]:
+        while count:
+            task = environment.variant(stem, next(numbers))
+            if (path := environment.gold(task)) not in seen:  # an order that was drawn before is no other problem
+                seen.add(path)
+                count -= 1
+                yield task
+
+    return Split(*(tuple(some(count)) for count in counts))
+
+
+PARTS = ("problems", "held_out", "test")
+"""What says how many problems are learned on, held out and unseen."""
+
+
+def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: int, part: int, arm: str) -> tuple[Task, ...]:
+    """The problems of a seed that are learned on (part 0), held out (1) or unseen (2): numbers of the fold that no other part and
+    no other seed has. `arm`: the one that asks for so many."""
+    world, fold, count = worlds[part], options.folds[part], counts[part]
+    alike = [n for n in range(3) if worlds[n] is world and options.folds[n] == fold]
+    first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < part)
+    try:
+        return tuple(world.task(first + n, fold) for n in range(count))
+    except UserError as error:
+        raise UserError(
+            f"{world.name}: seed {seed} is to have {count} tasks of {fold} from number {first} on, and there are not so many "
+            f"({error}); ask for fewer (--{PARTS[part].replace('_', '-')}{f', of {arm}' if arm else ''}) or fewer seeds, or give "
+            "--same-problems"
+        ) from error
+
+
+def _distinct(environment: Any, split: Split, seen: dict[Any, str]) -> None:
+    """Check that no problem is there twice, in any of the seeds: what is learned on one would be tested on itself.
+
+    Args:
+        environment: the world. With one written answer a problem is its text, in others there may be the same text on each.
+        split: of a seed.
+        seen: problems of the seeds before; those of this one are added.
+    """
+    for task in (*split.train, *split.held_out, *split.test):
+        text = " ".join(task.instruction.split()) if hasattr(environment, "answer") else task.id
+        if (other := seen.get(text)) is not None:
+            same = f"problems {other} and {task.id} say the same" if other != task.id else f"problem {task.id} is there twice"
+            raise UserError(f"{environment.name}: {same}; remove the copies from the data, or ask for fewer problems or seeds")
+        seen[text] = task.id

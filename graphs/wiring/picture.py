@@ -1,0 +1,172 @@
+"""Pictures of graphs, drawn on this machine: SVG or PNG by Graphviz (the extra `[pictures]`), else Mermaid text.
+
+    picture(graph)                       shows itself in a notebook
+    save(graph, Path("jitrl.svg"))       .svg, .png or .mmd
+
+A box is coloured by what its node does: ask a model, touch the environment, use the memory, or just compute. Under the name
+stand the node's settings.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.records import UserError
+from .flow import draw, parse
+
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+
+COLOURS = {
+    "model": "#dbe7ff",
+    "environment": "#dff3e0",
+    "memory": "#fff0d1",
+    "compute": "#f0f0f2",
+    "graph": "#efe3fb",
+}
+"""Fill of a node's box, by its `role`; `graph` is a subgraph."""
+
+
+class PictureError(UserError, ValueError):
+    """The picture cannot be drawn or written as asked."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A graph that shows itself in a notebook, without asking any server."""
+
+    graph: Graph
+    direction: Literal["LR", "TD"] = "LR"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        if can_draw():
+            return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
+        return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
+
+    def mermaid(self) -> str:
+        """The drawing as text, which `flow.wire` would read."""
+        return draw(self.graph, self.direction)
+
+    def svg(self) -> str:
+        """The picture as an SVG document."""
+        text = _graphviz(self.graph, self.direction, "svg").decode()
+        return text[text.index("<svg") :]
+
+    def png(self) -> bytes:
+        """The picture as a PNG file."""
+        return _graphviz(self.graph, self.direction, "png")
+
+
+def picture(graph: Graph, direction: Literal["LR", "TD"] = "LR") -> Picture:
+    """The picture of any compiled graph."""
+    return Picture(graph, direction)
+
+
+def can_draw() -> bool:
+    """Whether Graphviz is there."""
+    from importlib.util import find_spec
+
+    return find_spec("pygraphviz") is not None
+
+
+def save(graph: Graph, path: Path) -> None:
+    """Write the picture of a graph; the suffix says the format.
+
+    Raises:
+        PictureError: the format is none of .svg, .png, .mmd, or Graphviz is needed and missing, or the file cannot be written.
+    """
+    if path.suffix not in (".svg", ".png", ".mmd"):
+        raise PictureError(f"a picture is a .svg, .png or .mmd file, not {path.name}")
+    if path.suffix != ".mmd" and not can_draw():
+        raise PictureError(f"{path.suffix} needs Graphviz: pip install 'learngraph[pictures]'; .mmd needs nothing")
+    shown = Picture(graph)
+    match path.suffix:
+        case ".svg":
+            data = shown.svg().encode()
+        case ".png":
+            data = shown.png()
+        case _:
+            data = shown.mermaid().encode()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    except OSError as error:
+        raise PictureError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
+    import pygraphviz  # type: ignore[import-untyped]
+
+    drawn = pygraphviz.AGraph(
+        directed=True, strict=False, rankdir="TB" if direction == "TD" else direction, bgcolor="transparent", pad=0.1
+    )
+    drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.4, dpi=160 if form == "png" else 72)
+    drawn.node_attr.update(
+        shape="box", style="rounded,filled", color="#9aa0a8", penwidth=1, fontname="Helvetica", fontsize=11, margin="0.14,0.08"
+    )
+    drawn.edge_attr.update(color="#5c636b", fontcolor="#3c4148", fontname="Helvetica", fontsize=9, arrowsize=0.7)
+    for end in ("START", "END"):
+        drawn.add_node(end, label=end.lower(), shape="plain", style="", fontcolor="#5c636b", fontsize=10)
+    for name, node in graph.builder.nodes.items():
+        part = _part(node.runnable)
+        drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
+    for edge in parse(draw(graph)):
+        look = {"label": f" {edge.label} "} if edge.label else {}
+        look |= {"style": "dashed"} if edge.dotted else {}
+        drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
+    with _quiet():
+        return cast(bytes, drawn.draw(format=form, prog="dot"))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what C code prints from the screen: the bundled Fontconfig complains about the settings of a newer one."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _part(runnable: Any) -> Any:
+    """What was given as a node: LangGraph wraps functions."""
+    part = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
+    return part.func if isinstance(part, partial) else part
+
+
+def _role(part: Any) -> str:
+    if isinstance(part, CompiledStateGraph):
+        return "graph"
+    role = getattr(part, "role", "compute")
+    return role if role in COLOURS else "compute"
+
+
+def _settings(part: Any) -> Iterator[tuple[str, str]]:
+    """The fields that are numbers, words or yes and no; the rest (models, memories) is no setting."""
+    for one in fields(part) if is_dataclass(part) else ():
+        value = getattr(part, one.name)
+        if one.repr and isinstance(value, bool | int | float | str) and value != "":
+            yield one.name, f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _label(name: str, part: Any) -> str:
+    lines = "".join(f'<BR/><FONT POINT-SIZE="9" COLOR="#5c636b">{escape(n)} = {escape(v)}</FONT>' for n, v in _settings(part))
+    return f"<<B>{escape(name)}</B>{lines}>"
+
+
+def _tooltip(name: str, part: Any) -> str:
+    about = (getattr(part, "__doc__", None) or "").strip().splitlines()
+    return f"{name}: {about[0]}" if about else name

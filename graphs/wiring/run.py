@@ -1,0 +1,196 @@
+"""A run: one method plays one task episode after episode. The episode is a subgraph; the run keeps the scores.
+
+It ends with an answer: the attempt that the method itself chooses, by the rewards it was shown. The highest true score of all
+attempts (the running maximum) needs an oracle to pick it, and stands beside the answer in tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import add
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from langchain_core.runnables import Runnable
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from typing_extensions import TypedDict
+
+from ...memory.records import Task, Usage, UserError
+from ...memory.storage.rows import Rows
+from ...nodes.state import Played
+from .flow import Node, compiled, wire
+
+FLOW = """
+flowchart LR
+  START --> episode --> tally
+  tally -->|another| episode
+  tally -->|enough| commit --> END
+"""
+
+
+class RunError(UserError, RuntimeError):
+    """The state of a run and its log do not belong together."""
+
+
+class Plan(TypedDict):
+    """What a run is asked to do; its input. `episode` starts at 0."""
+
+    task: Task
+    run: str
+    """Its name; every id and every random draw is made from it."""
+    episode: int
+    episodes: int
+    """How many to play."""
+    tokens: NotRequired[int]
+    """How many tokens of model calls the run may take, 0 for any number: no episode begins once they are used up."""
+
+
+class Run(Plan, Played):
+    """The channels of a run; those of `Played` are about the episode that ended last."""
+
+    scores: Annotated[list[float], add]
+    """One per finished episode, in the environment's units: r*, the truth."""
+    values: Annotated[list[float | None], add]
+    """One per finished episode: the return r that the method saw, None if a reward is missing."""
+    bests: Annotated[list[float], add]
+    """The highest score within each episode."""
+    lengths: Annotated[list[int], add]
+    """Steps taken in each episode."""
+    spent: Annotated[int, add]
+    """Tokens of model calls so far."""
+    answer: int
+    """The episode whose attempt the method commits to."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Note the finished episode, in the state and as one row of the run's log (once, however often this runs)."""
+
+    role: ClassVar[str] = "memory"
+
+    log: Rows
+
+    @property
+    def waits(self) -> bool:
+        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        return self.log.path is not None
+
+    def __call__(self, state: Run) -> dict[str, Any]:
+        run, episode, usage = state["run"], state["episode"], state["usage"]
+        self.log.append(
+            {
+                "id": f"{run}/{episode}",
+                "run": run,
+                "episode": episode,
+                "task": state["task"].id,
+                "score": state["score"],
+                "best": state["best"],
+                "earned": state["earned"],
+                "unjudged": state.get("unjudged", ""),  # a checkpoint of an earlier version has none
+                "steps": state["step"],
+                "head": state["head"],
+                "calls": usage.calls,
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "refreshes": usage.refreshes,
+                "malformed": usage.malformed,
+                "studied": usage.studied,
+            }
+        )
+        self.log.sync()
+        return {
+            "scores": [state["score"]],
+            "bests": [state["best"]],
+            "values": [state["earned"]],
+            "lengths": [state["step"]],
+            "spent": usage.input_tokens + usage.output_tokens,
+            "episode": episode + 1,
+        }
+
+
+@dataclass(frozen=True)
+class Commit:
+    """End the run with one attempt that the method itself chose.
+
+    `best` takes the highest return r. Attempts that tie for it are judged again by a judge that may err (its mean over
+    `times` judgements decides); what ties then: the shortest, then the first. `last`, and a run without any known return,
+    takes the last attempt.
+    """
+
+    rule: Literal["best", "last"] = "best"
+    log: Rows = field(default_factory=Rows)
+    judge: Node | None = None
+    """Asked again on ties; None for rewards that would only be the same again."""
+    times: int = 3
+    most: int = 5
+    """How many of the tied attempts are judged again at most, the shortest first; none once the run's tokens are used up."""
+
+    @property
+    def role(self) -> str:
+        """A model's if a judge may be asked."""
+        return "model" if self.judge is not None else "compute"
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may ask a judge: see `graphs.flow.waits`."""
+        return self.judge is not None
+
+    def __call__(self, state: Run) -> dict[str, Any]:
+        known = {episode: value for episode, value in enumerate(state["values"]) if value is not None}
+        if self.rule == "last" or not known:
+            return {"answer": len(state["values"]) - 1}
+        top = max(known.values())
+        tied = sorted((e for e, value in known.items() if value == top), key=lambda e: (state["lengths"][e], e))
+        returns, usage, limit = dict.fromkeys(tied, -math.inf), Usage(), state.get("tokens", 0)
+        used_up = limit and state["spent"] >= limit
+        for episode in tied[: self.most] if self.judge and len(tied) > 1 and not used_up else ():
+            judged = [self._judged(state, episode, n) for n in range(self.times)]
+            usage = sum((one.get("usage", Usage()) for one in judged), usage)
+            totals = [math.fsum(one["rewards"]) for one in judged if None not in one["rewards"]]
+            if totals:
+                returns[episode] = math.fsum(totals) / len(totals)
+        answer = max(tied, key=returns.__getitem__)  # the first of equals, and they stand in order
+        return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
+
+    def _judged(self, state: Run, episode: int, n: int) -> Mapping[str, Any]:
+        """The n-th further judgement of a finished attempt."""
+        row = self.log.get(f"{state['run']}/{episode}")
+        if row is None:
+            raise RunError(f"the log of the run {state['run']} has no episode {episode} to judge again; it has {len(self.log)}")
+        name = f"{state['run']}/again/{n}"  # a model that is seeded by the run's name would only say the same again
+        attempt = {**state, "run": name, "episode": episode, "head": row["head"], "step": row["steps"], "score": row["score"]}
+        judged: Mapping[str, Any] = self.judge.invoke(attempt) if isinstance(self.judge, Runnable) else self.judge(attempt)  # type: ignore[misc]
+        return judged
+
+
+def more(state: Run) -> Literal["another", "enough"]:
+    """Router: were all episodes played, or all tokens used?"""
+    limit = state.get("tokens", 0)
+    if limit and state["spent"] >= limit:
+        return "enough"
+    return "another" if state["episode"] < state["episodes"] else "enough"
+
+
+def build(
+    episode: Runnable[Any, Any],
+    log: Rows | None = None,
+    *,
+    commit: Literal["best", "last"] = "best",
+    judge: Node | None = None,
+    **compile: Any,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of a run over the graph of an episode.
+
+    Args:
+        episode: a graph from `Attempt` to `Played`, such as `graphs.jitrl.build` makes, or a `flow.Loop` of one.
+        log: where finished episodes are noted, one row each.
+        commit: how the run's answer is chosen; see `Commit`.
+        judge: what judges attempts that tie again.
+        compile: as for `StateGraph.compile`.
+    """
+    builder = StateGraph(Run, input_schema=Plan)
+    log = log if log is not None else Rows()
+    nodes: dict[str, Any] = {"episode": episode, "tally": Tally(log), "commit": Commit(commit, log, judge)}
+    return compiled(wire(builder, FLOW, nodes, {"tally": more}), **{"name": "run", **compile})

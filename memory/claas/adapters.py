@@ -1,0 +1,801 @@
+"""Versions of a tenant's LoRA adapter: immutable folders named by what is in them, and a log that says which one is live.
+
+    ROOT/<tenant>/<adapter>/versions/<000017-3f9c2ab1d4e0>/   the files as the learner left them, and manifest.json
+    ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, and why
+    ROOT/<tenant>/<adapter>/CURRENT                           name of the live version; missing: the base model answers
+
+A version's name is the gradient step and the SHA-256 of its files' digests: the same contents have the same name, and a file
+that was changed shows. A label is `<tenant>/<adapter>@<name>`; the empty label is the base model.
+
+Kill -9 anywhere leaves whole versions only. A change of state is one line of the log, on the disk before CURRENT is swapped
+(temporary file, fsync, rename, fsync of the directory); where a crash came between the two, opening finishes the swap.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from ..records import UserError
+from .replay_file import NAME, plain
+
+__all__ = ["AdapterConflict", "AdapterError", "Adapters", "UnknownVersion", "Version", "scopes", "split"]
+
+VERSION = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
+"""A version's name: step and digest."""
+FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
+"""What a file in a version may be called: no folders, nothing hidden."""
+MANIFEST = "manifest.json"
+PRIVATE = ("optimizer", "teacher", "learner", "critic")
+"""Files that begin so are the learner's own, and are not exported."""
+PATIENCE = 10.0
+"""Seconds to wait for another process that changes the same adapter."""
+DROPPED = ("dropped", "deleted")
+
+
+class AdapterError(UserError, RuntimeError):
+    """A version cannot be written, read or used; says which file, and what would do."""
+
+
+class UnknownVersion(AdapterError):
+    """This adapter has no version of this label."""
+
+
+class AdapterConflict(AdapterError):
+    """The version's state does not allow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One version of an adapter."""
+
+    name: str
+    label: str
+    step: int
+    """Gradient steps behind it."""
+    parent: str
+    """Label of the version it was learned from; empty: the base model."""
+    base: str
+    """Fingerprint of the base model; whoever loads it compares."""
+    state: str
+    """`candidate`, `canary`, `live`, `retired`, `dropped`; `corrupt` if its manifest cannot be read."""
+    tainted: bool
+    """It learned from a record that was deleted since."""
+    created: float
+    """Unix time in seconds."""
+    about: dict[str, Any]
+    """Losses, minibatch, gate results: what it was written with, and what its changes of state came with."""
+    digests: dict[str, str]
+    """File -> SHA-256, in hex."""
+
+
+@dataclass
+class _Book:
+    """What the log says."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    states: dict[str, str] = field(default_factory=dict)
+    tainted: set[str] = field(default_factory=set)
+    about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parents: dict[str, str] = field(default_factory=dict)
+    """Label -> what it was learned from; known of those that are long deleted, too."""
+    ended: set[str] = field(default_factory=set)
+    """What was live once or was dropped: unless it is live, nothing goes on from it."""
+    live: str = ""
+    canary: str = ""
+    before: list[str] = field(default_factory=list)
+    """What was live before, oldest first: where `roll_back` goes."""
+    end: int = 0
+    """Bytes of the log that were read."""
+
+    def add(self, line: dict[str, Any]) -> None:
+        state, label = line["state"], line["label"]
+        marked = line["labels"] if state == "tainted" else ()
+        self.lines.append(line)
+        if state == "tainted":
+            self.tainted.update(marked)
+            return
+        if state == "candidate":
+            self.ended.discard(label)  # deleted, and made again
+            self.parents[label] = line.get("parent", "")
+        elif state in ("live", "dropped"):
+            self.ended.add(label)
+        if state == "canary" and self.canary not in ("", label):
+            self.states[self.canary] = "dropped"
+            self.ended.add(self.canary)
+        if state == "live" and self.live != label:
+            if self.live:
+                self.states[self.live] = "retired"
+            if not line.get("back"):
+                self.before.append(self.live)
+            elif label in self.before:
+                last = len(self.before) - 1 - self.before[::-1].index(label)
+                del self.before[last:]
+            self.live = label
+        if label:
+            self.states[label] = state
+            self.about[label] = {**self.about.get(label, {}), **line.get("about", {})}
+        if state == "canary":
+            self.canary = label
+        elif label == self.canary:
+            self.canary = ""
+
+
+def split(label: str) -> tuple[str, str, str]:
+    """(tenant, adapter, version name) of a label.
+
+    Raises:
+        AdapterError: it is none: nothing but names ever becomes a path.
+    """
+    scope, at, name = label.partition("@")
+    tenant, slash, adapter = scope.partition("/")
+    if not (at and slash and NAME.fullmatch(tenant) and NAME.fullmatch(adapter) and VERSION.fullmatch(name)):
+        raise AdapterError(f"no label of a version: {label[:120]!r}; `acme/default@000017-3f9c2ab1d4e0` is one")
+    return tenant, adapter, name
+
+
+def scopes(root: Path | str) -> list[tuple[str, str]]:
+    """(tenant, adapter) of every adapter that has a folder."""
+    found = []
+    for tenant in _folders(Path(root)):
+        found += [(tenant.name, adapter.name) for adapter in _folders(tenant)]
+    return sorted(found)
+
+
+def _folders(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return []
+    return [path for path in place.iterdir() if NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+class Adapters:
+    """The versions of one adapter. Safe for threads; processes take turns at changing it.
+
+    Args:
+        root: folder of all tenants' adapters.
+        tenant: whose.
+        adapter: which of them.
+        keep: how many versions `prune` leaves beside those in use.
+        clock: Unix time in seconds.
+
+    Raises:
+        AdapterError: a name that is none, a symbolic link in the way, or a log that cannot be read.
+    """
+
+    def __init__(
+        self, root: Path | str, tenant: str, adapter: str = "default", keep: int = 10, clock: Callable[[], float] = time.time
+    ) -> None:
+        from filelock import FileLock
+
+        for name, what in ((tenant, "tenant"), (adapter, "adapter")):
+            if not NAME.fullmatch(name):
+                raise AdapterError(f"{what} {name[:80]!r} is no name: small letters, digits, - and _ would do, at most 63")
+        self.tenant, self.adapter, self.keep = tenant, adapter, keep
+        self.scope = f"{tenant}/{adapter}"
+        self.place = Path(root) / tenant / adapter
+        self._versions = self.place / "versions"
+        self._log, self._current = self.place / "states.jsonl", self.place / "CURRENT"
+        self._clock = clock
+        self._book = _Book()
+        self._seen: dict[str, dict[str, tuple[int, int, int]]] = {}
+        self._manifests: dict[str, dict[str, Any]] = {}
+        self._threads = RLock()
+        with self._in_words("open"):
+            for path in (self.place.parent, self.place, self._versions):
+                path.mkdir(parents=True, exist_ok=True)
+                if path.is_symlink():
+                    raise AdapterError(f"adapter {self.scope}: {path} is a symbolic link; put the folder itself there")
+        self._owner = FileLock(self.place / "lock", thread_local=False)
+        shutil.rmtree(self.place.with_name(f".gone-{adapter}"), ignore_errors=True)  # of a removal that was killed
+        with self._changing():
+            for path in self._versions.iterdir():
+                if path.name.startswith("."):  # of a write or a deletion that was killed
+                    _remove(path)
+            for label, state in self._book.states.items():
+                if state == "deleted":
+                    _remove(self._versions / split(label)[2])
+
+    # -- the log and CURRENT ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _in_words(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise AdapterError(
+                f"adapter {self.scope}: cannot {doing} {error.filename or self.place}: {error.strerror or error}; make room or give "
+                "the rights, and try again: what was there before is kept"
+            ) from error
+
+    @contextmanager
+    def _changing(self) -> Iterator[_Book]:
+        """The only one who changes this adapter; what a crash left half done is finished first."""
+        from filelock import Timeout
+
+        with self._threads, self._in_words("change"):
+            try:
+                self._owner.acquire(timeout=PATIENCE)
+            except Timeout:
+                raise AdapterError(f"adapter {self.scope}: another process has been changing it for {PATIENCE:g} s") from None
+            try:
+                book = self._read()
+                if self._log.exists() and self._log.stat().st_size > book.end:
+                    os.truncate(self._log, book.end)  # the half line of a writer that was killed
+                if self._named() != book.live:
+                    self._point(book.live)
+                yield book
+            finally:
+                self._owner.release()
+
+    def _read(self) -> _Book:
+        """The log as it stands; reads only what is new."""
+        with self._threads:
+            size = self._log.stat().st_size if self._log.exists() else 0
+            if size < self._book.end:
+                self._book = _Book()
+            book = self._book
+            if size > book.end:
+                with self._log.open("rb") as file:
+                    file.seek(book.end)
+                    for line in file:
+                        if not line.endswith(b"\n"):
+                            break
+                        try:
+                            book.add(json.loads(line))
+                        except (ValueError, KeyError, TypeError, AttributeError) as error:
+                            raise AdapterError(
+                                f"adapter {self.scope}: corrupt: {self._log}, line {len(book.lines) + 1}: {line[:60]!r}; restore it "
+                                "from a copy, or take the line out"
+                            ) from error
+                        book.end += len(line)
+            return book
+
+    def _note(
+        self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
+    ) -> None:
+        """Write a line for each label, on the disk on return; no line is ever half written."""
+        if about:
+            more["about"] = plain(about)
+        data = b""
+        for each in [label] if isinstance(label, str) else label:
+            line = {"time": self._clock(), "label": each, "state": state, "why": why, **more}
+            data += json.dumps(line).encode() + b"\n"
+        end = self._book.end
+        new = not self._log.exists()
+        try:
+            with self._log.open("ab", buffering=0) as file:
+                left = memoryview(data)
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+        except OSError:
+            if self._log.exists():
+                os.truncate(self._log, end)
+            raise
+        if new:
+            _sync(self.place)
+        self._read()
+
+    def _named(self) -> str:
+        """Label of what CURRENT names; what is none counts as none, and is put right from the log."""
+        try:
+            name = self._current.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError):
+            return "?"
+        return f"{self.scope}@{name}" if VERSION.fullmatch(name) else "?"
+
+    def _point(self, label: str) -> None:
+        """Swap CURRENT."""
+        if label:
+            new = self.place / "CURRENT.new"
+            with new.open("w", encoding="utf-8") as file:
+                file.write(split(label)[2] + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self._current)
+        else:
+            self._current.unlink(missing_ok=True)
+        _sync(self.place)
+
+    def _live(self, label: str, why: str, about: Mapping[str, Any] | None, **more: Any) -> None:
+        end, was = self._book.end, self._book.live
+        self._note("live", label, why, about, was=was, **more)
+        try:
+            self._point(label)
+        except OSError:
+            os.truncate(self._log, end)  # not done, so not noted
+            self._read()
+            raise
+
+    @property
+    def current(self) -> str:
+        """Label of the live version; empty: the base model.
+
+        Raises:
+            AdapterError: CURRENT names no version.
+        """
+        label = self._named()
+        if label == "?":
+            raise AdapterError(
+                f"adapter {self.scope}: corrupt: {self._current} names no version; opening the adapter again puts it right"
+            )
+        return label
+
+    @property
+    def canary(self) -> str:
+        """Label of the version that answers a share of the requests; empty: none."""
+        return self._read().canary
+
+    def log(self) -> list[dict[str, Any]]:
+        """The changes of state, oldest first: `time`, `label`, `state`, `why`, and what they came with."""
+        with self._threads:
+            return [dict(line) for line in self._read().lines]
+
+    # -- versions ---------------------------------------------------------------------------------------------------------
+
+    def write(self, folder: Path | str, step: int, parent: str, base: str, about: Mapping[str, Any] | None = None) -> str:
+        """Adopt a finished folder as a candidate; the folder is gone then. The same contents again change nothing.
+
+        Args:
+            folder: files only, no folders or links.
+            step: gradient steps behind it.
+            parent: label of the version it was learned from; empty: the base model.
+            base: fingerprint of the base model.
+            about: what shall be known of it (losses, times); no part of the name.
+
+        Returns:
+            Its label.
+
+        Raises:
+            AdapterError: nothing in it, or something else than files; or the disk is full.
+            AdapterConflict: the same contents have another parent or base.
+        """
+        folder = Path(folder)
+        if not 0 <= step < 10**9:
+            raise AdapterError(f"adapter {self.scope}: a version has from 0 to 10^9 steps behind it, got {step}")
+        if parent:
+            self._own(parent)
+        with self._changing() as book:
+            files = _files(folder, f"adapter {self.scope}")
+            if not files:
+                raise AdapterError(f"adapter {self.scope}: there are no files in {folder}")
+            digests = {path.name: _digest(path) for path in files}
+            name = f"{step:06d}-{_contents(digests)[:12]}"
+            label, place = f"{self.scope}@{name}", self._versions / name
+            if place.exists() or place.is_symlink():
+                try:
+                    self._check(label)
+                    kept = self._manifest(label)
+                except AdapterError:
+                    self._discard(label)  # damaged since; here are its contents again
+                else:
+                    if (kept["parent"], kept["base"]) != (parent, base):
+                        raise AdapterConflict(
+                            f"{label} is there already, with parent {kept['parent']!r} and base {kept['base']!r}, and cannot have "
+                            f"{parent!r} and {base!r}, too"
+                        )
+                    if book.states.get(label, "deleted") == "deleted":
+                        self._note("candidate", label, "written", step=step, parent=parent)
+                    _remove(folder)
+                    return label
+            staging = self._versions / f".new-{name}"
+            _remove(staging)
+            try:
+                os.rename(folder, staging)
+            except OSError:  # from another file system
+                shutil.copytree(folder, staging)
+            try:
+                (staging / MANIFEST).unlink(missing_ok=True)
+                sizes = {each: (staging / each).stat().st_size for each in sorted(digests)}
+                manifest = {
+                    **{
+                        "name": name,
+                        "step": step,
+                        "parent": parent,
+                        "base": base,
+                        "created": self._clock(),
+                        "about": plain(about or {}),
+                    },
+                    "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in sorted(digests)},
+                }
+                manifest["seal"] = _seal(manifest)
+                (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+                for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
+                    _sync(path)
+            except OSError:
+                if not folder.exists():
+                    os.rename(staging, folder)  # as it came
+                raise
+            os.rename(staging, place)
+            _sync(self._versions)
+            self._note("candidate", label, "written", step=step, parent=parent)
+            _remove(folder)
+            return label
+
+    def folder(self, label: str) -> Path:
+        """Where a version's files are, after every one of them was compared with its digest (once, as long as it is not touched).
+
+        Raises:
+            UnknownVersion: there is none of this label.
+            AdapterError: `corrupt: ...` names the file that is damaged, missing or too many.
+        """
+        with self._threads, self._in_words("read"):
+            return self._check(label)
+
+    def _own(self, label: str) -> str:
+        """The name in a label of this adapter."""
+        tenant, adapter, name = split(label)
+        if (tenant, adapter) != (self.tenant, self.adapter):
+            raise UnknownVersion(f"adapter {self.scope} has no version {label}")
+        return name
+
+    def _there(self, label: str) -> Path:
+        place = self._versions / self._own(label)
+        if place.is_symlink():
+            raise AdapterError(f"{label} is corrupt: {place} is a symbolic link")
+        if not place.is_dir():
+            state = self._read().states.get(label)
+            raise UnknownVersion(
+                f"adapter {self.scope} has no version {label}{': it was deleted' if state == 'deleted' else ''}"
+            )
+        return place
+
+    def _manifest(self, label: str) -> dict[str, Any]:
+        path = self._there(label) / MANIFEST
+        if label not in self._manifests:
+            try:
+                found = json.loads(_plain_file(path).read_text(encoding="utf-8"))
+                seal = found.pop("seal")
+                digests = {name: each["sha256"] for name, each in found["files"].items()}
+                name = self._own(label)
+                whole = seal == _seal(found) and found["name"] == name == f"{found['step']:06d}-{_contents(digests)[:12]}"
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise AdapterError(f"{label} is corrupt: {path} cannot be read ({error}); roll back, and delete it") from error
+            if not whole:
+                raise AdapterError(f"{label} is corrupt: {path} was changed; roll back, and delete it")
+            self._manifests[label] = found
+        return self._manifests[label]
+
+    def _check(self, label: str) -> Path:
+        place = self._there(label)
+        expected = self._manifest(label)["files"]
+        there = {path.name for path in _files(place, label)}
+        for name in sorted(there ^ set(expected)):
+            raise AdapterError(
+                f"{label} is corrupt: {place / name} is {'too many' if name in there else 'missing'}; roll back, and delete it"
+            )
+        seen = self._seen.setdefault(label, {})
+        for name in sorted(expected):
+            found = (place / name).stat()
+            mark = (found.st_size, found.st_mtime_ns, found.st_ino)
+            if seen.get(name) == mark:
+                continue
+            if found.st_size != expected[name]["bytes"] or _digest(place / name) != expected[name]["sha256"]:
+                raise AdapterError(f"{label} is corrupt: {place / name} is not what was written; roll back, and delete it")
+            seen[name] = mark
+        return place
+
+    def version(self, label: str) -> Version:
+        """What is known of a version; its files are not read.
+
+        Raises:
+            UnknownVersion: there is none of this label.
+            AdapterError: `corrupt: ...`, its manifest is damaged.
+        """
+        with self._threads, self._in_words("read"):
+            kept, book = self._manifest(label), self._read()
+            return Version(
+                name=kept["name"],
+                label=label,
+                step=kept["step"],
+                parent=kept["parent"],
+                base=kept["base"],
+                state=book.states.get(label, "candidate"),
+                tainted=label in book.tainted,
+                created=kept["created"],
+                about={**kept["about"], **book.about.get(label, {})},
+                digests={name: each["sha256"] for name, each in kept["files"].items()},
+            )
+
+    def versions(self) -> list[Version]:
+        """All versions that are there, newest first."""
+        found = []
+        with self._threads, self._in_words("read"):
+            names = sorted(
+                (path.name for path in self._versions.iterdir() if VERSION.fullmatch(path.name)), key=_newest, reverse=True
+            )
+            for name in names:
+                label = f"{self.scope}@{name}"
+                try:
+                    found.append(self.version(label))
+                except AdapterError as error:
+                    about = {"error": str(error)}
+                    found.append(Version(name, label, int(name.split("-")[0]), "", "", "corrupt", False, 0.0, about, {}))
+        return found
+
+    def lineage(self, label: str) -> Iterator[str]:
+        """A version, the one it was learned from, and so on to the base model (""). By the log: what was pruned is named, too."""
+        with self._threads, self._in_words("read"):
+            parents = dict(self._read().parents)
+        yield label
+        while label:
+            if label not in parents:  # written, and killed before that was noted
+                try:
+                    label = self.version(label).parent
+                except AdapterError:
+                    return
+            else:
+                label = parents[label]
+            yield label
+
+    def follows(self, label: str) -> bool:
+        """Whether a version is there and comes from the live one (or is it), with none on the way that was live before or dropped,
+        and none that learned from a deleted record if the live one did not. The empty label follows the base model."""
+        with self._threads:
+            book = self._read()
+            try:
+                if label:
+                    self._there(label)
+            except AdapterError:
+                return False
+            for one in self.lineage(label):
+                if one == book.live:
+                    return True
+                if one in book.ended or (one in book.tainted and book.live not in book.tainted):
+                    return False
+            return False
+
+    # -- states -----------------------------------------------------------------------------------------------------------
+
+    def to_canary(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
+        """Let a version answer a share of the requests. Another canary is dropped. `follows`: as for `promote`."""
+        with self._changing() as book:
+            self._usable(label, "a canary", follows)
+            if label == book.live:
+                raise AdapterConflict(f"{label} is live: it answers already")
+            if label != book.canary:
+                self._note("canary", label, why, about)
+
+    def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
+        """Make a version the live one; the one before retires. It is live again after a crash once this returned.
+
+        Args:
+            label: which.
+            why: for the log.
+            about: what else the log shall say of it.
+            follows: only if it comes from what is live now (`Adapters.follows`); nobody rolls back between the look and the change.
+
+        Raises:
+            AdapterConflict: it was dropped, does not follow, or learned from a deleted record while the live one did not. (Of a
+                live version that did, the descendants are marked and go live: the mark says what there is to undo.)
+            AdapterError: it is corrupt.
+        """
+        with self._changing() as book:
+            self._usable(label, "live", follows)
+            if label != book.live:
+                self._live(label, why, about)
+
+    def _usable(self, label: str, what: str, follows: bool = False) -> None:
+        self._check(label)
+        book = self._book
+        if book.states.get(label) == "dropped":
+            raise AdapterConflict(f"{label} cannot be {what}: it was dropped")
+        if label in book.tainted and not (
+            book.live in book.tainted and (book.live in self.lineage(label) or label in self.lineage(book.live))
+        ):
+            raise AdapterConflict(f"{label} cannot be {what}: it learned from a record that was deleted")
+        if follows and not self.follows(label):
+            raise AdapterConflict(f"{label} cannot be {what}: it was made from a version that was withdrawn since")
+
+    def drop(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
+        """A version that failed: it is never used again. Its files stay until `prune`."""
+        with self._changing() as book:
+            self._there(label)
+            if label == book.live:
+                raise AdapterConflict(f"{label} is live: roll back first")
+            if book.states.get(label) != "dropped":
+                self._note("dropped", label, why, about)
+
+    def roll_back(self, to: str | None = None, why: str = "") -> str:
+        """Go back to what was live before; the live version retires.
+
+        Args:
+            to: a label, or "" for the base model; None: the version that was live before, if it is still whole and neither dropped
+                nor tainted, or the one before that, at last the base model.
+            why: for the log.
+
+        Returns:
+            Label of what is live now.
+
+        Raises:
+            UnknownVersion, AdapterConflict, AdapterError: `to` was never live, was dropped, is tainted or corrupt.
+        """
+        with self._changing() as book:
+            if to is None:
+                to = next((label for label in reversed(book.before) if self._healthy(label)), "")
+            elif to:
+                self._usable(to, "live")
+                if to != book.live and not any(line["state"] == "live" and line["label"] == to for line in book.lines):
+                    raise AdapterConflict(f"{to} was never live: promote it instead")
+            if to != book.live:
+                self._live(to, why, None, back=True)
+            return to
+
+    def _healthy(self, label: str) -> bool:
+        """Whether a rollback that names no version may lead there."""
+        if not label:
+            return True
+        try:
+            self._usable(label, "live")
+        except AdapterError:
+            return False
+        return label not in self._book.tainted
+
+    def way_back(self, to: str) -> str:
+        """`to` if a rollback may lead there, or the newest that it was learned from of which that holds; "" is the base model."""
+        with self._threads, self._in_words("read"):
+            book = self._read()
+            return next((one for one in self.lineage(to) if not one or (one in book.ended and self._healthy(one))), "")
+
+    def taint(self, labels: Iterable[str], why: str) -> tuple[str, ...]:
+        """Mark versions that learned from what was deleted: they do not become live any more, unless they come from a live one that
+        is marked. Other adapters' labels are passed over.
+
+        Returns:
+            Those of this adapter among `labels`.
+        """
+        mine = tuple(sorted({label for label in labels if label and split(label)[:2] == (self.tenant, self.adapter)}))
+        with self._changing() as book:
+            new = [label for label in mine if label not in book.tainted]
+            if new:
+                self._note("tainted", "", why, labels=new)
+        return mine
+
+    # -- what goes --------------------------------------------------------------------------------------------------------
+
+    def delete(self, label: str, why: str = "deleted") -> None:
+        """Delete a version's files; the log keeps that it was.
+
+        Raises:
+            AdapterConflict: it is live or the canary.
+        """
+        with self._changing() as book:
+            self._there(label)
+            if label in (book.live, book.canary):
+                raise AdapterConflict(
+                    f"{label} is {'live' if label == book.live else 'the canary'}: roll back or drop it first"
+                )
+            self._note("deleted", label, why)
+            self._discard(label)
+
+    def _discard(self, label: str) -> None:
+        """Take a version's files away, first its name, so that no half of it is ever seen. Opening finishes what is noted."""
+        name = self._own(label)
+        gone = self._versions / f".gone-{name}"
+        _remove(gone)
+        os.rename(self._versions / name, gone)
+        _remove(gone)
+        self._seen.pop(label, None)
+        self._manifests.pop(label, None)
+
+    def prune(self, protect: Sequence[str] = ()) -> tuple[str, ...]:
+        """Delete old versions: all but the newest `keep`, the live one and the one before it, the canary, and `protect` (labels of
+        whatever else is in use: the replay buffer's heads, the parents of unfinished minibatches, what engines have loaded).
+
+        Returns:
+            Labels of those that were deleted.
+        """
+        with self._changing() as book:
+            back = next((label for label in reversed(book.before) if self._healthy(label)), "")
+            stay = {book.live, book.canary, back, *protect}
+            labels = [version.label for version in self.versions()]
+            old = [label for label in labels[self.keep :] if label not in stay]
+            if old:
+                self._note("deleted", old, "pruned")
+            for label in old:
+                self._discard(label)
+        return tuple(old)
+
+    def remove(self) -> None:
+        """Delete the adapter with all its versions and its log."""
+        with self._changing():
+            gone = self.place.with_name(f".gone-{self.adapter}")
+            _remove(gone)
+            os.rename(self.place, gone)
+            _sync(self.place.parent)
+            _remove(gone)
+            self._book, self._seen, self._manifests = _Book(), {}, {}
+
+    def export(self, label: str, path: Path | str) -> Path:
+        """Write a version as a zip that PEFT can open once unpacked: no optimizer, teacher or learner state. Equal versions give
+        equal bytes.
+
+        Args:
+            label: which.
+            path: of the zip; a folder: `<tenant>-<adapter>-<name>.zip` in it.
+        """
+        path = Path(path)
+        with self._threads, self._in_words("export"):
+            place = self._check(label)
+            if path.is_dir():
+                path /= f"{self.tenant}-{self.adapter}-{place.name}.zip"
+            new = path.with_name(f".{path.name}.new")
+            try:
+                with zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as file:
+                    for each in sorted(place.iterdir()):
+                        if each.name != MANIFEST and not each.name.startswith(PRIVATE):
+                            file.writestr(zipfile.ZipInfo(each.name), each.read_bytes())
+                os.replace(new, path)
+            finally:
+                new.unlink(missing_ok=True)
+        return path
+
+    def __repr__(self) -> str:
+        return f"Adapters({self.scope})"
+
+
+def _newest(name: str) -> tuple[int, str]:
+    step, digest = name.split("-")
+    return int(step), digest
+
+
+def _contents(digests: Mapping[str, str]) -> str:
+    return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
+
+
+def _seal(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _plain_file(path: Path) -> Path:
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(f"{path} is no plain file")
+    return path
+
+
+def _files(folder: Path, whose: str) -> list[Path]:
+    """The plain files in a folder, but for its manifest; anything else in it is an error."""
+    if folder.is_symlink() or not folder.is_dir():
+        raise AdapterError(f"{whose}: {folder} is no folder")
+    found = sorted(folder.iterdir())
+    for path in found:
+        if not FILE.fullmatch(path.name) or not stat.S_ISREG(path.lstat().st_mode):
+            raise AdapterError(
+                f"{whose} is corrupt: {path} is no plain file with a plain name; links and folders are not followed"
+            )
+    return [path for path in found if path.name != MANIFEST]
+
+
+def _sync(path: Path) -> None:
+    """Make a file or a folder survive a power cut."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

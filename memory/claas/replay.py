@@ -1,0 +1,753 @@
+"""The replay buffer of CLaaS: served exchanges, what they were worth, and which gradient steps they went into. All tenants in one
+SQLite file (write-ahead log); a tenant's rows, draws and errors are the same whatever the other tenants do.
+
+A record goes `pending` (no feedback yet) -> `ready` (to be learned from) -> `leased` (in an unfinished minibatch) -> `ready` again,
+or `consumed` after `Limits.reuse` samplings. `held` records are never trained on: the gate is made of them. `rejected` ones say why.
+
+Whatever a method returned from survives a power cut (synchronous=FULL), and a method that did not return did all or nothing.
+A minibatch is frozen when it is leased, and `lease` gives it again until it is committed or released: a step that was killed is
+done again with the same exchanges and seed, and `commit` writes it down once.
+
+Age is the number of gradient steps between the version that made a record and the head that learns (CLaaS: k - P(i)). Where the
+head was set back (`set_head`), records of the versions that lead to it are dated anew: steps that were undone make nothing older.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from ..records import Exchange, Feedback, Minibatch, UserError
+from .replay_file import ReplayError, ReplayFile, digest, named, pack, plain, unpack
+
+__all__ = [
+    "ExpiredExchange",
+    "FeedbackConflict",
+    "Limits",
+    "Receipt",
+    "Replay",
+    "ReplayError",
+    "ReplayFull",
+    "Row",
+    "UnknownExchange",
+    "draw",
+]
+
+REVISIONS = 100
+"""Most often that feedback for one exchange may be changed."""
+ROW = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
+FROM = "records r JOIN bodies b USING (n)"
+
+
+class UnknownExchange(UserError, LookupError):
+    """The tenant has no exchange of this id. Somebody else's is as unknown as none at all."""
+
+
+class ExpiredExchange(UserError):
+    """The feedback came too late."""
+
+
+class FeedbackConflict(UserError):
+    """The exchange has other feedback, and has been learned from."""
+
+
+class ReplayFull(UserError):
+    """No room, and nothing that may go."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a replay buffer keeps, and how often it gives it out."""
+
+    records: int = 10_000
+    """B_max, per tenant and adapter. Beyond it go consumed and rejected records, oldest first, and then the oldest (FIFO); leased
+    ones stay."""
+    megabytes: int = 256
+    """Most of a tenant's records together (2^20 bytes), kept in the same way."""
+    record_bytes: int = 2 * 1024 * 1024
+    """Largest record."""
+    max_age: int = 100
+    """A_max: older records, in gradient steps, are rejected."""
+    reuse: int = 8
+    """How often a record is sampled before it is consumed."""
+    pending_seconds: float = 24 * 3600.0
+    """How long feedback is waited for, from when the record was stored."""
+    held_out: float = 0.1
+    """Share of the records, by a hash of their id, that are never trained on."""
+    max_kl: float | None = None
+    """Nats: a record that the learner has moved further away from (`Replay.note_kl`) is rejected; None: none is."""
+
+    def __post_init__(self) -> None:
+        for name in ("records", "megabytes", "record_bytes", "reuse"):
+            if getattr(self, name) < 1:
+                raise UserError(f"replay buffer: {name} is at least 1, got {getattr(self, name)}")
+        if self.max_age < 0 or not self.pending_seconds > 0 or not 0 <= self.held_out <= 1:
+            raise UserError(
+                "replay buffer: max_age is at least 0, pending_seconds above 0, held_out from 0 to 1; got "
+                f"{self.max_age}, {self.pending_seconds}, {self.held_out}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What `Replay.give` did."""
+
+    job: str
+    """Id of the job that learns from it; derived from tenant, exchange and revision."""
+    exchange: str
+    state: str
+    """Of the record now: `ready`, `held`, or what has become of it since if `repeated`."""
+    repeated: bool
+    """The same feedback was there already; nothing changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A record of the buffer as it stands."""
+
+    exchange: Exchange
+    state: str
+    """`pending`, `ready`, `held`, `leased`, `consumed` or `rejected`."""
+    reason: str
+    """Why it is rejected."""
+    times: int
+    """How often it was sampled."""
+    revision: int
+    """How often feedback was given: 0 for none."""
+    age: int | None
+    """Gradient steps since the version that made it; None where it is consumed or rejected."""
+    job: str
+    """Of the newest feedback; empty: none."""
+    kl: float | None
+    """The last estimate of how far the learner has moved away from it, in nats."""
+
+
+def draw(
+    ready: Sequence[tuple[str, bool]], size: int, random: Random, positive: float | None = 0.5, families: bool = True
+) -> list[int]:
+    """Draw `size` of the records without replacement, stratified; all of them if there are no more.
+
+    Args:
+        ready: (family, reward > 0) of each.
+        size: how many.
+        random: the only source of the draw.
+        positive: share with a reward above 0; where one side has too few, the other fills up. None: as they come.
+        families: each side takes from its families in turn; False: families do not matter.
+
+    Returns:
+        Indices into `ready`, in the order drawn.
+    """
+    strata: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
+    for i, (family, good) in enumerate(ready):
+        strata[good and positive is not None].setdefault(family if families else "", []).append(i)
+    have = {side: sum(map(len, groups.values())) for side, groups in strata.items()}
+    wanted = math.floor(size * (positive or 0.0) + 0.5)
+    bad = min(size - min(wanted, have[True]), have[False])
+    found: list[int] = []
+    for side, count in ((True, min(size - bad, have[True])), (False, bad)):
+        groups = [random.sample(group, min(len(group), count)) for _, group in sorted(strata[side].items())]
+        random.shuffle(groups)
+        end = len(found) + count
+        while len(found) < end:
+            for group in groups:
+                if group and len(found) < end:
+                    found.append(group.pop())
+    random.shuffle(found)
+    return found
+
+
+class Replay(ReplayFile):
+    """The buffer in a SQLite file. Safe for threads; one process owns the file.
+
+    Args:
+        path: of the file; made if it is not there.
+        limits: what is kept.
+        clock: Unix time in seconds.
+
+    Raises:
+        ReplayError: the file is open in another process, damaged, something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path | str, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        super().__init__(path)
+
+    # -- what comes in ----------------------------------------------------------------------------------------------------
+
+    def append(self, exchange: Exchange) -> None:
+        """Store an exchange that was served; on return it is on the disk. The same one again changes nothing.
+
+        It is `pending`, or what `give` makes of it if it comes with feedback.
+
+        Raises:
+            UserError: a name that is none, another exchange under this id, no log-probability per token, one that is not
+                finite or above 0, what is no JSON, or larger than `Limits.record_bytes`.
+            ReplayFull: everything else of the tenant is leased.
+        """
+        body = pack(exchange)
+        size = sum(len(part) for part in body)
+        what = f"exchange {exchange.id!r}"
+        if size > self.limits.record_bytes:
+            raise UserError(f"{what} has {size} bytes, at most {self.limits.record_bytes} are kept: a shorter one would do")
+        tenant, adapter = exchange.tenant, exchange.adapter
+        with self._writing() as base:
+            found = base.execute(
+                f"SELECT b.about, b.prompt, b.tokens, b.logprobs FROM {FROM} WHERE r.tenant = ? AND r.id = ?",
+                (tenant, exchange.id),
+            ).fetchone()
+            if found is not None:
+                if found != body:
+                    raise UserError(f"{what}: another exchange has this id; ids are given once")
+            else:
+                base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
+                base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", (tenant, adapter))
+                self._expire(base, tenant, adapter)
+                self._room(base, tenant, adapter, 1, size)
+                dated = base.execute(
+                    "SELECT min(s.step, coalesce(d.made, ?)) FROM scopes s LEFT JOIN dates d ON d.tenant = s.tenant AND"
+                    " d.adapter = s.adapter AND d.version = ? WHERE s.tenant = ? AND s.adapter = ?",
+                    (exchange.step, exchange.reply.version, tenant, adapter),
+                ).fetchone()
+                n = base.execute(
+                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, appended, bytes)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+                    (
+                        *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, *dated, exchange.family),
+                        *(self._clock(), size),
+                    ),
+                ).lastrowid
+                base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
+            if exchange.feedback is not None:
+                self._give(base, tenant, exchange.id, exchange.feedback, "")
+
+    def give(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> Receipt:
+        """Note what a reply was worth; on return it is on the disk.
+
+        The same feedback again, or the same idempotency `key`, gives the same job and changes nothing. Other feedback takes the
+        place of the earlier as long as nothing was learned from it.
+
+        Raises:
+            UnknownExchange: this tenant has none of this id.
+            ExpiredExchange: it came more than `Limits.pending_seconds` after the reply.
+            FeedbackConflict: other feedback was learned from (or is being), or the record was rejected.
+        """
+        with self._writing() as base:
+            return self._give(base, tenant, id, feedback, key)
+
+    def _give(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> Receipt:
+        row = base.execute(
+            "SELECT n, adapter, state, reason, revision, appended, bytes, feedback FROM records WHERE tenant = ? AND id = ?",
+            (tenant, id),
+        ).fetchone()
+        if row is None:
+            raise UnknownExchange(
+                f"no exchange {id!r} is waiting for feedback: name the id of a response that was served to this key"
+            )
+        n, adapter, state, reason, revision, appended, size, before = row
+        content = json.dumps({field.name: getattr(feedback, field.name) for field in fields(feedback)})
+        mark = digest(content)
+        for job, number, its_key, its_mark in base.execute(
+            "SELECT job, revision, key, digest FROM feedbacks WHERE tenant = ? AND id = ? ORDER BY revision DESC", (tenant, id)
+        ).fetchall():
+            if (key and key == its_key) or (number == revision and mark == its_mark):
+                return Receipt(job, id, state, True)
+        if state in ("pending", "rejected") and revision == 0 and self._clock() - appended > self.limits.pending_seconds:
+            raise ExpiredExchange(
+                f"exchange {id!r} waited {self.limits.pending_seconds:g} s for feedback, and does no more; feedback for a newer one would do"
+            )
+        if state not in ("pending", "ready", "held"):
+            raise FeedbackConflict(
+                f"exchange {id!r} is {state}{f' ({reason})' if reason else ''}: its feedback cannot be changed any more"
+            )
+        if revision >= REVISIONS:
+            raise FeedbackConflict(f"exchange {id!r}: its feedback was changed {REVISIONS} times, that is enough")
+        grown = len(content) - len(before or "")
+        if size + grown > self.limits.record_bytes:
+            raise UserError(
+                f"feedback for exchange {id!r} has {len(content)} bytes; with the exchange, at most {self.limits.record_bytes} are kept: "
+                "a shorter text would do"
+            )
+        self._room(base, tenant, adapter, 0, grown, keep=n)
+        revision += 1
+        job = "job-" + digest(tenant, id, str(revision))
+        state = "held" if int(digest(id), 16) < self.limits.held_out * 16 ** len(digest(id)) else "ready"
+        base.execute(
+            "UPDATE records SET state = ?, feedback = ?, positive = ?, revision = ?, job = ?, bytes = bytes + ? WHERE n = ?",
+            (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),
+        )
+        base.execute("INSERT INTO feedbacks VALUES (?, ?, ?, ?, ?, ?)", (tenant, job, id, revision, key, mark))
+        return Receipt(job, id, state, False)
+
+    def _expire(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
+        """Stop to wait for feedback that did not come."""
+        cutoff = self._clock() - self.limits.pending_seconds
+        waiting = "WHERE tenant = ? AND adapter = ? AND state = 'pending'"
+        oldest = base.execute(f"SELECT appended FROM records {waiting} ORDER BY n LIMIT 1", (tenant, adapter)).fetchone()
+        if oldest and oldest[0] < cutoff:
+            base.execute(
+                f"UPDATE records SET state = 'rejected', reason = 'expired: no feedback came' {waiting} AND appended < ?",
+                (tenant, adapter, cutoff),
+            )
+
+    def _room(self, base: sqlite3.Connection, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
+        """Make room for so many records and bytes more: first go the finished ones, then the oldest."""
+        while True:
+            records = base.execute("SELECT records FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()[
+                0
+            ]
+            used = base.execute("SELECT bytes FROM tenants WHERE tenant = ?", (tenant,)).fetchone()[0]
+            if count and records + count > self.limits.records:
+                scope, values = "tenant = ? AND adapter = ?", (tenant, adapter)
+            elif used + size > self.limits.megabytes * 2**20:
+                scope, values = "tenant = ?", (tenant,)  # type: ignore[assignment]
+            else:
+                return
+            for index, which in (("INDEXED BY done", "state IN ('consumed', 'rejected')"), ("", "state <> 'leased'")):
+                found = base.execute(
+                    f"SELECT n FROM records {index} WHERE {scope} AND {which} AND batch IS NULL AND n <> ? ORDER BY n LIMIT 1",
+                    (*values, keep),
+                ).fetchone()
+                if found:
+                    base.execute("DELETE FROM records WHERE n = ?", found)
+                    break
+            else:
+                raise ReplayFull(
+                    f"replay buffer of {tenant}: full ({self.limits.records} records per adapter, {self.limits.megabytes} MB), and all of it "
+                    "is leased; try again when the step is done, or raise its limits"
+                )
+
+    # -- what it holds ----------------------------------------------------------------------------------------------------
+
+    def get(self, tenant: str, id: str) -> Row | None:
+        """A tenant's record; None if it has none of this id."""
+        with self._reading() as base:
+            found = self._rows(base, "r.tenant = ? AND r.id = ?", (tenant, id), 1)
+        return found[0] if found else None
+
+    def rows(
+        self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
+    ) -> list[Row]:
+        """A tenant's records, newest first; those of an adapter or in a state, and older than the one whose id is `before`."""
+        where, values = "r.tenant = ?", [tenant]
+        for name, value in (("adapter", adapter), ("state", state)):
+            if value is not None:
+                where, values = f"{where} AND r.{name} = ?", [*values, value]
+        if before is not None:
+            where, values = f"{where} AND r.n < (SELECT n FROM records WHERE tenant = ? AND id = ?)", [*values, tenant, before]
+        with self._reading() as base:
+            return self._rows(base, where, values, limit)
+
+    def _rows(self, base: sqlite3.Connection, where: str, values: Sequence[Any], limit: int) -> list[Row]:
+        found = base.execute(
+            f"SELECT {ROW}, s.step FROM {FROM} JOIN scopes s ON s.tenant = r.tenant AND s.adapter = r.adapter"
+            f" WHERE {where} ORDER BY r.n DESC LIMIT ?",
+            (*values, limit),
+        ).fetchall()
+        rows = []
+        for _, state, reason, times, revision, made, job, kl, feedback, *body, tenant, step in found:
+            age = None if state in ("consumed", "rejected") else step - made
+            rows.append(Row(unpack(tenant, body, feedback), state, reason, times, revision, age, job, kl))
+        return rows
+
+    def job(self, tenant: str, job: str) -> Row | None:
+        """The record that a tenant's job is about; `rejected`, with the newer job as the reason, if later feedback took its place."""
+        with self._reading() as base:
+            found = base.execute("SELECT id FROM feedbacks WHERE tenant = ? AND job = ?", (tenant, job)).fetchone()
+        row = self.get(tenant, found[0]) if found else None
+        if row is None or row.job == job:
+            return row
+        return replace(row, state="rejected", reason=f"newer feedback took its place: {row.job}", job=job)
+
+    def uses(self, tenant: str, id: str) -> tuple[tuple[str, str], ...]:
+        """(minibatch, version it made) of every step that a record was given to, oldest first; known when the record is long gone.
+
+        Also of a step that did not learn from it: the words of a success may have been shown to the teacher of another record.
+        """
+        with self._reading() as base:
+            return tuple(
+                base.execute(
+                    "SELECT u.batch, u.version FROM uses u JOIN batches b ON b.id = u.batch WHERE u.tenant = ? AND u.id = ? ORDER BY b.step",
+                    (tenant, id),
+                ).fetchall()
+            )
+
+    def counts(self, tenant: str | None = None, adapter: str | None = None) -> dict[str, int]:
+        """How many records are in each state that any is in."""
+        where = [(name, value) for name, value in (("tenant", tenant), ("adapter", adapter)) if value is not None]
+        text = " AND ".join(f"{name} = ?" for name, _ in where) or "1"
+        with self._reading() as base:
+            return dict(
+                base.execute(
+                    f"SELECT state, count(*) FROM records WHERE {text} GROUP BY state ORDER BY state",
+                    [value for _, value in where],
+                ).fetchall()
+            )
+
+    def ages(self, tenant: str, adapter: str) -> dict[int, int]:
+        """How many ready records there are of each age, in gradient steps, youngest first."""
+        with self._reading() as base:
+            return dict(
+                base.execute(
+                    "SELECT s.step - r.made, count(*) FROM records r JOIN scopes s USING (tenant, adapter)"
+                    " WHERE r.tenant = ? AND r.adapter = ? AND r.state = 'ready' GROUP BY 1 ORDER BY 1",
+                    (tenant, adapter),
+                ).fetchall()
+            )
+
+    def scopes(self) -> list[tuple[str, str, int]]:
+        """(tenant, adapter, ready records) of every adapter, the one whose oldest ready record is oldest first."""
+        with self._reading() as base:
+            found = base.execute(
+                "SELECT s.tenant, s.adapter, count(r.n), min(r.n) FROM scopes s LEFT JOIN records r ON r.tenant = s.tenant"
+                " AND r.adapter = s.adapter AND r.state = 'ready' GROUP BY 1, 2"
+            ).fetchall()
+        return [
+            (tenant, adapter, count)
+            for tenant, adapter, count, _ in sorted(found, key=lambda row: (row[3] is None, row[3], row[:2]))
+        ]
+
+    def held_out(self, tenant: str, adapter: str, limit: int) -> list[Exchange]:
+        """The newest exchanges that are never trained on."""
+        return [row.exchange for row in self.rows(tenant, adapter, "held", limit)]
+
+    # -- steps ------------------------------------------------------------------------------------------------------------
+
+    def lease(
+        self,
+        tenant: str,
+        adapter: str,
+        size: int,
+        least: int = 8,
+        seed: int = 0,
+        positive: float | None = 0.5,
+        families: bool = True,
+        base_model: str | None = None,
+    ) -> Minibatch | None:
+        """The minibatch of the next gradient step, frozen until `commit` or `release`; None if less than `least` are ready.
+
+        An unfinished one comes back first, exactly as it was. Otherwise records older than `Limits.max_age` are rejected, and
+        those of another base model if `base_model` says which this one is; from the others `draw` takes `size`. The draw depends
+        on the seed, the scope, the step, and how many minibatches of this step were released; on nothing else.
+        """
+        if size < 1:
+            raise UserError(f"a minibatch has at least 1 exchange, asked for {size}")
+        scope = (tenant, adapter)
+        with self._writing() as base:
+            found = base.execute(
+                "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'", scope
+            ).fetchone()
+            if found:
+                return self._minibatch(base, found[0])
+            known = base.execute("SELECT step, head, attempt FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchone()
+            if known is None:
+                return None
+            step, head, attempt = known
+            self._expire(base, tenant, adapter)
+            self._too_old(base, tenant, adapter)
+            if base_model is not None:
+                base.execute(
+                    "UPDATE records SET state = 'rejected', reason = 'of another base model'"
+                    " WHERE tenant = ? AND adapter = ? AND state = 'ready' AND base <> ?",
+                    (*scope, base_model),
+                )
+            ready = base.execute(
+                "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n",
+                scope,
+            ).fetchall()
+            if len(ready) < max(least, 1):
+                return None
+            id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
+            random = Random(f"{seed}/{id}")
+            drawn = [ready[i][0] for i in draw([(row[1], bool(row[2])) for row in ready], size, random, positive, families)]
+            base.executemany("UPDATE records SET state = 'leased', batch = ? WHERE n = ?", [(id, n) for n in drawn])
+            ids = [base.execute("SELECT id FROM records WHERE n = ?", (n,)).fetchone()[0] for n in drawn]
+            base.execute(
+                "INSERT INTO batches (id, tenant, adapter, step, parent, seed, ids, state) VALUES (?, ?, ?, ?, ?, ?, ?, 'leased')",
+                (id, *scope, step + 1, head, random.getrandbits(48), json.dumps(ids)),
+            )
+            return self._minibatch(base, id)
+
+    def _too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
+        limit = self.limits.max_age
+        base.execute(
+            "UPDATE records INDEXED BY by_age SET state = 'rejected', reason = ? WHERE state = 'ready' AND tenant = ? AND adapter = ?"
+            " AND made < (SELECT step FROM scopes s WHERE s.tenant = ? AND s.adapter = ?) - ?",
+            (f"too old: more than {limit} gradient steps", tenant, adapter, tenant, adapter, limit),
+        )
+
+    def minibatch(self, id: str) -> Minibatch:
+        """The minibatch of this id.
+
+        Raises:
+            UserError: there is none, or some of its records are gone by now.
+        """
+        with self._reading() as base:
+            return self._minibatch(base, id)
+
+    def _minibatch(self, base: sqlite3.Connection, id: str) -> Minibatch:
+        tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
+        exchanges = []
+        for key in json.loads(ids):
+            found = base.execute(f"SELECT {ROW} FROM {FROM} WHERE r.tenant = ? AND r.id = ?", (tenant, key)).fetchone()
+            if found is None:
+                raise UserError(f"minibatch {id!r} cannot be shown again: its record {key!r} is gone")
+            made, feedback, body = found[5], found[8], found[9:13]
+            exchanges.append(replace(unpack(tenant, body, feedback), step=made))
+        return Minibatch(id, tenant, adapter, step, parent, tuple(exchanges), seed)
+
+    def _batch(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
+        found = base.execute(
+            "SELECT tenant, adapter, step, parent, seed, ids, state, version, reason FROM batches WHERE id = ?", (id,)
+        ).fetchone()
+        if found is None:
+            raise UserError(f"no minibatch {id!r} was leased")
+        return tuple(found)
+
+    def made(self, batch_id: str) -> str:
+        """Label of the version that a minibatch made; empty: none, or not yet."""
+        with self._reading() as base:
+            return str(self._batch(base, batch_id)[7] or "")
+
+    def unfinished(self) -> list[str]:
+        """Ids of the minibatches that are leased: what a restarted learner has to finish."""
+        with self._reading() as base:
+            return [id for (id,) in base.execute("SELECT id FROM batches WHERE state = 'leased' ORDER BY id")]
+
+    def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
+        """Records of a leased minibatch that the step does not learn from, and why: they are not drawn again.
+
+        The minibatch stays as it is, so that a step that is done again after a crash sees the same one. One that has ended (committed,
+        released, withdrawn) is left alone: this may be said twice.
+        """
+        with self._writing() as base:
+            if self._batch(base, batch_id)[6] != "leased":
+                return
+            base.executemany(
+                "UPDATE records SET state = 'rejected', reason = ? WHERE batch = ? AND id = ? AND state = 'leased'",
+                [(reason, batch_id, id) for id, reason in reasons.items()],
+            )
+
+    def note_kl(self, batch_id: str, kls: Mapping[str, float]) -> None:
+        """Note how far the learner has moved away from records of a leased minibatch (KL(mu || pi), estimated, in nats).
+
+        One above `Limits.max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is `reject`ed.
+        One that has ended is left alone.
+        """
+        with self._writing() as base:
+            if self._batch(base, batch_id)[6] != "leased":
+                return
+            for id, kl in kls.items():
+                limit = self.limits.max_kl
+                away = limit is not None and not kl <= limit
+                verdict = f"too far away: KL {kl:.3g} nats, at most {limit:g}" if away else None
+                base.execute(
+                    "UPDATE records SET kl = ?, verdict = ? WHERE batch = ? AND id = ?",
+                    (kl if math.isfinite(kl) else None, verdict, batch_id, id),
+                )
+
+    def _leased(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
+        batch = self._batch(base, id)
+        if batch[6] != "leased":
+            why = f": {batch[8]}" if batch[8] else ""
+            raise UserError(f"minibatch {id!r} is {batch[6]}{why}; lease another one")
+        return batch
+
+    def commit(self, batch_id: str, version: str, update: Mapping[str, Any]) -> None:
+        """Write down, in one transaction, that a minibatch made `version`: the head and the step move on, its records were sampled
+        once more, `update` goes into the log. The same again changes nothing.
+
+        Raises:
+            UserError: it made another version, or was withdrawn (a record of it was deleted, the head was set): what was learned
+                from it must not be used.
+        """
+        if not version:
+            raise UserError(f"minibatch {batch_id!r} made no version: release it")
+        about = json.dumps(plain(update))
+        with self._writing() as base:
+            batch = self._batch(base, batch_id)
+            if batch[6] == "committed" and batch[7] == version:
+                return
+            if batch[6] == "committed":
+                raise UserError(f"minibatch {batch_id!r} made {batch[7]!r}, and cannot make {version!r}, too")
+            tenant, adapter, step, parent, *_ = self._leased(base, batch_id)
+            base.execute(
+                # Those it did not learn from, too: a success may have been shown to the teacher of another (`solution`).
+                "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?",
+                (version, batch_id),
+            )
+            self._end(base, batch_id, 1)
+            base.execute("UPDATE batches SET state = 'committed', version = ? WHERE id = ?", (version, batch_id))
+            base.execute(
+                "UPDATE scopes SET step = ?, head = ?, attempt = 0 WHERE tenant = ? AND adapter = ?",
+                (step, version, tenant, adapter),
+            )
+            base.execute(
+                "INSERT INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (tenant, adapter, step, batch_id, version, parent, about, self._clock()),
+            )
+            if base.execute("SELECT 1 FROM taints WHERE tenant = ? AND version = ?", (tenant, parent)).fetchone():
+                base.execute("INSERT OR IGNORE INTO taints VALUES (?, ?)", (tenant, version))
+            self._too_old(base, tenant, adapter)
+
+    def release(self, batch_id: str, reason: str, count: bool = False) -> None:
+        """End a minibatch from which nothing was learned: its records are ready again. The next one is drawn anew.
+
+        Args:
+            batch_id: of the minibatch. One that was released already stays so.
+            reason: why.
+            count: counts as a sampling, so that records of no use do not come for ever.
+        """
+        with self._writing() as base:
+            state = self._batch(base, batch_id)[6]
+            if state in ("released", "withdrawn"):
+                return
+            self._release(base, batch_id, "released", reason, count)
+
+    def _release(self, base: sqlite3.Connection, id: str, state: str, reason: str, count: bool) -> None:
+        tenant, adapter, *_ = self._leased(base, id)
+        self._end(base, id, int(count))
+        base.execute("UPDATE batches SET state = ?, reason = ? WHERE id = ?", (state, reason, id))
+        base.execute("UPDATE scopes SET attempt = attempt + 1 WHERE tenant = ? AND adapter = ?", (tenant, adapter))
+
+    def _end(self, base: sqlite3.Connection, id: str, sampled: int) -> None:
+        base.execute(
+            "UPDATE records SET times = times + ?1, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
+            " THEN 'rejected' WHEN times + ?1 >= ?2 THEN 'consumed' ELSE 'ready' END,"
+            " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?3",
+            (sampled, self.limits.reuse, id),
+        )
+        base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))
+
+    def step(self, tenant: str, adapter: str) -> int:
+        """k: how many gradient steps were taken."""
+        return int(self._scope(tenant, adapter)[0])
+
+    def head(self, tenant: str, adapter: str) -> str:
+        """Label of the version that the next step starts from; empty: the base model."""
+        return str(self._scope(tenant, adapter)[1])
+
+    def _scope(self, tenant: str, adapter: str) -> tuple[int, str]:
+        with self._reading() as base:
+            found = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()
+        return found or (0, "")
+
+    def set_head(self, tenant: str, adapter: str, version: str) -> None:
+        """Learn on from another version (empty: the base model), after a roll back or a candidate that failed. Steps go on counting.
+
+        An unfinished minibatch is withdrawn: what is learned from it now cannot be committed. Records of the versions that lead to
+        `version` are dated anew, by the steps between: those that were undone do not count.
+        """
+        scope = (named(tenant, "tenant"), named(adapter, "adapter"))
+        with self._writing() as base:
+            base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
+            base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", scope)
+            step, head = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", scope).fetchone()
+            if head == version:
+                return
+            for (id,) in base.execute(
+                "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'", scope
+            ).fetchall():
+                self._release(base, id, "withdrawn", f"learning goes on from {version or 'the base model'}", False)
+            base.execute("UPDATE scopes SET head = ? WHERE tenant = ? AND adapter = ?", (version, *scope))
+            base.execute("DELETE FROM dates WHERE tenant = ? AND adapter = ?", scope)
+            for made in range(step, max(step - self.limits.max_age, 0) - 1, -1):
+                base.execute("INSERT OR IGNORE INTO dates VALUES (?, ?, ?, ?)", (*scope, version, made))
+                found = base.execute(
+                    "SELECT parent FROM updates WHERE tenant = ? AND adapter = ? AND version = ?", (*scope, version)
+                ).fetchone()
+                if found is None:
+                    break
+                (version,) = found
+            base.execute(
+                "UPDATE records SET made = d.made FROM dates d WHERE records.tenant = ? AND records.adapter = ?"
+                " AND d.tenant = records.tenant AND d.adapter = records.adapter AND d.version = records.version",
+                scope,
+            )
+
+    def updates(self, tenant: str, adapter: str, limit: int = 100) -> list[dict[str, Any]]:
+        """The log of gradient steps, newest first: what `commit` was given, and `step`, `batch`, `version`, `parent`, `time`."""
+        with self._reading() as base:
+            found = base.execute(
+                "SELECT about, step, batch, version, parent, time FROM updates WHERE tenant = ? AND adapter = ? ORDER BY step DESC LIMIT ?",
+                (tenant, adapter, limit),
+            ).fetchall()
+        return [
+            {**json.loads(about), "step": step, "batch": batch, "version": version, "parent": parent, "time": when}
+            for about, step, batch, version, parent, when in found
+        ]
+
+    # -- what goes --------------------------------------------------------------------------------------------------------
+
+    def delete(self, tenant: str, id: str | None = None) -> tuple[str, ...]:
+        """Delete a tenant's record for good, or all of its records: their bytes are overwritten in the file and its log.
+
+        An unfinished minibatch with the record is withdrawn. What stays is the log of steps (numbers, no conversation), and which
+        versions are tainted.
+
+        Returns:
+            Labels of the versions that learned from it, and of those that came of them; `tainted` gives them again, so that a crash
+            before they are marked forgets none.
+
+        Raises:
+            UnknownExchange: this tenant never had one of this id.
+        """
+        with self._writing() as base:
+            known = base.execute(
+                "SELECT n, batch FROM records WHERE tenant = ? AND (?2 IS NULL OR id = ?2)", (tenant, id)
+            ).fetchall()
+            used = base.execute(
+                "SELECT DISTINCT version FROM uses WHERE tenant = ? AND (?2 IS NULL OR id = ?2)", (tenant, id)
+            ).fetchall()
+            if id is not None and not known and not used:
+                raise UnknownExchange(f"no exchange {id!r} is kept: name the id of a response that was served to this key")
+            for batch in sorted({row[1] for row in known if row[1]}):
+                self._release(base, batch, "withdrawn", "a record of it was deleted", False)
+            labels = _descendants(base, tenant, {version for (version,) in used})
+            if id is None:
+                labels |= {version for (version,) in base.execute("SELECT version FROM taints WHERE tenant = ?", (tenant,))}
+                base.execute("DELETE FROM uses WHERE tenant = ?", (tenant,))
+                base.execute("UPDATE batches SET ids = '[]' WHERE tenant = ?", (tenant,))
+            base.executemany("INSERT OR IGNORE INTO taints VALUES (?, ?)", [(tenant, label) for label in labels])
+            base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
+        self._empty()
+        return tuple(sorted(labels))
+
+    def tainted(self, tenant: str | None = None) -> tuple[str, ...]:
+        """Labels of all versions that learned from records that were deleted since."""
+        with self._reading() as base:
+            return tuple(
+                label
+                for (label,) in base.execute(
+                    "SELECT version FROM taints WHERE ?1 IS NULL OR tenant = ?1 ORDER BY version", (tenant,)
+                )
+            )
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Replay({self.path!s})"
+
+
+def _descendants(base: sqlite3.Connection, tenant: str, versions: set[str]) -> set[str]:
+    """The versions and all that were learned from them, step after step."""
+    children: dict[str, list[str]] = {}
+    for version, parent in base.execute("SELECT version, parent FROM updates WHERE tenant = ?", (tenant,)) if versions else ():
+        children.setdefault(parent, []).append(version)
+    found, left = set(versions), list(versions)
+    while left:
+        new = [child for child in children.get(left.pop(), ()) if child not in found]
+        found.update(new)
+        left += new
+    return found

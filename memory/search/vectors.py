@@ -1,0 +1,273 @@
+"""Dense keys: texts compared by the cosine of their embeddings, exactly, and each text embedded once.
+
+A query looks at every vector. That costs as much as reading them from memory, 6 ms for 100,000 of 384 numbers, where the
+encoder takes 24 ms or more for its text; an approximate index would save little, and misses the one state that matters
+where the same states were seen again and again (Chroma's found 54 of 100 such neighbours).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from langchain_core.embeddings import Embeddings
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from ..records import UserError
+from ..storage.chroma_store import embedder_name
+from .similarity import Found, Rows
+
+__all__ = ["BadVectors", "SentenceEncoder", "Vectors"]
+
+Reading = tuple[bytes, NDArray[np.float32]]
+"""A text as it is compared: its hash, and its vector (dims,) of unit length (or zero)."""
+
+
+class BadVectors(UserError, ValueError):
+    """Vectors that cannot be compared with those there are, or a file that holds none."""
+
+
+class SentenceEncoder(Embeddings):
+    """A sentence-transformers model as LangChain `Embeddings`: by the name of its repository, or by the folder it is in."""
+
+    def __init__(self, model: str | os.PathLike[str]) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self.model_name = os.fspath(model)
+        self._lock = threading.Lock()  # its tokenizer cannot be used by two threads at once
+        try:
+            self._model = SentenceTransformer(self.model_name)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"no sentence-transformers model {self.model_name!r} ({' '.join(str(error).split())[:200]}): give the folder of "
+                "one, or the name of one that this machine has or can fetch"
+            ) from error
+
+    @override
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        with self._lock:
+            return cast(list[list[float]], self._model.encode(texts, show_progress_bar=False).tolist())
+
+    @override
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+class Vectors:
+    """Compares key texts by the cosine of their embeddings; remembers the vector of every text it was ever asked for.
+
+    So a step costs one call of the encoder, or none: the vector that the step was looked up with is the one it is stored
+    with, and a text seen before needs no call. Both sides are embedded as documents: key and query are texts of one form,
+    and equal texts are to have similarity 1. (The paper's embedder puts an instruction before queries alone, which takes a
+    second call for each step.)
+
+    The vectors belong to texts, not to trajectories: what is remembered of a run stands on its shelf, this file can be
+    deleted, and costs then what it takes to embed the texts again.
+
+    Args:
+        embeddings: the encoder, any LangChain `Embeddings` (`SentenceEncoder` for a local model).
+        path: the SQLite file that keeps the vectors, made if missing; None: a temporary one, gone when this is closed.
+        dims: how many numbers a vector has; None: as many as the first one.
+        name: what the encoder is called in the file; empty: its model's name, or its class.
+
+    Raises BadVectors if the file is none of ours, or was made with another encoder or number of dimensions. Safe to use
+    from several threads and by several processes.
+    """
+
+    def __init__(
+        self, embeddings: Embeddings, path: str | os.PathLike[str] | None = None, *, dims: int | None = None, name: str = ""
+    ) -> None:
+        if dims is not None and dims < 1:
+            raise BadVectors(f"vectors of {dims} numbers: dims is at least 1, or None for what the encoder gives")
+        self.name = name or embedder_name(embeddings)
+        self.dims = dims
+        self.path = None if path is None else Path(path)
+        self._embeddings = embeddings
+        self._lock = threading.Lock()
+        with self._errors("opened"):
+            if self.path is not None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(self.path or "", timeout=60, check_same_thread=False)
+        try:
+            with self._errors("opened"):
+                self._open()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"Vectors({self.name}, {'in this process' if self.path is None else self.path})"
+
+    def close(self) -> None:
+        """Close the file; what was read stays usable."""
+        with self._lock:
+            self._file.close()
+
+    @property
+    def least(self) -> float:
+        return -1.0
+
+    def rows(self) -> Rows:
+        """An empty table of rows."""
+        return _CosineRows()
+
+    def read(self, texts: Sequence[str], /) -> list[Reading]:
+        """The vectors of these texts; those not known yet come from one call of the encoder."""
+        keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
+        known = self._known(keys)
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
+        if missing:
+            made = self._unit(self._embeddings.embed_documents(list(missing.values())), len(missing))
+            known |= self._keep(dict(zip(missing, made, strict=True)))
+        return [(key, known[key]) for key in keys]
+
+    def _known(self, keys: Sequence[bytes]) -> dict[bytes, NDArray[np.float32]]:
+        found: dict[bytes, NDArray[np.float32]] = {}
+        with self._lock, self._errors("read"):
+            for key in dict.fromkeys(keys):
+                if row := self._file.execute("SELECT vector FROM vectors WHERE text = ?", (key,)).fetchone():
+                    found[key] = np.frombuffer(row[0], np.float32)
+        return found
+
+    def _keep(self, made: dict[bytes, NDArray[np.float32]]) -> dict[bytes, NDArray[np.float32]]:
+        """Write these down; return what stands there now: where two threads embedded one text, the first one's vector."""
+        dims = len(next(iter(made.values())))
+        with self._lock, self._errors("written"), self._file:
+            self._file.execute("INSERT OR IGNORE INTO about VALUES ('dims', ?)", (dims,))
+            self._check(dims)
+            rows = ((key, vector.tobytes()) for key, vector in made.items())
+            self._file.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
+        return self._known(list(made))
+
+    def _unit(self, vectors: Sequence[Sequence[float]], wanted: int) -> NDArray[np.float32]:
+        """(wanted, dims), each of unit length; a zero vector stays zero, and is similar to nothing."""
+        matrix = np.asarray(vectors, np.float32)
+        if matrix.ndim != 2 or len(matrix) != wanted or not matrix.shape[1]:
+            raise BadVectors(f"the encoder {self.name} was given {wanted} texts and returned vectors of shape {matrix.shape}")
+        if not np.isfinite(matrix).all():
+            raise BadVectors(f"the encoder {self.name} returned a vector with a number that is not finite")
+        length = np.linalg.norm(matrix, axis=1, keepdims=True)
+        return cast(NDArray[np.float32], matrix / np.where(length == 0, 1, length))
+
+    def _open(self) -> None:
+        tables = {name for (name,) in self._file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if tables and tables != {"about", "vectors"}:
+            raise BadVectors(
+                f"{self.path} is another program's database, with the tables {', '.join(sorted(tables))}: name another file"
+            )
+        with suppress(sqlite3.OperationalError):  # only speed; it does not wait for a process that is just making the file
+            self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute("PRAGMA synchronous = NORMAL")
+        with self._file:
+            self._file.execute("BEGIN IMMEDIATE")  # sqlite3 begins nothing for CREATE: another process would see one table
+            self._file.execute("CREATE TABLE IF NOT EXISTS about (what TEXT PRIMARY KEY, value)")
+            self._file.execute("CREATE TABLE IF NOT EXISTS vectors (text BLOB PRIMARY KEY, vector BLOB)")
+            self._file.execute("INSERT OR IGNORE INTO about VALUES ('encoder', ?)", (self.name,))
+            if self.dims is not None:
+                self._file.execute("INSERT OR IGNORE INTO about VALUES ('dims', ?)", (self.dims,))
+            self._check(self.dims)
+
+    def _check(self, dims: int | None) -> None:
+        """Refuse to compare what cannot be compared, before anything is written."""
+        about: dict[str, Any] = dict(self._file.execute("SELECT what, value FROM about"))
+        made, there = about["encoder"], about.get("dims")
+        if made != self.name or (dims is not None and dims != there):
+            raise BadVectors(
+                f"the vectors {'in ' + str(self.path) if self.path else 'so far'} were made by {made}"
+                f"{f' ({there} dimensions)' if there else ''}, asked for {self.name}{f' ({dims})' if dims else ''}: "
+                "use that encoder, or name another file (the trajectories are embedded again then)"
+            )
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            raise BadVectors(
+                f"the vectors in {self.path or 'a temporary file'} cannot be {done}: {error}; name another file, or delete this "
+                "one: it holds nothing that cannot be made again from the trajectories"
+            ) from error
+
+
+_BLOCK = 4096
+"""Vectors allocated at once, so that none is ever moved; only speed depends on it."""
+_MASKED = np.float32(-2)
+"""Less than any cosine."""
+
+
+class _CosineRows:
+    """Rows of one memory: each refers to a vector, and equal texts to the same one."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
+        self._blocks: list[NDArray[np.float32]] = []  # (_BLOCK, dims) each
+        self._vectors = array("i")  # row -> number of its vector; read in place, see `JaccardIndex`
+        self._last: tuple[bytes, NDArray[np.float32]] = (
+            b"",
+            np.zeros(0, np.float32),
+        )  # what `_cosines` found last, of which text
+
+    def add(self, reading: Reading, /) -> None:
+        key, vector = reading
+        number = self._numbers.setdefault(key, len(self._numbers))
+        block, place = divmod(number, _BLOCK)
+        if block == len(self._blocks):
+            self._blocks.append(np.empty((_BLOCK, len(vector)), np.float32))
+        self._blocks[block][place] = vector
+        self._vectors.append(number)
+
+    def nearest(self, reading: Reading, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> Found:
+        similarities = self._cosines(reading)[np.frombuffer(self._vectors, np.int32)]
+        if among is not None:
+            similarities[~among] = _MASKED
+        parts = max(512, 4 * k)
+        if parts < len(similarities):  # no k-th best of 2 k or more parts' best is above the k-th best of all
+            best = np.maximum.reduceat(similarities, np.arange(0, len(similarities), -(-len(similarities) // parts)))
+            floor = max(floor, float(np.sort(best)[-k]))
+        rows = np.flatnonzero(similarities >= np.float32(floor))
+        found = similarities[rows].astype(np.float64)
+        order = np.lexsort((-rows, -found))[:k]
+        order = order[found[order] >= floor]  # the floor itself may have been rounded down
+        return rows[order], found[order]
+
+    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+        number = self._vectors[row]
+        vector = self._blocks[number // _BLOCK][number % _BLOCK]
+        numbers = np.frombuffer(self._vectors, np.int32)[rows]
+        if 4 * len(rows) > len(self._numbers):
+            cosines = self._all(vector)[numbers]
+        else:
+            cosines = np.array([np.vecdot(self._blocks[n // _BLOCK][n % _BLOCK], vector) for n in numbers.tolist()], np.float32)
+        cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
+        return np.clip(cosines, -1, 1).astype(np.float64)
+
+    def _cosines(self, reading: Reading) -> NDArray[np.float32]:
+        """number of a vector -> its cosine with this one. Kept for the next question about the same text."""
+        key, vector = reading
+        if self._last[0] != key or len(self._last[1]) != len(self._numbers):
+            cosines = np.clip(self._all(vector), -1, 1)
+            if (same := self._numbers.get(key)) is not None and vector.any():
+                cosines[same] = 1  # rather than 1 less the rounding
+            self._last = key, cosines
+        return self._last[1]
+
+    def _all(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        """number of a vector -> its product with this one.
+
+        One product a row (`vecdot`) reads memory as fast as it goes, twice as fast as BLAS' matrix times vector; and the
+        cosine of two texts does not depend on what else is stored, as it would, in the last digit, with BLAS.
+        """
+        products = np.empty(len(self._numbers), np.float32)
+        for start, block in zip(range(0, len(products), _BLOCK), self._blocks, strict=True):
+            part = products[start : start + _BLOCK]
+            np.vecdot(block[: len(part)], vector, out=part)
+        return products

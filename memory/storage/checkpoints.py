@@ -1,0 +1,158 @@
+"""Where graphs keep their checkpoints: a SQLite file, this process's memory, or Postgres.
+
+The serializer restores our records and LangGraph's own safe types, and nothing else: a checkpoint cannot name other
+code to run. This is what `LANGGRAPH_STRICT_MSGPACK=true` asks for, so it works under it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from ..records import RECORDS, UserError
+
+__all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
+
+PATIENCE = 30.0
+"""Seconds to wait for another process that is writing to the same file."""
+
+# A commit does not wait for the disk (5 to 6 times less time a step): a power cut may lose the last steps, which are
+# then done again, but a killed process loses none and the file stays whole.
+NO_WAIT = "PRAGMA synchronous=NORMAL"
+
+
+class _Connection(sqlite3.Connection):
+    """Its transaction ends with it.
+
+    A run that breaks off closes it while tasks of its nested graphs may still be storing what they did. SQLite closes no
+    connection that a statement still belongs to, and the lock of its transaction lasts as long: until the exception that
+    holds the cursor is gone. The same command, run again in this process, would then wait for itself.
+    """
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):  # closed already
+            self.rollback()
+        super().close()
+
+
+def serializer() -> JsonPlusSerializer:
+    """The serializer of every checkpoint: it restores the types in `records.RECORDS`."""
+    return JsonPlusSerializer(allowed_msgpack_modules=RECORDS)
+
+
+@contextmanager
+def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSaver[Any]]:
+    """A saver for `invoke` and `stream`: at a path (SQLite), `:memory:`, or `postgresql://user@host/database`.
+
+    Raises UserError if the place cannot be opened, is no database, or is full.
+    """
+    where = os.fspath(where)
+    if _is_postgres(where):
+        opened = _postgres("langgraph.checkpoint.postgres").PostgresSaver.from_conn_string(where)
+        with _errors(where), opened as saver:
+            saver.serde = serializer()
+            saver.setup()
+            yield saver
+        return
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    with (
+        _errors(where),
+        closing(sqlite3.connect(where, timeout=PATIENCE, check_same_thread=False, factory=_Connection)) as connection,
+    ):
+        connection.execute(NO_WAIT)
+        saver = _counting(SqliteSaver(connection, serde=serializer()))
+        saver.setup()
+        yield saver
+
+
+@asynccontextmanager
+async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator[BaseCheckpointSaver[Any]]:
+    """The same for `ainvoke` and `astream`."""
+    where = os.fspath(where)
+    if _is_postgres(where):
+        opened = _postgres("langgraph.checkpoint.postgres.aio").AsyncPostgresSaver.from_conn_string(where)
+        with _errors(where):
+            async with opened as saver:
+                saver.serde = serializer()
+                await saver.setup()
+                yield saver
+        return
+    import aiosqlite
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    with _errors(where):
+        async with aiosqlite.connect(where, timeout=PATIENCE, factory=_Connection) as connection:
+            await connection.execute(NO_WAIT)
+            saver = _counting(AsyncSqliteSaver(connection, serde=serializer()))
+            await saver.setup()
+            yield saver
+
+
+def _counting(saver: Any) -> Any:
+    """Number a channel's versions 1, 2, 3, … instead of by strings of 51 characters, which outweigh small states.
+
+    The strings keep versions of parallel branches apart in savers that store values by version; these store them inline.
+    """
+    saver.get_next_version = MethodType(BaseCheckpointSaver.get_next_version, saver)
+    return saver
+
+
+def _postgres(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"checkpoints in Postgres need a package ({error}): pip install 'langgraph-checkpoint-postgres' 'psycopg[binary]'"
+        ) from error
+
+
+def _is_postgres(where: str) -> bool:
+    if where.startswith(("postgres://", "postgresql://")):
+        return True
+    if "://" in where:
+        raise UserError(f"checkpoints at {where}: give a path, ':memory:' or postgresql://user@host/database")
+    return False
+
+
+@contextmanager
+def _errors(where: str) -> Iterator[None]:
+    """The database's errors as the user's, also those of the steps that run while the saver is open."""
+    try:
+        if where != ":memory:" and not _is_postgres(where):
+            Path(where).parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except sqlite3.OperationalError as error:
+        hint = {
+            sqlite3.SQLITE_FULL: "the disk is full: make room and resume",
+            sqlite3.SQLITE_CANTOPEN: "name a file in a directory that can be written",
+            sqlite3.SQLITE_BUSY: "another process is writing to it: let it end, or use another file",
+            sqlite3.SQLITE_READONLY: "the file cannot be written",
+        }.get(getattr(error, "sqlite_errorcode", 0) & 0xFF)
+        if hint is None:
+            raise
+        raise UserError(f"checkpoints at {where}: {error}; {hint}") from error
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise
+        raise UserError(
+            f"checkpoints at {where}: {error}; nothing was changed: restore the file from a copy, or name a new one"
+        ) from error
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        if error.filename and str(error.filename) in (where, *map(str, Path(where).parents)):
+            raise UserError(f"checkpoints at {where}: {error.strerror}") from error
+        raise
+    except Exception as error:
+        if (type(error).__module__, type(error).__name__) != ("psycopg", "OperationalError"):
+            raise
+        # Without the URL, which may hold a password.
+        raise UserError(f"checkpoints in Postgres: {' '.join(str(error).split())}") from error

@@ -1,0 +1,91 @@
+"""The journal: every step of every episode, append-only, in one JSONL file.
+
+A graph's state holds only `head`, the id of the last step; the journal gives the history behind it. Step ids are hashes of
+(parent id, step), so writing a step twice stores it once, a resumed episode finds its own steps again, and two forks share
+their common past and never overwrite each other. That keeps checkpoints the same size however long an episode gets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..records import Transition, UserError
+from .rows import Rows
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class JournalError(UserError, RuntimeError):
+    """A state points at a step that this journal does not hold."""
+
+
+class Journal:
+    """Steps by id, in memory, and in a JSONL file if a path is given.
+
+    Of what a graph writes down beside the steps, `details` names the fields that stay in memory; the file has all of them.
+    """
+
+    def __init__(self, path: Path | str | None = None, details: Sequence[str] = ()) -> None:
+        self._rows = Rows(path, keep=("id", "parent", "step", "state", "action", "reward", *details))
+
+    @staticmethod
+    def start(run: str, episode: int, task: str) -> str:
+        """The head of an episode that has no steps yet."""
+        return f"{run}/{episode}/{task}"
+
+    def append(self, head: str, step: Transition, **more: Any) -> str:
+        """Write `step` after `head` and return the new head. `more` goes into the row too (JSON values).
+
+        A step that is there already is not written again.
+        """
+        key = _encode([head, step.state, step.action, step.reward])
+        id = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
+        parent = self._rows.get(head)
+        t = parent["step"] + 1 if parent else 0
+        row = {"id": id, "parent": head, "step": t, "state": step.state, "action": step.action, "reward": step.reward}
+        self._rows.append({**row, **more})
+        return id
+
+    def history(self, head: str, last: int | None = None) -> tuple[Transition, ...]:
+        """The steps up to `head`, oldest first; only the `last` ones if given.
+
+        Raises:
+            JournalError: `head` is neither the start of an episode nor a step written here.
+        """
+        return tuple(Transition(row["state"], row["action"], row["reward"]) for row in self.rows(head, last))
+
+    def rows(self, head: str, last: int | None = None) -> list[Mapping[str, Any]]:
+        """The same as rows: `step`, `state`, `action`, `reward`, and the `details`."""
+        found: list[Mapping[str, Any]] = []
+        while last is None or len(found) < last:
+            row = self._rows.get(head)
+            if row is None:
+                if "/" not in head:
+                    raise JournalError(f"{self} has no step {head!r}: the state belongs to another journal")
+                break
+            found.append(row)
+            head = row["parent"]
+        return found[::-1]
+
+    @property
+    def durable(self) -> bool:
+        """Whether there is a file."""
+        return self._rows.path is not None
+
+    def sync(self) -> None:
+        """Make the steps so far survive a power cut."""
+        self._rows.sync()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._rows.close()
+
+    def __repr__(self) -> str:
+        return f"Journal({str(self._rows.path) if self._rows.path else ''})"

@@ -1,0 +1,99 @@
+"""An append-only JSONL file whose rows have ids: writing a row twice writes it once, and a crash costs at most the last line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from ..records import UserError
+
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for every row
+
+
+class RowsError(UserError, RuntimeError):
+    """The file cannot be read or written."""
+
+
+class Rows:
+    """Rows by id (the row's `id` field), in the order they came; in memory only if no path is given.
+
+    One process writes to a file. A last line that a crash cut short is dropped when the file is opened: whoever wrote it
+    writes it again when it resumes. `keep` names the fields that stay in memory; the file has all of them.
+    """
+
+    def __init__(self, path: Path | str | None = None, keep: Collection[str] | None = None) -> None:
+        self.path = Path(path) if path else None
+        self._keep = keep
+        self._rows: dict[str, Mapping[str, Any]] = {}
+        self._lock = Lock()
+        self._file = None
+        if self.path:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                if self.path.exists():
+                    self._load(self.path)
+                self._file = self.path.open("ab", buffering=0)  # a buffer would hand in later what once had no room
+            except OSError as error:
+                raise RowsError(f"cannot open {self.path}: {error.strerror}") from error
+
+    def _load(self, path: Path) -> None:
+        end = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    row = json.loads(line)
+                    self._rows[row["id"]] = self._kept(row)
+                except (ValueError, KeyError, TypeError) as error:
+                    raise RowsError(f"{path}, line {number}: expected a JSON object with an id, got {line[:60]!r}") from error
+                end += len(line)
+        if end < path.stat().st_size:
+            os.truncate(path, end)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write `row` unless one with its id is there."""
+        with self._lock:
+            if row["id"] in self._rows:
+                return
+            if self._file and self.path:
+                line = _encode(row).encode() + b"\n"
+                end, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
+                try:
+                    while left:
+                        left = left[self._file.write(left) :]
+                except OSError as error:
+                    os.truncate(self.path, end)  # half a row must not stand before the next one
+                    raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
+            self._rows[row["id"]] = self._kept(row)
+
+    def _kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
+
+    def sync(self) -> None:
+        """Make what was written survive a power cut, not only the end of this process."""
+        if self._file:
+            os.fsync(self._file.fileno())
+
+    def get(self, id: str) -> Mapping[str, Any] | None:
+        """The row with this id, or None."""
+        return self._rows.get(id)
+
+    def values(self) -> list[Mapping[str, Any]]:
+        """All rows, oldest first."""
+        return list(self._rows.values())
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file:
+            self._file.close()

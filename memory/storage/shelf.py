@@ -1,0 +1,296 @@
+"""A typed shelf of records over any LangGraph store, and records as plain JSON.
+
+A record becomes a plain object of its fields (nested records too, tuples as lists), which any other tool can read. The
+way back goes by the record's type hints and is strict, because a field that is silently dropped is a lesson lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp, validate_op_namespace
+
+from ..records import UserError
+
+__all__ = ["BadRecord", "Record", "Shelf", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
+
+T = TypeVar("T")
+PAGE = 1000  # items a search
+
+
+class BadRecord(UserError, ValueError):
+    """What was read is not the record that was expected: the message names where, the field, and both types."""
+
+
+class Record(Protocol):
+    """A frozen dataclass with an `id` that is derived, never random, so that storing it twice stores it once."""
+
+    @property
+    def id(self) -> str: ...
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Shelf(Generic[R]):
+    """The records of one type in one namespace of a store.
+
+    `index` names the fields that the store's vector index embeds, if it has one; none unless asked, because embedding
+    a whole trajectory costs much and finds little.
+    """
+
+    def __init__(self, store: BaseStore, namespace: Sequence[str], record: type[R], *, index: Sequence[str] = ()) -> None:
+        self.store = store
+        self.namespace = tuple(namespace)
+        self.record = record
+        self.index: Literal[False] | list[str] = list(index) or False
+        try:
+            validate_op_namespace(GetOp(self.namespace, ""))
+        except InvalidNamespaceError as error:
+            raise UserError(f"{self.namespace} cannot be the namespace of a shelf: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"Shelf({'/'.join(self.namespace)}, {self.record.__name__})"
+
+    def put(self, records: Iterable[R], /) -> None:
+        """Store these in one batch; one with a stored id takes its place."""
+        if puts := [PutOp(self.namespace, r.id, to_json(r), self.index) for r in records]:
+            self.store.batch(puts)
+
+    def get(self, id: str, /) -> R | None:
+        item = self.store.get(self.namespace, id)
+        return self._record(item.key, item.value) if item else None
+
+    def all(self) -> list[R]:
+        """Everything stored, oldest first (by the store's clock, then by id)."""
+        items = [item for item in self._items() if item.namespace == self.namespace]
+        items.sort(key=lambda item: (item.created_at, item.key))
+        return [self._record(item.key, item.value) for item in items]
+
+    def _items(self) -> Iterator[Any]:
+        for offset in range(0, 1 << 62, PAGE):
+            page = self.store.search(self.namespace, limit=PAGE, offset=offset)
+            yield from page
+            if len(page) < PAGE:
+                return
+
+    def delete(self, ids: Iterable[str], /) -> None:
+        """Remove these; an id that is not there is no error."""
+        if puts := [PutOp(self.namespace, id, None) for id in ids]:
+            self.store.batch(puts)
+
+    def export_jsonl(self, path: str | os.PathLike[str], /) -> int:
+        """Write one record a line, oldest first, in place of `path` once all is written; how many there were."""
+        return write_jsonl(self.all(), path)
+
+    def import_jsonl(self, path: str | os.PathLike[str], /) -> int:
+        """Store the records of a file, all of them or (if a line is wrong) none; how many there were."""
+        records = [record for _, record in read_jsonl(self.record, path)]
+        self.put(records)
+        return len(records)
+
+    def _record(self, key: str, value: dict[str, Any]) -> R:
+        return from_json(self.record, value, f"item {key!r} in {'/'.join(self.namespace)}")
+
+
+def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:
+    """One line per record."""
+    return (json.dumps(to_json(record)) + "\n" for record in records)
+
+
+def write_jsonl(records: Sequence[Any], path: str | os.PathLike[str], /) -> int:
+    """Write one record a line, in place of `path` once all is written; how many there were."""
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(as_jsonl(records))
+        part.replace(target)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    return len(records)
+
+
+def read_jsonl(record: type[T], path: str | os.PathLike[str], /) -> list[tuple[int, T]]:
+    """The records of a file that `write_jsonl` wrote, each with its line number; BadRecord names the first wrong line."""
+    found = []
+    try:
+        for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
+            if line.strip():
+                where = f"{path}, line {number}"
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise BadRecord(f"{where}: not JSON: {error}") from error
+                found.append((number, from_json(record, value, where)))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    return found
+
+
+def to_json(value: Any) -> Any:
+    """A record as a plain object of its fields, recursively; tuples become lists."""
+    if isinstance(value, str | float | int | None):
+        return value
+    if is_dataclass(value):
+        return {name: to_json(getattr(value, name)) for name in _names(cast(Hashable, type(value)))}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_json(item) for key, item in value.items()}
+    raise TypeError(f"a record holds plain data, got {type(value).__name__}: {value!r}")
+
+
+def from_json(record: type[T], value: Any, where: str = "value") -> T:
+    """The record that `to_json` wrote. A field may be missing only where the record has a default for it.
+
+    Raises BadRecord, naming `where` and the field, for an unknown or missing field or a value of another type.
+    """
+    try:
+        return cast(T, _reader(cast(Hashable, record))(value))
+    except _Wrong as wrong:
+        field = "".join(reversed(wrong.path)).lstrip(".")
+        raise BadRecord(f"{where}: {f'field {field!r}: ' if field else ''}{wrong}") from None
+
+
+class _Wrong(Exception):
+    """What is wrong, and the path to it, innermost first."""
+
+    def __init__(self, message: str, *path: str) -> None:
+        super().__init__(message)
+        self.path = list(path)
+
+
+def _expected(what: str, value: Any) -> _Wrong:
+    shown = json.dumps(value, default=repr)
+    return _Wrong(f"expected {what}, got {shown if len(shown) <= 60 else shown[:57] + '...'}")
+
+
+@functools.cache
+def _names(record: Hashable) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cast(Any, record)))
+
+
+_PLAIN = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+
+
+@functools.cache
+def _reader(hint: Hashable) -> Callable[[Any], Any]:
+    """The function that reads a value of this type; made once a type, since a memory has many records."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return lambda value: value
+    if hint in _PLAIN:
+        return _plain(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _object(hint)
+    if origin in (Union, types.UnionType):
+        return _either([_reader(arg) for arg in args])
+    if origin is Literal:
+        return _one_of(args)
+    if origin is list or (origin is tuple and args[1:] == (...,)):
+        return _sequence(origin, _reader(args[0]))
+    if origin is dict:
+        return _mapping(_reader(args[1]))
+    raise TypeError(f"a record's field is plain data, a record, or a union, tuple[X, ...], list or dict of them: {hint}")
+
+
+def _plain(kind: type) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        if kind is float and type(value) is int:
+            return float(value)
+        raise _expected(_PLAIN[kind], value)
+
+    return read
+
+
+def _object(record: type) -> Callable[[Any], Any]:
+    hints = get_type_hints(record)
+    readers = {f.name: _reader(hints[f.name]) for f in fields(record)}
+    needed = {f.name for f in fields(record) if f.default is MISSING and f.default_factory is MISSING}
+
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _expected(f"a {record.__name__} as an object", value)
+        if unknown := value.keys() - readers.keys():
+            raise _Wrong(f"{record.__name__} has no such field; it has {', '.join(readers)}", "." + min(unknown))
+        if missing := needed - value.keys():
+            raise _Wrong(f"missing, a {record.__name__} needs it", "." + min(missing))
+        found = {}
+        for name, item in value.items():
+            try:
+                found[name] = readers[name](item)
+            except _Wrong as wrong:
+                wrong.path.append("." + name)
+                raise
+        return record(**found)
+
+    return read
+
+
+def _sequence(kind: Callable[[list[Any]], Any], reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _expected("a list", value)
+        found = []
+        for i, item in enumerate(value):
+            try:
+                found.append(reader(item))
+            except _Wrong as wrong:
+                wrong.path.append(f"[{i}]")
+                raise
+        return kind(found)
+
+    return read
+
+
+def _mapping(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _expected("an object", value)
+        found = {}
+        for key, item in value.items():
+            try:
+                found[key] = reader(item)
+            except _Wrong as wrong:
+                wrong.path.append(f".{key}")
+                raise
+        return found
+
+    return read
+
+
+def _either(readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        wrongs = []
+        for reader in readers:
+            try:
+                return reader(value)
+            except _Wrong as wrong:
+                wrongs.append(wrong)
+        deepest = max(wrongs, key=lambda wrong: len(wrong.path))
+        if deepest.path:
+            raise deepest
+        said = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
+        raise _expected(" or ".join(said), value)
+
+    return read
+
+
+def _one_of(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        if value in allowed:
+            return value
+        raise _expected("one of " + ", ".join(map(json.dumps, allowed)), value)
+
+    return read

@@ -1,0 +1,114 @@
+"""JitRL's arithmetic (arXiv:2601.18510): from remembered returns to a logit update, each equation alone.
+
+A neighbour is a `Neighbour` record: `count` visits to an action in a remembered state, with mean return `mean`. The papers
+work on single visits; a single visit is a neighbour with count 1, so every formula here covers both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from random import Random
+
+from ...memory.records import Neighbour
+
+
+def state_value(neighbours: Sequence[Neighbour]) -> float:
+    """Eq. 4: V(s) = mean of the returns G_i over the neighbours N(s); 0 without neighbours."""
+    visits = sum(n.count for n in neighbours)
+    return sum(n.count * n.mean for n in neighbours) / visits if visits else 0.0
+
+
+def action_values(neighbours: Sequence[Neighbour]) -> dict[str, tuple[int, float]]:
+    """Eq. 5: Q(s, a) = mean of the returns over the neighbours whose action is a. As {a: (count, Q)}."""
+    totals: dict[str, tuple[int, float]] = {}
+    for n in neighbours:
+        count, total = totals.get(n.action, (0, 0.0))
+        totals[n.action] = (count + n.count, total + n.count * n.mean)
+    return {action: (count, total / count) for action, (count, total) in totals.items()}
+
+
+def unseen_value(value: float, visits: int, alpha: float, explore: bool) -> float:
+    """Eq. 6: Q(s, a) of an action never tried near s: V(s) + alpha / |N(s)| if the exploration draw says so, else 0."""
+    return value + alpha / visits if explore else 0.0
+
+
+def advantages(q: Mapping[str, float], value: float) -> dict[str, float]:
+    """Eq. 7: A(s, a) = Q(s, a) - V(s)."""
+    return {action: q_a - value for action, q_a in q.items()}
+
+
+def normalised(a: Mapping[str, float], epsilon: float = 1e-6) -> dict[str, float]:
+    """Eq. 25: A~(s, a) = A(s, a) / (max_b |A(s, b)| + epsilon), within [-1, 1]."""
+    scale = max((abs(x) for x in a.values()), default=0.0) + epsilon
+    return {action: x / scale for action, x in a.items()}
+
+
+def updated(logits: Sequence[float], shifts: Sequence[float], beta: float) -> list[float]:
+    """Eq. 10: z'(s, a) = z(s, a) + beta * A(s, a), in nats."""
+    return [z + beta * shift for z, shift in zip(logits, shifts, strict=True)]
+
+
+def objective(policy: Sequence[float], prior: Sequence[float], a: Sequence[float], beta: float) -> float:
+    """Eq. 8: E_{policy}[A] - KL(policy || prior) / beta, what Eq. 10 maximises (Theorem 4.1). Probabilities sum to 1."""
+    gain = sum(p * x for p, x in zip(policy, a, strict=True))
+    kl = sum(p * math.log(p / q) for p, q in zip(policy, prior, strict=True) if p > 0)
+    return gain - kl / beta
+
+
+def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Probabilities proportional to exp(z / temperature); temperature 0 is the limit, shared among equal maxima."""
+    top = max(logits)
+    if temperature == 0:
+        weights = [float(z == top) for z in logits]
+    else:
+        weights = [math.exp((z - top) / temperature) for z in logits]
+    total = sum(weights)
+    return [w / total for w in weights]
+
+
+def sample(probabilities: Sequence[float], random: Random) -> int:
+    """Draw an index."""
+    return random.choices(range(len(probabilities)), probabilities)[0]
+
+
+def draw(*where: object) -> Random:
+    """A random generator for one decision, made from where it stands (run, episode, step, purpose).
+
+    The same place always draws the same numbers, so a step that is executed again decides the same.
+    """
+    return Random("/".join(map(str, where)))
+
+
+# The authors' code differs from the paper; what it does is kept apart, by name, for comparison (facts: section 1.2 of
+# the method's notes, conformance vectors in tests/equations).
+
+
+def reference_exploration(neighbours: Iterable[Neighbour], exponent: float = 0.65) -> float:
+    """The reference code's adaptive exploration probability, from 0.8 (no evidence) down to 0.05 (steady high returns).
+
+    For each action with at least two returns: confidence c = (max(0, mu) / (1 + cv))^exponent * max(n / 4, 1), where cv is
+    the population standard deviation over the mean; p = 1 / (1 + max c), clipped to [0.05, 0.8].
+    """
+    by_action: dict[str, list[float]] = {}
+    for n in neighbours:
+        by_action.setdefault(n.action, []).extend([n.mean] * n.count)
+    confidences = []
+    for returns in by_action.values():
+        if len(returns) < 2:
+            continue
+        mu = sum(returns) / len(returns)
+        sigma = math.sqrt(sum((g - mu) ** 2 for g in returns) / len(returns))
+        cv = sigma / mu if mu > 0 else math.inf
+        confidences.append((max(0.0, mu) / (1 + cv)) ** exponent * max(len(returns) / 4, 1))
+    return min(max(1 / (1 + max(confidences)), 0.05), 0.8) if confidences else 0.8
+
+
+def reference_normalised(a: Mapping[str, float]) -> dict[str, float]:
+    """The reference code's scaling: by the largest positive advantage, else by the size of the smallest, else 0.
+
+    So the best action always gets exactly 1, however small the gap (even a rounding error), and negatives have no bound.
+    """
+    top, bottom = max(a.values(), default=0.0), min(a.values(), default=0.0)
+    scale = top if top > 0 else -bottom
+    return {action: x / scale if scale else 0.0 for action, x in a.items()}

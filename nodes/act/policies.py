@@ -1,0 +1,345 @@
+"""Policies: nodes that propose candidate actions with logits. Three ways, one meaning: log-probabilities in nats.
+
+Whatever the way, the logits of the candidates are normalised over the candidates: exp of them sums to 1.
+
+- `LocalPolicy` scores every admissible action exactly, as the whole reply of a local model.
+- `logprobs_policy` reads the probabilities of the option letters from an API that reports them.
+- `verbalized_policy` asks the model to name options and say how confident it is.
+- `act_policy` lets the model think and write one action; `answer_policy` a whole answer, which may be several actions. What
+  it wrote is the only candidate: such a model gives no logits.
+- `UniformPolicy` knows nothing: a control, not a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any, ClassVar, Protocol
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from ...memory.records import Candidate, Transition, Usage, UserError
+from ...memory.storage.journal import Journal
+from ..ask import Ask, State, Unreadable, text
+from ..prompt import Prompt
+from ..state import Episode, Proposal
+
+FLOOR = 1e-3
+"""The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
+
+
+class PolicyError(UserError, ValueError):
+    """The policy cannot work with this environment or model."""
+
+
+class Scorer(Protocol):
+    """A model that tells how likely each option is as its whole reply."""
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Sequence[float]:
+        """Log-probabilities in nats, one per option."""
+        ...
+
+
+class Seen(Protocol):
+    """What a prompt shows of a state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Recent(Seen):
+    """The task, the last steps of the episode, the present observation."""
+
+    journal: Journal
+    last: int | None = None
+    """How many steps at most; None: all of them."""
+    brief: str = ""
+    """What the system message says of the method."""
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        steps = () if self.last == 0 else self.journal.history(state["head"], last=self.last)
+        return {
+            "brief": self.brief,
+            "instruction": state["task"].instruction,
+            "steps": steps_text(steps),
+            "observation": state["observation"].text,
+        }
+
+
+def log_normalised(logits: Sequence[float]) -> list[float]:
+    """Subtract the log of the sum of the exponentials: log-probabilities over these options, <= 0, in nats."""
+    top = max(logits)
+    total = top + math.log(sum(math.exp(z - top) for z in logits))
+    return [min(z - total, 0.0) for z in logits]
+
+
+def steps_text(steps: Sequence[Transition]) -> str:
+    """Earlier steps as prompts show them: the state, `> action`, `= reward` (left out where it is missing)."""
+    lines = []
+    for step in steps:
+        action = step.action.replace("\n", "\n  ")  # further lines are set in, so that none of them reads as a reward
+        lines += [step.state, f"> {action}"]
+        if step.reward is not None:
+            lines.append(f"= {step.reward:g}")
+    return "".join(line + "\n" for line in lines)
+
+
+def candidates(actions: Sequence[str], logits: Sequence[float]) -> list[Candidate]:
+    """Pair actions with their normalised logits."""
+    return [Candidate(a, z) for a, z in zip(actions, log_normalised(logits), strict=True)]
+
+
+@dataclass(frozen=True)
+class UniformPolicy:
+    """Every admissible action is equally likely."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> Proposal:
+        actions = listed(state, "uniform")
+        return {"candidates": candidates(actions, [0.0] * len(actions))}
+
+
+@dataclass(frozen=True)
+class LocalPolicy:
+    """Score every admissible action with a local model."""
+
+    role: ClassVar[str] = "model"
+
+    model: Scorer
+    seen: Seen
+    prompt: Prompt
+    """Needs the values of `Seen` (`act/score`)."""
+
+    def messages(self, state: State) -> list[BaseMessage]:
+        """What the model is asked."""
+        return self.prompt.messages(**self.seen(state))
+
+    def __call__(self, state: State) -> dict[str, Any]:  # all of it: what `seen` shows may be in any channel
+        actions = listed(state, "local")
+        scores = self.model.score(self.messages(state), actions)
+        usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action is read, not written: no output tokens
+        return {"candidates": candidates(actions, scores), "usage": usage}
+
+
+def logprobs_policy(model: BaseChatModel, seen: Seen, prompts: Path | None = None) -> Ask:
+    """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
+
+    An option whose letter is not among the reported ones gets what is left of the probability, shared among such options,
+    and never more than the least likely letter that was reported.
+    """
+    prompt = Prompt.load("act/choose", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        actions = listed(state, "logprobs")
+        if len(actions) > 20:
+            raise PolicyError(
+                f"the logprobs policy can tell 20 options apart (APIs report 20 log-probabilities), but there are "
+                f"{len(actions)} admissible actions; use --policy verbalized"
+            )
+        options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
+        return prompt.messages(**seen(state), options=options)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        actions = listed(state, "logprobs")
+        content = (reply.response_metadata.get("logprobs") or {}).get("content") or []
+        if not content:
+            raise PolicyError(
+                "asked for the log-probabilities of the reply's tokens, but the server sent none; "
+                "use a model that reports them, or --policy verbalized"
+            )
+        letters = ascii_uppercase[: len(actions)]
+        if _letter(text(reply)) not in letters:
+            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else, got {text(reply)[:40]!r}")
+        for token in content:
+            seen: dict[str, float] = {}
+            for option in token.get("top_logprobs") or [token]:
+                letter = _letter(option["token"])
+                if letter in letters:
+                    seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
+            if _letter(token["token"]) in seen:
+                return {"candidates": candidates(actions, _complete(seen, letters))}
+        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {text(reply)[:40]!r}")
+
+    again = Prompt.load("ask/again", prompts)
+    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again)
+
+
+def _letter(token: str) -> str:
+    """The option letter that a token or a reply is, or `?`."""
+    letter = token.strip().rstrip(".").upper()
+    return letter if len(letter) == 1 and letter in ascii_uppercase else "?"
+
+
+def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
+    missing = [letter for letter in letters if letter not in seen]
+    rest = max(1 - sum(map(math.exp, seen.values())), 1e-9) / max(len(missing), 1)
+    floor = min(*seen.values(), math.log(rest), 0.0)
+    return [seen.get(letter, floor) for letter in letters]
+
+
+def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts: Path | None = None) -> Ask:
+    """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
+    prompt, admissible = Prompt.load("act/options", prompts), Prompt.load("act/admissible", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        actions = state["observation"].actions
+        count_ = min(count, len(actions)) if actions else count
+        return prompt.messages(**seen(state), count=count_, admissible=_admissible(admissible, actions))
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        options = json_object(text(reply)).get("options")
+        if not isinstance(options, list) or not options:
+            raise Unreadable('asked for {"options": [...]}, got no list of options')
+        stated: dict[str, float] = {}
+        for option in options:
+            try:
+                action, confidence = str(option["action"]).strip(), float(option["confidence"])
+            except (TypeError, KeyError, ValueError, OverflowError) as error:
+                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}") from error
+            if not action or not 0 <= confidence <= 100:
+                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}")
+            if state["observation"].actions and action not in state["observation"].actions:
+                raise Unreadable(f"{action!r} is not one of the admissible actions")
+            stated[action] = confidence
+        total = sum(stated.values()) or 1.0
+        return {"candidates": candidates(list(stated), [math.log(max(c / total, FLOOR)) for c in stated.values()])}
+
+    return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
+
+
+def act_policy(
+    model: BaseChatModel,
+    seen: Seen,
+    name: str = "act/write",
+    prompts: Path | None = None,
+    *,
+    free: bool = False,
+    vote: str = "",
+) -> Ask:
+    """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply.
+
+    `free`: the world understands more than the actions it lists (an environment's `free_text`); what the model writes is then
+    played whether it is listed or not, and the world says what it makes of it.
+    `vote`: a mark such as `Memory`; the reply's line `Memory: yes` or `no` is read into the channel `vote`. Any other, or none,
+    is a no, and is counted (`Usage.malformed`).
+    """
+    prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
+    some = Prompt.load("act/suggested", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        return prompt.messages(
+            **seen(state), admissible=_admissible(some if free else admissible, state["observation"].actions)
+        )
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        written = _after("Action", text(reply))
+        action, actions = (written or "").strip().partition("\n")[0].strip(), state["observation"].actions
+        if not action:
+            raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
+        if actions and action not in actions and not free:
+            raise Unreadable(f"{action!r} is not one of the admissible actions")
+        proposed = {"candidates": [Candidate(action, 0.0)]}
+        if not vote:
+            return proposed
+        said = (_after(vote, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
+        return {**proposed, "vote": said == "yes", "usage": Usage(malformed=int(said not in ("yes", "no")))}
+
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
+
+
+@dataclass(frozen=True)
+class Answer(Runnable[Any, Any]):
+    """Propose the actions of a written answer one after the other; ask for an answer when there is none left."""
+
+    role: ClassVar[str] = "model"
+
+    ask: Ask
+
+    @property
+    def asks(self) -> str:
+        """What is asked; for pictures."""
+        return self.ask.asks
+
+    def messages(self, state: State) -> list[BaseMessage]:
+        """What the model is asked when no action of its answer is left."""
+        return self.ask.messages(state)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return _next(input) or self.ask.invoke(input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return _next(input) or await self.ask.ainvoke(input, config)
+
+
+def answer_policy(
+    model: BaseChatModel,
+    seen: Seen,
+    actions: Callable[[str], Sequence[str]],
+    name: str = "act/answer",
+    prompts: Path | None = None,
+) -> Answer:
+    """Ask for a whole answer, and play it action by action.
+
+    `actions` says what they are (an environment's `read`). An answer that cannot be read is played as it is: the world says
+    so, the attempt's reward is missing, and nobody asks again, for asking again would be another attempt.
+    """
+    prompt = Prompt.load(name, prompts)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        first, *rest = [*actions(text(reply))] or [text(reply)]
+        return {"candidates": [Candidate(first, 0.0)], "plan": rest}
+
+    again = Prompt.load("ask/again", prompts)
+    return Answer(Ask(name, model, lambda state: prompt.messages(**seen(state)), read, again))
+
+
+def _next(state: State) -> dict[str, Any] | None:
+    plan = state.get("plan") or []
+    return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
+
+
+def _after(mark: str, reply: str) -> str | None:
+    """What follows the last line that begins with `mark:`; None without one."""
+    found = list(re.finditer(rf"^[ \t*_#>]*{mark}[ \t*_]*:[ \t*_]*", reply, re.MULTILINE | re.IGNORECASE))
+    return reply[found[-1].end() :] if found else None
+
+
+def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
+    return text(prompt.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
+
+
+def json_object(reply: str) -> dict[str, Any]:
+    """The last JSON object in a text that may say other things around it.
+
+    Raises:
+        Unreadable: there is none.
+    """
+    decoder, found, at = json.JSONDecoder(), None, reply.find("{")
+    while at >= 0:
+        try:
+            found, length = decoder.raw_decode(reply[at:])
+            at = reply.find("{", at + length)
+        except (ValueError, RecursionError):  # not JSON, or nested deeper than anything we asked for
+            at = reply.find("{", at + 1)
+    if not isinstance(found, dict):
+        raise Unreadable(f"asked for a JSON object, got {reply[:80]!r}")
+    return found
+
+
+def listed(state: State | Episode, policy: str) -> tuple[str, ...]:
+    """The admissible actions, for a policy that cannot do without them."""
+    actions: tuple[str, ...] = state["observation"].actions
+    if not actions:
+        raise PolicyError(
+            f"the {policy} policy chooses among admissible actions, but task {state['task'].id} lists none at step "
+            f"{state['step']}; use --policy verbalized"
+        )
+    return actions

@@ -1,0 +1,65 @@
+"""Look up action values in a table, and choose greedily with exceptions: the tabular, non-LLM learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ...memory.q_table import QTable
+from ...memory.records import Candidate, Trajectory
+from ...memory.storage.journal import Journal
+from ..state import Episode, Proposal
+from .advantage import draw
+from .decide import Chosen, Decision
+from .episode import Environment
+from .policies import listed
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """Q(s, a) of every admissible action. They stand in the place of logits, in reward units."""
+
+    role: ClassVar[str] = "memory"
+
+    table: QTable
+    environment: Environment
+
+    def __call__(self, state: Episode) -> Proposal:
+        actions = listed(state, "tabular")
+        key = self.environment.abstract(state["observation"])
+        values = self.table.values(state["run"], state["episode"], key, actions)
+        return {"candidates": [Candidate(a, q, source="memory") for a, q in zip(actions, values, strict=True)]}
+
+
+@dataclass(frozen=True)
+class EpsilonGreedy:
+    """The best candidate, ties broken at random; with probability epsilon any candidate. Draws belong to the step."""
+
+    role: ClassVar[str] = "compute"
+
+    epsilon: float
+
+    def __call__(self, state: Decision) -> Chosen:
+        random = draw(state["run"], state["episode"], state["step"], "choose")
+        candidates = state["candidates"]
+        if random.random() >= self.epsilon:
+            top = max(c.logit for c in candidates)
+            candidates = [c for c in candidates if c.logit == top]
+        return {"action": random.choice(candidates).action}
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Hand the finished episode to the table."""
+
+    role: ClassVar[str] = "memory"
+
+    table: QTable
+    environment: Environment
+    journal: Journal
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        steps = self.journal.history(state["head"])
+        id, name = f"{state['run']}/{state['episode']}", self.environment.name
+        self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name))
+        return {}

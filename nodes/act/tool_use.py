@@ -1,0 +1,434 @@
+"""Nodes of an agent that calls tools: think, use the tools that were asked for, give the answer action by action.
+
+A rollout has tools of its own (an interpreter's variables live from call to call, and nobody else sees them). They are opened when
+the rollout first thinks, and closed when it answers or a node fails; or, where a rollout is cancelled between two nodes, when its
+state is forgotten. State holds no tool but a name for what is open; where nothing is open under it (another process goes on from
+a checkpoint), the tools are opened anew and remember nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from threading import RLock
+from typing import Any, ClassVar, Literal, NotRequired, Protocol, cast
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.errors import GraphBubbleUp
+from typing_extensions import TypedDict
+
+from ...memory.library import Library, Versions
+from ...memory.records import Task, UserError
+from ..ask import Ask, BadReply, Unreadable, text
+from ..prompt import Prompt
+from ..retrieve.lessons import lectured_system, shown, told
+from ..state import Choice, Episode, Planned
+from .episode import Begin
+
+__all__ = ["Dialogue", "Equip", "Submit", "Think", "ToolState", "Tools", "Toolset", "Use", "asked_for", "left", "trimmed"]
+
+
+class Tools(Protocol):
+    """What gives a rollout its tools: entered when it begins to think, left when it has ended in whatever way.
+
+    The tools of all rollouts have the same names and arguments. Tools that remember nothing may be given as a plain list.
+    """
+
+    def __call__(
+        self, run: str, task: str, episode: int, /
+    ) -> AbstractContextManager[Sequence[BaseTool]] | Sequence[BaseTool]: ...
+
+
+class ToolState(TypedDict):
+    """A dialogue with tools."""
+
+    session: str
+    """What the rollout's tools are open under, in this process."""
+    messages: list[AnyMessage]
+    """What the model said and what tools returned. What stands before it (system message, lessons, task) is made from state."""
+    turn: int
+    """How often the model was asked."""
+    tool_calls: int
+    """Calls that were answered, with a result or an error."""
+    transcript: str
+    """The dialogue for those who compare rollouts: `> ` before what the agent wrote and called, `| ` before what tools returned."""
+    answer: str
+    """The reply that is submitted; empty until then."""
+
+
+class State(Episode, Planned, Choice, ToolState):
+    """What the nodes here see."""
+
+    library: NotRequired[str]
+
+
+def trimmed(told: str, most: int) -> str:
+    """A text of at most about `most` characters: its beginning and its end, with what was cut between."""
+    if len(told) <= most:
+        return told
+    head, tail = most - most // 2, most // 2
+    return f"{told[:head]}\n[… {len(told) - most:,} characters cut …]\n{told[len(told) - tail :]}"
+
+
+# The tools of the rollouts that are being played
+
+
+class Session(str):
+    """A name like any other, of which one can tell when nobody holds it any more."""
+
+
+@dataclass(eq=False)
+class Toolset:
+    """The tools that are open, by session."""
+
+    tools: Tools | None
+    """None: the agent has no tools."""
+    _open: dict[str, tuple[ExitStack, dict[str, BaseTool]]] = field(default_factory=dict, init=False, repr=False)
+    _lock: Any = field(default_factory=RLock, init=False, repr=False)
+    """One that its holder may take again: a forgotten session is closed at any moment."""
+    _numbers: Iterator[int] = field(default_factory=count, init=False, repr=False)
+
+    def fresh(self) -> str:
+        """The name of a new session, which is closed at the latest when the name is forgotten."""
+        session = Session(f"{os.getpid()}/{next(self._numbers)}")
+        weakref.finalize(session, self.close, str(session))
+        return session
+
+    def of(self, state: Mapping[str, Any]) -> dict[str, BaseTool]:
+        """The rollout's tools by name, opened if they are not."""
+        if self.tools is None:
+            return {}
+        with self._lock:
+            found = self._open.get(state["session"])
+            if found is None:
+                stack, given = ExitStack(), self.tools(state["run"], state["task"].id, state["episode"])
+                if isinstance(given, AbstractContextManager):
+                    given = stack.enter_context(given)
+                found = self._open[str(state["session"])] = stack, {tool.name: tool for tool in given}
+            return found[1]
+
+    def offered(self) -> list[BaseTool]:
+        """The tools of any rollout, for their names and arguments; they are closed again."""
+        session = self.fresh()
+        with self.closing(session):
+            found = [*self.of({"session": session, "run": "", "task": Task("", ""), "episode": 0}).values()]
+        self.close(session)
+        return found
+
+    def close(self, session: str) -> None:
+        """Close the tools of a session, if they are open."""
+        with self._lock:
+            stack, _ = self._open.pop(session, (None, {}))
+        if stack is not None:
+            stack.close()
+
+    @contextmanager
+    def closing(self, session: str) -> Iterator[None]:
+        """Close the session if what follows fails or is cancelled."""
+        try:
+            yield
+        except BaseException:
+            self.close(session)
+            raise
+
+    @property
+    def sessions(self) -> int:
+        """How many are open."""
+        return len(self._open)
+
+
+@dataclass(frozen=True)
+class Equip(Begin):
+    """Begin an episode with a name for its tools, and an empty dialogue."""
+
+    toolset: Toolset | None = field(default=None, repr=False)
+
+    def __call__(self, state: Episode) -> dict[str, Any]:
+        begun = super().__call__(state)
+        session = self.toolset.fresh() if self.toolset else ""
+        return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}
+
+
+# Think
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What the model is shown: the task, under the lessons of its library, then all that was said and returned."""
+
+    solve: Prompt
+    """Needs $instruction and $observation (`tool_agent/solve`)."""
+    last: Prompt
+    """What is said at the last turn (`tool_agent/last`)."""
+    lesson: Prompt | None = None
+    """What stands around lessons; needs $lessons (`training_free_grpo/lessons`)."""
+    versions: Versions | None = field(default=None, repr=False)
+    """Where libraries are looked up by name; None: there are no lessons."""
+    top: int = 0
+    """How many lessons are shown at most, the ones that fit the task best; 0: all."""
+    turns: int = 20
+    """How often the model is asked at most."""
+    count: Callable[[str], int] = field(default=len, repr=False)
+    room: int = 2**31
+    """Tokens of a dialogue from which on the model has to answer."""
+    _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Libraries by name: a version never changes."""
+
+    def is_last(self, state: Mapping[str, Any]) -> bool:
+        """Whether the model has to answer now: its turns are used up, or the window is nearly full."""
+        if state["turn"] + 1 >= self.turns:
+            return True
+        said = sum(
+            self.count(text(message)) + sum(self.count(str(c["args"])) for c in _calls(message))
+            for message in state["messages"]
+        )
+        return bool(state["messages"]) and said + sum(self.count(text(message)) for message in self.head(state)) > self.room
+
+    def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
+        """The system message and the task: the same at every turn."""
+        task, first = state["task"], state["observation"].text
+        messages = self.solve.messages(instruction=task.instruction, observation=first)
+        if self.versions is None or self.lesson is None or not state.get("library"):
+            return messages
+        name = state["library"]
+        library = self._known.get(name)
+        if library is None:
+            library = self._known[name] = self.versions.at(name)
+        return lectured_system(messages, told(shown(library, task, first, self.top)), self.lesson)
+
+    def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
+        said = [*self.head(state), *state["messages"]]
+        return [*said, *self.last.messages()] if self.is_last(state) else said
+
+
+@dataclass(frozen=True)
+class Think(Runnable[Any, Any]):
+    """Ask the model what to do next: call tools, or answer.
+
+    A reply with neither is asked for again, except at the last turn: then it is an empty answer, and calls are not carried out.
+    """
+
+    role: ClassVar[str] = "model"
+
+    model: Runnable[Any, Any] = field(repr=False)
+    """A chat model with `bind_tools`."""
+    toolset: Toolset = field(repr=False)
+    dialogue: Dialogue = field(repr=False)
+    again: Prompt = field(repr=False)
+    """See `nodes.ask.Ask`."""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Bound to the model at every call: its temperature."""
+    asks: str = "tool_agent/solve"
+
+    @property
+    def turns(self) -> int:
+        """How often the model is asked at most."""
+        return self.dialogue.turns
+
+    def ask(self, state: Mapping[str, Any]) -> Ask:
+        """The question, of a model that knows the rollout's tools."""
+        tools, last = list(self.toolset.of(state).values()), self.dialogue.is_last(state)
+        model: Any = self.model
+        if tools:
+            if not hasattr(model, "bind_tools"):
+                raise UserError(f"tool-agent: a {type(model).__name__} calls no tools; use a chat model that does, or no tools")
+            model = model.bind_tools(tools, **({"tool_choice": "none"} if last else {}), **self.options)
+        elif self.options:
+            model = model.bind(**self.options)
+
+        def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
+            said, calls = text(reply).strip(), _calls(reply)
+            if not calls and not said and not last:
+                raise Unreadable("asked for a call of a tool or an answer, got an empty reply")
+            told = state["transcript"] + (_done(said) if said else "")
+            if last or not calls:
+                return {"turn": state["turn"] + 1, "answer": said, "transcript": told}
+            messages = [*state["messages"], _identified(reply, state["turn"])]
+            return {"turn": state["turn"] + 1, "messages": messages, "transcript": told}
+
+        return Ask(self.asks, model, self.dialogue, read, self.again, lost=_nothing)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with self.toolset.closing(input["session"]):
+            return self.ask(input).invoke(input, config)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        with self.toolset.closing(input["session"]):
+            return await self.ask(input).ainvoke(input, config)
+
+
+def _nothing(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing but empty replies came: an empty answer, which the world judges."""
+    return {"turn": state["turn"] + 1, "answer": ""}
+
+
+def _calls(message: BaseMessage) -> list[dict[str, Any]]:
+    """All calls of a reply: those that can be read, then those that cannot, which have an `error`."""
+    if not isinstance(message, AIMessage):
+        return []
+    return [*map(dict, message.tool_calls), *map(dict, message.invalid_tool_calls)]
+
+
+def _identified(reply: AIMessage, turn: int) -> AIMessage:
+    """The reply with an id for every call, each one another: by it an answer is known."""
+    taken = set[str]()
+    fixed: list[list[Any]] = []
+    for kind in (reply.tool_calls, reply.invalid_tool_calls):
+        fixed.append([])
+        for call in cast("Sequence[Any]", kind):
+            id = call.get("id") or ""
+            if not id or id in taken:
+                id = f"call-{turn}-{len(taken)}"
+            taken.add(id)
+            fixed[-1].append({**call, "id": id, **({} if call.get("name") or kind is reply.tool_calls else {"name": ""})})
+    if fixed == [reply.tool_calls, reply.invalid_tool_calls]:
+        return reply
+    return reply.model_copy(update={"tool_calls": fixed[0], "invalid_tool_calls": fixed[1]})
+
+
+def asked_for(state: State) -> Literal["call tools", "answer"]:
+    """Router: what the model wants. A reply with calls joins the dialogue, and is then answered; an answer does not."""
+    return "call tools" if state["messages"] and isinstance(state["messages"][-1], AIMessage) else "answer"
+
+
+# Use
+
+
+@dataclass(frozen=True)
+class Use(Runnable[Any, Any]):
+    """Carry out the calls of the last reply, one after the other in their order, and answer each.
+
+    What a call does wrong (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) the model is
+    told, as the answer to that call. Only what the user has to put right (`UserError`: a session that cannot start) is raised.
+    """
+
+    role: ClassVar[str] = "environment"
+
+    toolset: Toolset = field(repr=False)
+    output: int = 8000
+    """Characters of a tool's answer that the model is shown."""
+    shown: int = 1000
+    """Characters of it in the transcript."""
+
+    def _play(self, state: Mapping[str, Any]) -> Generator[tuple[BaseTool, dict[str, Any]], Any, dict[str, Any]]:
+        """Yields a tool with its call, is sent what it returned or raised; returns the update."""
+        tools = self.toolset.of(state)
+        answers, told = list[ToolMessage](), state["transcript"]
+        for call in _calls(state["messages"][-1]):
+            name, id = str(call.get("name") or ""), str(call["id"])
+            if name not in tools:
+                known = ", ".join(sorted(tools)) or "none"
+                came: Any = f"There is no tool called {name!r}; there are: {known}."
+            elif "args" not in call or not isinstance(call["args"], Mapping):
+                why = f" ({call['error']})" if call.get("error") else ""
+                came = f"The arguments of {name} cannot be read{why}: they are a JSON object with {_arguments(tools[name])}."
+            else:
+                came = yield tools[name], {"name": name, "args": dict(call["args"]), "id": id, "type": "tool_call"}
+            message = self._message(came, name, id)
+            answers.append(message)
+            told += _done(_called(call)) + _seen(trimmed(text(message), self.shown))
+        return {
+            "messages": [*state["messages"], *answers],
+            "tool_calls": state["tool_calls"] + len(answers),
+            "transcript": told,
+        }
+
+    def _message(self, came: Any, name: str, id: str) -> ToolMessage:
+        if isinstance(came, ToolMessage):
+            said = trimmed(came.content, self.output) if isinstance(came.content, str) else came.content
+            return came.model_copy(update={"content": said, "tool_call_id": id, "artifact": None})
+        if isinstance(came, Exception):
+            came = f"{type(came).__name__}: {came}"
+            return ToolMessage(trimmed(came, self.output), tool_call_id=id, name=name, status="error")
+        status: Any = "error" if isinstance(came, str) else "success"
+        return ToolMessage(trimmed(str(came), self.output), tool_call_id=id, name=name, status=status)
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        play = self._play(input)
+        with self.toolset.closing(input["session"]):
+            try:
+                tool, call = next(play)
+                while True:
+                    try:
+                        came: Any = tool.invoke(cast(Any, call), config)
+                    except (UserError, GraphBubbleUp):
+                        raise
+                    except Exception as error:
+                        came = error
+                    tool, call = play.send(came)
+            except StopIteration as done:
+                return done.value
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        play = self._play(input)
+        with self.toolset.closing(input["session"]):
+            try:
+                tool, call = next(play)
+                while True:
+                    try:
+                        came: Any = await tool.ainvoke(cast(Any, call), config)
+                    except (UserError, GraphBubbleUp):
+                        raise
+                    except Exception as error:
+                        came = error
+                    tool, call = play.send(came)
+            except StopIteration as done:
+                return done.value
+
+
+def _arguments(tool: BaseTool) -> str:
+    return ", ".join(tool.args) or "no fields"
+
+
+def _called(call: Mapping[str, Any]) -> str:
+    """A call as the transcript has it."""
+    args = call.get("args")
+    if isinstance(args, Mapping):
+        # One argument, a program or a question, stands by itself.
+        args = str(*args.values()) if len(args) == 1 else ", ".join(f"{name}={value!r}" for name, value in args.items())
+    return f"{call.get('name') or '(no name)'}: {args or ''}"
+
+
+def _done(said: str) -> str:
+    """What the agent did, in a transcript: further lines are set in."""
+    return "> " + said.replace("\n", "\n  ") + "\n"
+
+
+def _seen(said: str) -> str:
+    """What it saw."""
+    return "".join(f"| {line}\n" for line in said.splitlines())
+
+
+# Answer
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Close the tools, and choose the next action of the written answer.
+
+    What cannot be read is submitted as it is: the world says what it makes of it, and nobody asks again.
+    """
+
+    role: ClassVar[str] = "compute"
+    waits: ClassVar[bool] = True
+    """For a process to end, when there is one."""
+
+    read: Callable[[str], Sequence[str]] = field(repr=False)
+    """The actions of a written answer (an environment's `read`)."""
+    toolset: Toolset = field(repr=False)
+
+    def __call__(self, state: State) -> dict[str, Any]:
+        self.toolset.close(state["session"])
+        first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
+        return {"action": first, "plan": rest}
+
+
+def left(state: State) -> Literal["next step", "over"]:
+    """Router: is anything of the answer left to submit?"""
+    return "next step" if state["plan"] and not state["observation"].over else "over"

@@ -1,0 +1,344 @@
+"""Judge a finished episode: what was each step worth? By the world's own rewards, by a rule, by a model, or by several.
+
+A judge is a node: state -> {"rewards": one number or None per step, "unjudged": why some are missing, or empty}. A missing
+reward is None and never 0: a zero would be evidence against the actions.
+
+| judge | a step | the last step | the return |
+|---|---|---|---|
+| `EnvironmentJudge` | what the environment paid: r = r* | | |
+| `RuleJudge` | what a rule says | | |
+| `model_judge` (JitRL's, in hindsight, told what the world paid) | -10 to 10 | -10 to 10 | |
+| `self_judge` (ICRL's, told nothing) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
+| `self_judge`, sparse | 0 | 0 to 10 | 0 to 10 |
+| `pairwise_judge` (against a reference answer, which is worth 5) | 0 | .5 to 9.5 | .5 to 9.5 |
+| `Ensemble` | the mean, median or least of several judges' | | |
+
+In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme; a judgement that could
+not be had is missing for every step. Every attempt is judged, also the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
+from dataclasses import dataclass, replace
+from itertools import islice
+from numbers import Real
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, ClassVar, Literal
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+
+from ...memory.records import Task, Transition, Usage, UserError
+from ...memory.storage.journal import Journal
+from ..act.policies import json_object, steps_text
+from ..ask import Ask, BadReply, State, Unreadable, text
+from ..prompt import Prompt
+from ..state import Episode, Judged
+
+__all__ = [
+    "WITHOUT",
+    "Ensemble",
+    "EnvironmentJudge",
+    "Judge",
+    "NoJudge",
+    "Reference",
+    "RuleJudge",
+    "Verify",
+    "ZeroJudge",
+    "model_judge",
+    "pairwise_judge",
+    "self_judge",
+]
+
+Judge = Callable[[Any], Any] | Runnable[Any, Any]
+"""A node from a finished episode to `Judged` (and `usage`, if a model was asked)."""
+
+Verify = Callable[[Task, Sequence[str]], Iterable[float | None]]
+"""A rule: the task and the actions taken -> a reward per step, None where the rule cannot tell."""
+
+Reference = Callable[[Task], Sequence[str]]
+"""The fixed answer that attempts at a task are compared with: a text, or the actions it is made of (an environment's `gold`)."""
+
+WITHOUT = "this method goes without rewards"
+"""What `NoJudge` says."""
+
+_STEP, _WHOLE, _HINDSIGHT = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
+_COMPARED = (1.0, 10.0)
+
+
+@dataclass(frozen=True)
+class EnvironmentJudge:
+    """r_t is what the environment paid."""
+
+    role: ClassVar[str] = "compute"
+
+    journal: Journal
+
+    def __call__(self, state: Episode) -> Judged:
+        rewards = [step.reward for step in self.journal.history(state["head"])]
+        return {"rewards": rewards, "unjudged": _gaps(rewards, "the environment, which could not read the action,")}
+
+
+@dataclass(frozen=True)
+class RuleJudge:
+    """r_t by a rule (a verifier, an exact oracle, a reward function of yours).
+
+    A rule gives one finite real number (numpy's count as such) or None per step, in any sequence or as a generator. One that
+    raises, or gives anything else, leaves the attempt's rewards missing, and `unjudged` says why.
+    """
+
+    role: ClassVar[str] = "compute"
+    waits: ClassVar[bool] = True
+    """A user's function: it may run a program or ask a server, and is called in a thread where others would wait for it."""
+
+    verify: Verify
+    journal: Journal
+
+    def __call__(self, state: Episode) -> Judged:
+        actions = tuple(step.action for step in self.journal.history(state["head"]))
+        try:
+            rewards = _listed(self.verify(state["task"], actions), len(actions))
+        except Unreadable as wrong:
+            why = str(wrong)
+        except Exception as error:  # a user's function
+            why = f"the rule raised {type(error).__name__}: {error}"
+        else:
+            return {"rewards": rewards, "unjudged": _gaps(rewards, "the rule")}
+        return {"rewards": [None] * len(actions), "unjudged": " ".join(why.split())}
+
+
+def _listed(given: Any, asked: int) -> list[float | None]:
+    """What a rule gave, as `asked` plain numbers; `Unreadable` says what is wrong with it."""
+    # Text, bytes, a dict's keys and a set can be gone through too, and may hold numbers that are no rewards in order.
+    if isinstance(given, str | bytes | bytearray | Mapping | Set) or not isinstance(given, Iterable):
+        raise Unreadable(f"asked the rule for a list of {asked} rewards, got {_cut(given)}")
+    rewards = [*islice(given, asked + 1)]  # a generator may have no end
+    if len(rewards) != asked:
+        came = len(given) if isinstance(given, Sized) else f"{len(rewards)}{' or more' * (len(rewards) > asked)}"
+        raise Unreadable(f"asked the rule for {asked} rewards, got {came}")
+    return [None if reward is None else _finite(reward) for reward in rewards]
+
+
+def _finite(reward: Any) -> float:
+    try:
+        number = float(reward) if isinstance(reward, Real) and not isinstance(reward, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
+        raise Unreadable(f"asked the rule for finite numbers, got {_cut(reward)}")
+    return number
+
+
+def _cut(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except Exception:  # whatever it is, it is named
+        shown = f"a {type(value).__name__}"
+    return shown if len(shown) <= 80 else shown[:80] + "…"
+
+
+def _gaps(rewards: Sequence[float | None], judge: str) -> str:
+    """Which steps a judge said nothing of; empty if none."""
+    missing = [str(t) for t, reward in enumerate(rewards, 1) if reward is None]
+    return f"{judge} gave no reward for step {', '.join(missing)}" if missing else ""
+
+
+@dataclass(frozen=True)
+class ZeroJudge:
+    """Every reward is 0, whatever happened: ICRL's ablation. The method then cannot choose by rewards either."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> Judged:
+        return {"rewards": [0.0] * state["step"], "unjudged": ""}
+
+
+@dataclass(frozen=True)
+class NoJudge:
+    """No reward for any step: for methods that go without."""
+
+    role: ClassVar[str] = "compute"
+
+    def __call__(self, state: Episode) -> Judged:
+        return {"rewards": [None] * state["step"], "unjudged": WITHOUT}
+
+
+def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> Ask:
+    """Ask a model for a reward per step, in [-10, 10], in hindsight.
+
+    If no reply can be read, the rewards are missing: the episode leaves no experience behind, and `unjudged` says why.
+    """
+    prompt = Prompt.load("jitrl/judge", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        steps = journal.history(state["head"])
+        instruction = state["task"].instruction
+        return prompt.messages(instruction=instruction, count=len(steps), score=f"{state['score']:g}", steps=_numbered(steps))
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        return {"rewards": _rewards(reply, [_HINDSIGHT] * state["step"]), "unjudged": ""}
+
+    return Ask("jitrl/judge", model, messages, read, Prompt.load("ask/again", prompts), lost=_lost)
+
+
+def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, *, sparse: bool = False) -> Ask:
+    """ICRL's self-evaluation: the model judges the attempt it made, without being told what the world paid.
+
+    Dense: 3 (the task can surely still be done), 1 (it may be) or 0 (it cannot) for every step but the last, which gets 0 to
+    10 for the whole attempt; numbers between are read too. That is the paper's scale for Game of 24 and that of our rule
+    there, so that the two can be compared. One call for all steps, with room to check them first, where the paper asks once
+    per step: the judge sees what came of a step.
+
+    Sparse: 0 to 10 for the whole attempt on its last step, 0 for the steps before.
+
+    Sampled at the model's own temperature (paper: 0), so that another judgement of the same attempt says something new.
+    """
+    name = "judge/self_sparse" if sparse else "judge/self"
+    prompt = Prompt.load(name, prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        steps = [replace(step, reward=None) for step in journal.history(state["head"])]
+        return prompt.messages(instruction=state["task"].instruction, count=len(steps), steps=_numbered(steps))
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        if sparse:
+            return _last(_score(reply, _WHOLE), state)
+        return {"rewards": _rewards(reply, [_STEP] * (state["step"] - 1) + [_WHOLE]), "unjudged": ""}
+
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), lost=_lost)
+
+
+def pairwise_judge(model: Runnable[Any, Any], journal: Journal, reference: Reference, prompts: Path | None = None) -> Ensemble:
+    """Compare the attempt with one fixed reference answer of its task: coherence and quality, 5 is as good.
+
+    Asked twice, since judges prefer a place: s in [1, 10] with the attempt first, s' with the reference first. The reward,
+    on the last step, is the mean of s and 10 - s', in [.5, 9.5]; a judge that sees nothing but places gives 5. If one of the
+    two could not be had, the reward is missing, for half a comparison is one with a favourite place.
+
+    Args:
+        model: the judge.
+        journal: holds the attempt.
+        reference: the task -> the answer to compare with; the better it is, the more rewards tell good attempts apart.
+        prompts: a directory whose files take the place of ours.
+    """
+    prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
+
+    def compared(swapped: bool) -> Ask:
+        def messages(state: State) -> list[BaseMessage]:
+            answers = [_written([step.action for step in journal.history(state["head"])]), _written(reference(state["task"]))]
+            first, second = reversed(answers) if swapped else answers
+            return prompt.messages(instruction=state["task"].instruction, first=first, second=second)
+
+        def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+            score = _score(reply, _COMPARED)
+            return _last(10 - score if swapped else score, state)
+
+        return Ask("judge/pairwise", model, messages, read, again, lost=_lost)
+
+    return Ensemble((compared(False), compared(True)), partial=False)
+
+
+def _written(answer: Sequence[str]) -> str:
+    return answer if isinstance(answer, str) else "\n".join(answer)
+
+
+def _numbered(steps: Sequence[Transition]) -> str:
+    return "\n".join(f"Step {t}\n{steps_text([step])}" for t, step in enumerate(steps, 1))
+
+
+def _last(reward: float, state: State) -> dict[str, Any]:
+    """A reward for the whole attempt: on its last step."""
+    return {"rewards": [0.0] * (state["step"] - 1) + [reward], "unjudged": ""}
+
+
+def _lost(bad: BadReply, state: State) -> dict[str, Any]:
+    return {"rewards": [None] * state["step"], "unjudged": str(bad)}
+
+
+def _rewards(reply: AIMessage, limits: Sequence[tuple[float, float]]) -> list[float]:
+    """The numbers under `rewards` in a reply's JSON object, one within each of the limits."""
+    rewards = json_object(text(reply)).get("rewards")
+    if not isinstance(rewards, list) or len(rewards) != len(limits):
+        came = len(rewards) if isinstance(rewards, list) else "none"
+        raise Unreadable(f"asked for {len(limits)} rewards, got {came}: {text(reply)[:60]!r}")
+    return [_within(reward, limit, "rewards") for reward, limit in zip(rewards, limits, strict=True)]
+
+
+def _score(reply: AIMessage, limits: tuple[float, float]) -> float:
+    """The number under `score` in a reply's JSON object."""
+    return _within(json_object(text(reply)).get("score"), limits, "a score")
+
+
+def _within(number: Any, limits: tuple[float, float], what: str) -> float:
+    low, high = limits
+    if not isinstance(number, int | float) or isinstance(number, bool) or not low <= number <= high:
+        raise Unreadable(f"asked for {what} from {low:g} to {high:g}, got {number!r}")
+    return float(number)
+
+
+@dataclass(frozen=True)
+class Ensemble(Runnable[Any, Any]):
+    """Several judges over one attempt: per step the mean, the median or the least of what they say.
+
+    Judgements that are missing are left out; where all are, so is the reward. The rewards of judges on different scales are
+    put together as they are: then an attempt of which one judgement is missing is not on the scale of the others.
+    """
+
+    judges: tuple[Judge, ...]
+    how: Literal["mean", "median", "min"] = "mean"
+    partial: bool = True
+    """Whether it will do if some judge says nothing of a step; False: then the reward is missing."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "judges", tuple(self.judges))
+        if not self.judges or self.how not in _HOW:
+            raise UserError(f"an ensemble has judges and one of {', '.join(_HOW)}; got {len(self.judges)} and {self.how!r}")
+
+    @property
+    def role(self) -> str:
+        """As of its judges; for pictures."""
+        return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        judged = [
+            judge.invoke(_place(input, n), config) if isinstance(judge, Runnable) else judge(input)
+            for n, judge in enumerate(self.judges)
+        ]
+        return self._joined(judged, input["step"])
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        asked = [
+            judge.ainvoke(_place(input, n), config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
+            for n, judge in enumerate(self.judges)
+        ]
+        return self._joined(await asyncio.gather(*asked), input["step"])
+
+    def _joined(self, judged: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
+        reasons = [one["unjudged"] for one in judged]
+        columns: list[Sequence[float | None]] = []
+        for one in judged:
+            columns.append(one["rewards"])
+            if len(one["rewards"]) != steps:
+                columns[-1] = [None] * steps
+                reasons.append(f"asked a judge for {steps} rewards, got {len(one['rewards'])}")
+        return {
+            "rewards": [self._one(rewards) for rewards in zip(*columns, strict=True)],
+            "unjudged": "; ".join(dict.fromkeys(filter(None, reasons))),
+            "usage": sum((one.get("usage", Usage()) for one in judged), Usage()),
+        }
+
+    def _one(self, rewards: Sequence[float | None]) -> float | None:
+        known = [reward for reward in rewards if reward is not None]
+        return _HOW[self.how](known) if known and (self.partial or len(known) == len(rewards)) else None
+
+
+_HOW: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
+
+
+def _place(state: State, n: int) -> State:
+    """A model that is seeded by the run's name would say the same at every place of an ensemble."""
+    return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

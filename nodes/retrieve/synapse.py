@@ -1,0 +1,100 @@
+"""Whole earlier trajectories in every prompt of an episode: Synapse's exemplars (arXiv:2306.07863).
+
+    Attempt 1:                                the most similar one first
+    door black
+    > mist
+    = 1
+    total 7
+    Attempt 2 (failure; task: feed the cat):  where it failed, or was made at a task of another text
+    …
+    Attempt 3:                                the running attempt
+    gate wolf                                 what the agent sees
+
+They are retrieved once, at the start of an episode, and stand the same in all of its prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ...memory.records import Precedent, Trajectory, Transition
+from .attempts import Layout, Running
+from .recollect import Remembered
+
+__all__ = ["Exemplars", "Exemplary"]
+
+
+@dataclass(frozen=True)
+class Exemplars:
+    """Writes trajectories into prompts, whole as far as they fit a number of tokens: best first, and whole steps only."""
+
+    memory: Remembered
+    layout: Layout
+    count: Callable[[str], int] = field(default=len, repr=False)
+    """Tokens of a text."""
+    room: int = 2**31
+    """Tokens of all of them together."""
+    _told: dict[tuple[str, tuple[Precedent, ...]], str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last text by task and precedents: each prompt of an episode asks for it again."""
+
+    def __call__(self, instruction: str, precedents: Sequence[Precedent]) -> str:
+        """The trajectories of these precedents for a task with this text, and the header of the running attempt.
+
+        Empty without any, or without room for one step.
+        """
+        asked = instruction, tuple(precedents)
+        told = self._told.get(asked)
+        if told is None:
+            told = self._all(instruction, precedents)
+            self._told.clear()  # another thread may do so at any time
+            self._told[asked] = told
+        return told
+
+    def _all(self, instruction: str, precedents: Sequence[Precedent]) -> str:
+        told, number = "", 1
+        for precedent in precedents:
+            trajectory = self.memory.trajectory(precedent.trajectory)
+            marks = ["failure"] * (precedent.success is False)
+            if trajectory.task.instruction != instruction:
+                marks.append(f"task: {' '.join(trajectory.task.instruction.split())}")
+            marked = f" ({'; '.join(marks)})" if marks else ""
+            more = self._fitting(told, f"Attempt {number}{marked}:\n", trajectory, f"Attempt {number + 1}:\n")
+            if not more:
+                break
+            told, number = told + more, number + 1
+        return f"{told}Attempt {number}:\n" if told else ""
+
+    def _fitting(self, before: str, head: str, trajectory: Trajectory, after: str) -> str:
+        """As many of the first steps as fit between, and the total in any case; empty if not even one does."""
+
+        def cut(length: int) -> str:
+            steps: Sequence[Transition] = trajectory.transitions[:length]
+            left_out = "…\n" if length < len(trajectory.transitions) else ""
+            return f"{head}{self.layout.steps(steps)}{left_out}{self.layout.total(trajectory)}"
+
+        fits, beyond = 0, len(trajectory.transitions) + 1  # a prefix of each length from 1 to `fits` fits, by bisection
+        length = beyond - 1
+        while fits < length:
+            if self.count(f"{before}{cut(length)}{after}") <= self.room:
+                fits = length
+            else:
+                beyond = length
+            length = (fits + beyond) // 2
+        return cut(fits) if fits else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exemplary(Running):
+    """The episode so far under the exemplars that were retrieved at its start; without any, what ReAct shows."""
+
+    exemplars: Exemplars
+
+    def before(self, state: Mapping[str, Any]) -> str:
+        """The same text at every step of an episode."""
+        return self.exemplars(state["task"].instruction, state["precedents"])
+
+    def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
+        shown = self if self.before(state) else replace(self, brief="")
+        return super(Exemplary, shown).__call__(state)

@@ -1,0 +1,102 @@
+"""Have the model write about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
+
+from ...memory.buffer import Buffer
+from ...memory.records import Trajectory, Transition
+from ...memory.storage.journal import Journal
+from ..ask import Ask, State, Unreadable, text
+from ..prompt import Prompt
+from ..retrieve.attempts import ContextError, Layout, chosen, fitting, lessons
+
+__all__ = ["feedback", "reflect"]
+
+
+Count = Callable[[str], int]
+
+
+def reflect(
+    model: Runnable[Any, Any],
+    buffer: Buffer,
+    journal: Journal,
+    layout: Layout,
+    count: Count = len,
+    window: int = 2**31,
+    prompts: Path | None = None,
+) -> Ask:
+    """Reflexion (arXiv:2303.11366): from the attempt with its rewards and the last plans to a new plan, in `note`.
+
+    Of an attempt that does not fit the window, which has `window` tokens by `count`, the last steps are shown.
+    """
+
+    def before(state: State) -> str:
+        return lessons(buffer, state)
+
+    return _asked("reflexion/reflect", model, before, journal, layout, count, window, prompts)
+
+
+def feedback(
+    model: Runnable[Any, Any],
+    buffer: Buffer,
+    journal: Journal,
+    layout: Layout,
+    count: Count = len,
+    window: int = 2**31,
+    prompts: Path | None = None,
+) -> Ask:
+    """Self-Refine (arXiv:2303.17651): what the model itself finds wrong with the attempt, without a reward, in `note`.
+
+    Of an attempt that does not fit the window, the last steps are shown.
+    """
+
+    def before(state: State) -> str:
+        return "".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+
+    return _asked("self_refine/feedback", model, before, journal, layout, count, window, prompts)
+
+
+def _asked(
+    name: str,
+    model: Runnable[Any, Any],
+    before: Callable[[State], str],
+    journal: Journal,
+    layout: Layout,
+    count: Count,
+    window: int,
+    prompts: Path | None,
+) -> Ask:
+    """Ask about the attempt just made; `before` says what stands before it."""
+    prompt = Prompt.load(name, prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        earlier, instruction = before(state), state["task"].instruction
+        steps = _finished(state, journal, layout, instruction + earlier, count, window)
+        return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
+
+    return Ask(name, model, messages, _note, Prompt.load("ask/again", prompts))
+
+
+def _finished(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
+    """The steps of the attempt just made, as far as they fit beside `frame`, and its total."""
+    steps = journal.history(state["head"])
+    rewards = state.get("rewards") or [None] * len(steps)
+    made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
+    total = layout.total(Trajectory(state["head"], state["task"], made))
+    told = fitting(made, layout, frame + total, count, window)
+    if told is None:
+        raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
+    return told + total
+
+
+def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:
+    written = " ".join(text(reply).split())
+    if not written:
+        raise Unreadable("asked for a few sentences, got an empty reply")
+    return {"note": written}

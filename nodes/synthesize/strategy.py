@@ -1,0 +1,257 @@
+"""A strategy: a few items of advice for the next actions, written on the spot from what memory found.
+
+`synthesize` has the model write it. `RecallStrategy` writes it by rule, for work without a language model and as an ablation:
+wherever it stands in a table, it is named so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.runnables import Runnable
+
+from ...memory.records import Precedent, Strategy, Trajectory, Transition, Usage
+from ...memory.storage.journal import Journal
+from ..act.episode import Environment
+from ..ask import Ask, BadReply, State, Unreadable, text
+from ..prompt import Prompt
+from ..retrieve.attempts import ContextError, Layout, Running, fitting
+from ..retrieve.recollect import Excerpts, Remembered, key_of
+from ..state import Considered, Episode, Guided, Recollected
+
+__all__ = [
+    "Advised",
+    "Grounds",
+    "RecallStrategy",
+    "Writer",
+    "found",
+    "found_low",
+    "guidance",
+    "items",
+    "synthesize",
+]
+
+CUE = 24
+"""Characters of a state that is short enough to be named in an item of advice."""
+
+
+class Grounds(Episode, Recollected, Guided):
+    """A situation, and what memory found for it."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What writing a strategy needs to know of its surroundings."""
+
+    memory: Remembered
+    environment: Environment
+    journal: Journal
+    excerpts: Excerpts
+    layout: Layout
+    """How the running episode is written."""
+    count: Callable[[str], int]
+    """Tokens of a text."""
+    window: int
+    """Tokens of the longest prompt and its reply, without what a chat template adds."""
+    prompt: Prompt
+    """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/line`, `adamem/ungrounded`)."""
+    marked: bool = True
+    """Whether the advice has to stand after `Strategy:`; a model that goes on with a prompt ending so writes nothing else."""
+    recent: int | None = None
+    """How many steps of the episode are shown at most; None: as many as fit."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a strategy, which has to leave room for everything else in the prompts after it."""
+        return max(self.window // 8, 16)
+
+    def messages(self, state: State) -> list[BaseMessage]:
+        """What a model is asked: the precedents, the episode so far, the present state.
+
+        Raises:
+            ContextError: task, precedents and observation alone do not fit the window.
+        """
+        instruction, observation = state["task"].instruction, state["observation"].text
+        told = self.excerpts(state["precedents"])
+        around = "".join(template.template for _, template in self.prompt.parts)
+        frame = f"{around}{instruction}\n{told}{observation}\n"
+        room = self.window - self.longest
+        past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
+        steps = fitting(past, self.layout, frame, self.count, room)
+        if steps is None:
+            raise ContextError(
+                f"task {state['task'].id}, what is like it and the present state take {self.count(frame)} tokens, and there is room "
+                f"for {room}; use a model with a larger window"
+            )
+        return self.prompt.messages(instruction=instruction, experiences=told, steps=steps, observation=observation)
+
+    def written(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
+        """The channels that a new strategy changes."""
+        sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
+        key = key_of(self.memory, self.environment, self.journal, state)
+        asked = [(message.type, text(message)) for message in self.messages(state)]
+        return {
+            "strategy": Strategy(advice, sources, state["step"], key, author) if advice else None,
+            "written": state["step"],
+            "synthesis": {"prompt": asked, "reply": reply},
+            "usage": Usage(refreshes=int(bool(advice))),
+        }
+
+
+def synthesize(model: Runnable[Any, Any], writer: Writer, prompts: Path | None = None) -> Ask:
+    """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
+
+    A reply of `nothing` leaves none, and the plain action is taken; so does one that cannot be read after all tries, which is
+    counted.
+    """
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        thought, *marked = re.split(_MARK, text(reply))
+        if writer.marked and not marked:
+            raise Unreadable(f"asked for a line 'Strategy: ...', got {text(reply)[-80:]!r}")
+        advice = _one_line(marked[-1] if marked else thought)
+        if not advice or writer.count(advice) > writer.longest:
+            raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
+        return writer.written(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
+
+    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return {**writer.written(state, "", bad.reply, "model"), "usage": Usage(malformed=1)}
+
+    return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), lost=lost)
+
+
+_MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", re.MULTILINE | re.IGNORECASE)
+
+
+def _one_line(advice: str) -> str:
+    """Bullets as sentences of one line, as prompts show a strategy."""
+    lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s+", "", line).strip() for line in advice.splitlines()]
+    sentences = [line.rstrip(".") for line in lines if line]
+    return ". ".join(sentences)
+
+
+@dataclass(frozen=True)
+class RecallStrategy:
+    """Write the strategy by rule, not by a model: what led to success here, what failed, and what came next where it went well."""
+
+    role: ClassVar[str] = "compute"
+
+    writer: Writer
+    most: int = 6
+    """Items at most."""
+
+    def __call__(self, state: Grounds) -> dict[str, Any]:
+        writer, here = self.writer, self.writer.environment.abstract(state["observation"])
+        done = [step for step in writer.journal.history(state["head"]) if step.state == here and not step.reward]
+        precedents = [(found, writer.memory.trajectory(found.trajectory)) for found in state["precedents"]]
+        chosen = items(precedents, state["observation"].actions, [_item(here, step.action) for step in done])
+        advice = ". ".join(chosen[: self.most])
+        return self.writer.written(state, advice, advice or "nothing", "rule")
+
+
+def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str], done: Sequence[str] = ()) -> list[str]:
+    """What precedents, the most similar first, say of the present state and of those after it: `action`, or `not action`.
+
+    A step speaks for its action if it was paid, or if it led on to another state in a trajectory that succeeded. It speaks
+    against it if it was not paid and either led nowhere or stands in a trajectory that failed. Evidence is the sum of the
+    similarities; that of a paid step counts double. Of a state of one short line, which is named, the action with the most
+    evidence is said, or, if nothing speaks for any, those that something speaks against. Longer states are taken as one, the
+    present one: its up to three best actions are said, of those that are admissible now, or the admissible ones that
+    differ from them in nothing but numbers.
+
+    `done`: items that this episode has already carried out in the present state, without being paid. They led back here, and
+    are not advised again.
+    """
+    here: dict[str, dict[str, float]] = {}  # cue -> action -> evidence for (positive) and against (negative)
+    later: list[str] = []
+    for precedent, trajectory in precedents:
+        steps = trajectory.transitions[precedent.step :]
+        evidence = list(_evidence(precedent, steps))
+        step, speaks = steps[0], evidence[0]
+        action = step.action if _cue(step.state) else _twin(step.action, admissible)
+        if action and speaks:
+            told = here.setdefault(_cue(step.state), {})
+            told[action] = told.get(action, 0.0) + speaks * precedent.similarity
+        if speaks > 0:
+            later += [_item(after.state, after.action) for after, good in zip(steps[1:], evidence[1:], strict=True) if good > 0]
+    now: list[str] = []
+    for cue, told in here.items():
+        hopeful = [action for action, speaks in told.items() if speaks > 0 and f"{cue}{action}" not in done]
+        best = sorted(hopeful, key=lambda action: -told[action])
+        now += [f"{cue}{action}" for action in best[: 1 if cue else 3]]
+        if not best:
+            now += [f"{cue}not {action}" for action, speaks in told.items() if speaks < 0]
+    return [item for item in dict.fromkeys([*now, *later]) if item not in done]
+
+
+def _evidence(precedent: Precedent, steps: Sequence[Transition]) -> Iterator[float]:
+    """For each step, what it says of its action: 2 if it was paid, 1 for, -1 against, 0 nothing."""
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        moved = after is None or after.state != step.state
+        if step.reward:
+            yield 2.0 if step.reward > 0 else -1.0
+        elif step.reward is None or precedent.success is None:
+            yield 0.0 if moved else -1.0
+        else:
+            yield 1.0 if precedent.success and moved else -1.0
+
+
+def _cue(state: str) -> str:
+    return f"{state} " if len(state) <= CUE and "\n" not in state else ""
+
+
+def _item(state: str, action: str) -> str:
+    return f"{_cue(state)}{action}"
+
+
+def _twin(action: str, admissible: Sequence[str]) -> str:
+    """This action, or the admissible one that differs from it in nothing but numbers; empty if there is none."""
+    if action in admissible or not admissible:
+        return action
+    plain = _unnumbered(action)
+    return next((other for other in admissible if _unnumbered(other) == plain), "")
+
+
+def _unnumbered(action: str) -> str:
+    return " ".join(re.sub(r"\d+", "", action).split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advised(Running):
+    """The episode so far under the strategy, if there is one. The experiences behind it are not shown."""
+
+    def before(self, state: Mapping[str, Any]) -> str:
+        """The strategy."""
+        return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
+
+
+def found(state: Recollected) -> Literal["precedents", "nothing alike"]:
+    """Router: without precedents no strategy is written; one without grounds does worse than none (AdaMEM, ablations)."""
+    return "precedents" if state["precedents"] else "nothing alike"
+
+
+class Drafted(Recollected, Considered):
+    """What memory found, and whether an action was drafted before it was asked."""
+
+
+def found_low(state: Drafted) -> Literal["precedents", "keep the draft", "nothing alike"]:
+    """Router of low mode: the same, but what was drafted with the strategy at hand is carried out if nothing new is found."""
+    if state["precedents"]:
+        return "precedents"
+    return "keep the draft" if state["reasons"] else "nothing alike"
+
+
+class Guidable(Episode, Guided):
+    """An episode that may have a strategy."""
+
+
+def guidance(state: Guidable) -> Literal["over", "strategy", "no strategy"]:
+    """Router of low mode: has the episode ended, and is there a strategy to go on with?"""
+    if state["observation"].over:
+        return "over"
+    return "strategy" if state["strategy"] else "no strategy"

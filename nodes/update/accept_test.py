@@ -1,0 +1,279 @@
+"""The accept test: a candidate library takes the current one's place only if it does no worse on held-out problems.
+
+Both are tried on the same problems with the same seeds, so that what differs is the library. d_i is the mean difference of
+the rewards of problem i over its rollouts; its mean over problems is the gain, and the interval is a bootstrap over problems,
+since more rollouts of the same few problems would not say more about others.
+
+| rule | the candidate is accepted if |
+|---|---|
+| `not-worse` | the gain is at least 0 |
+| `better` | the lower end of the interval is above 0 |
+| `always` | always (as published) |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Any, ClassVar, Literal
+
+from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.types import Overwrite
+
+from ...memory.records import Probe, Rollout, Task, UserError
+from ...memory.storage.cache import Cache, key
+from ..cached_model import BudgetSpent
+from ..extract.groups import graded
+from ..extract.rollouts import Roll
+from ..state import Learning
+
+__all__ = ["Accept", "Kept", "Probing", "Rule", "Tested", "Tester", "accepted", "bootstrap", "differences", "tested", "tries"]
+
+Rule = Literal["not-worse", "better", "always"]
+DRAWS = 4_000
+"""Resamples of a bootstrap."""
+_SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What an accept test found; rewards in [0, 1]."""
+
+    candidate: float
+    """Mean reward of the candidate, over problems and their rollouts."""
+    current: float
+    gain: float
+    """Mean paired difference, candidate minus current."""
+    low: float
+    """Lower end of the 95 % interval of the gain."""
+    high: float
+    wins: int
+    """Problems on which the candidate did better."""
+    losses: int
+    problems: int
+
+
+def differences(probes: Sequence[Probe], candidate: str, current: str) -> dict[str, float]:
+    """Per problem, the mean over its rollouts of (candidate's reward - current's reward), by task id.
+
+    Raises:
+        UserError: a rollout of one library has no counterpart of the other.
+    """
+    rewards: dict[str, dict[tuple[str, int], float]] = {candidate: {}, current: {}}
+    for probe in probes:
+        if probe.library in rewards:
+            rewards[probe.library][probe.task, probe.number] = probe.reward
+    new, old = rewards[candidate], rewards[current]
+    if alone := sorted(new.keys() ^ old.keys()):
+        raise UserError(f"accept test: rollout {alone[0][1]} of {alone[0][0]} was made with one of the two libraries only")
+    found: dict[str, list[float]] = {}
+    for task, number in sorted(new):
+        found.setdefault(task, []).append(new[task, number] - old[task, number])
+    return {task: sum(each) / len(each) for task, each in found.items()}
+
+
+def bootstrap(values: Sequence[float], seed: str, draws: int = DRAWS) -> tuple[float, float]:
+    """The 95 % percentile interval of the mean of `values`, from resamples drawn by a generator that `seed` names."""
+    import numpy as np
+
+    drawn = np.random.default_rng(int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big"))
+    known = np.asarray(values, dtype=float)
+    means = known[drawn.integers(0, len(known), (draws, len(known)))].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def tested(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> Tested | None:
+    """The outcome of a test; None without probes."""
+    paired = differences(probes, candidate, current)
+    if not paired:
+        return None
+    gains = [paired[task] for task in sorted(paired)]
+    low, high = bootstrap(gains, seed)
+    return Tested(
+        candidate=score(probes, candidate),
+        current=score(probes, current),
+        gain=sum(gains) / len(gains),
+        low=low,
+        high=high,
+        wins=sum(gain > _SAME for gain in gains),
+        losses=sum(gain < -_SAME for gain in gains),
+        problems=len(gains),
+    )
+
+
+def refuse_failure(probes: Sequence[Probe]) -> None:
+    """Refuse a test in which no rollout came to anything.
+
+    Raises:
+        UserError: naming the reason; two libraries that were never tried would be equally good.
+    """
+    if probes and all(probe.error for probe in probes):
+        reasons = sorted({probe.error for probe in probes})
+        more = f" ({len(reasons) - 1} more reasons)" if len(reasons) > 1 else ""
+        raise UserError(f"accept test: all {len(probes)} rollouts failed: {reasons[0]}{more}")
+
+
+def score(probes: Sequence[Probe], library: str) -> float:
+    """Mean reward of a library's probes, of every problem the same weight."""
+    by_task: dict[str, list[float]] = {}
+    for probe in sorted(probes, key=lambda probe: (probe.task, probe.number)):
+        if probe.library == library:
+            by_task.setdefault(probe.task, []).append(probe.reward)
+    return sum(sum(each) / len(each) for each in by_task.values()) / len(by_task)
+
+
+def accepted(test: Tested | None, rule: Rule) -> tuple[bool, str]:
+    """Whether the candidate takes the current library's place, and why. Without a test it does."""
+    if test is None:
+        return True, "not tested"
+    change = f"{test.current:.3f} -> {test.candidate:.3f} ({test.gain:+.3f}, 95 % [{test.low:+.3f}, {test.high:+.3f}])"
+    match rule:
+        case "always":
+            return True, f"always accepted; {change}"
+        case "better":
+            return test.low > _SAME, f"{'better' if test.low > _SAME else 'not clearly better'}: {change}"
+        case _:
+            return test.gain >= -_SAME, f"{'not worse' if test.gain >= -_SAME else 'worse'}: {change}"
+
+
+class Tester(Learning):
+    """A learning run, with what the test needs beside."""
+
+    before: str
+    """Name of the version that this step began with."""
+    why: str
+    """Why the candidate was accepted or not."""
+    stops: list[str]
+    """Why the run has to stop: what spent the budget said."""
+
+
+@dataclass(frozen=True)
+class Probing(Runnable[Any, Any]):
+    """Try a held-out problem under a library: one rollout of the accept test. A missing reward counts as 0, and what an attempt
+    took is taken off as in learning: what makes agents quicker is a gain where that is asked for."""
+
+    role: ClassVar[str] = "graph"
+
+    roll: Roll
+    cost: float = 0.0
+    """Reward per 1000 tokens."""
+    turns: float = 0.0
+    """Reward per action."""
+
+    def key(self, work: Mapping[str, Any]) -> str:
+        """Of the rollout in the cache."""
+        return self.roll.key(self._asked(work))
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return self._probed(input, self.roll.invoke(self._asked(input), config))
+        except BudgetSpent as spent:
+            return {"stops": [str(spent)]}
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        try:
+            return self._probed(input, await self.roll.ainvoke(self._asked(input), config))
+        except BudgetSpent as spent:
+            return {"stops": [str(spent)]}
+
+    @staticmethod
+    def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
+        # The same name for both libraries, and in every step: the current one's rollouts are in the cache from the step before.
+        run = f"{state['run']}/trial"
+        return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
+
+    def _probed(self, state: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
+        tokens = rollout.usage.input_tokens + rollout.usage.output_tokens
+        worth = graded(rollout.reward or 0.0, tokens, rollout.steps, self.cost, self.turns)
+        probe = Probe(state["library"], rollout.task.id, rollout.number, worth, rollout.error)
+        return {"probes": [probe], "usage": rollout.usage}
+
+
+def tries(problems: Sequence[Task], trials: int) -> Callable[[Tester], list[Mapping[str, Any]]]:
+    """Fan-out: `trials` rollouts of every held-out problem under the candidate and under the current library."""
+
+    def probes(state: Tester) -> list[Mapping[str, Any]]:
+        libraries = (state["library"], state["candidate"])
+        return [
+            {"task": task, "run": state["run"], "number": number, "library": library}
+            for task in problems
+            for number in range(trials)
+            for library in libraries
+        ]
+
+    return probes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an accept test was decided on, written down once: a run that starts over decides on the same, also where a rollout
+    that failed would work now."""
+
+    cache: Cache
+    probing: Probing
+    probes: Callable[[Tester], list[Mapping[str, Any]]]
+    """See `tries`."""
+
+    def __call__(self, state: Tester) -> list[Probe]:
+        place = key("trial", state["step"], self.probing.cost, self.probing.turns, *map(self.probing.key, self.probes(state)))
+        return [Probe(**probe) for probe in self.cache.put(place, [asdict(probe) for probe in state["probes"]], "trial")]
+
+
+@dataclass(frozen=True)
+class Accept:
+    """Decide whether the candidate takes the library's place, and keep note of the best.
+
+    A candidate that was not tested (nothing is held out, or it shows the same lessons) is accepted. Where the budget did not
+    last for the test, it is not: nobody knows what it is worth.
+
+    Raises:
+        UserError: all rollouts of the test failed.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    same: Callable[[str, str], bool] = field(repr=False)
+    """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
+    rule: Rule = "not-worse"
+    keep_best: bool = True
+    """Whether the product is the version that did best; False: the last one."""
+    kept: Callable[[Tester], list[Probe]] | None = field(default=None, repr=False)
+    """Writes down what is decided on, see `Kept`; None: nobody will have to decide again."""
+
+    def __call__(self, state: Tester) -> dict[str, Any]:
+        candidate, current = state["candidate"], state["library"]
+        if state["stops"]:
+            return {"accepted": False, "why": f"not tested: {state['stops'][0]}"}
+        probes = state["probes"]
+        refuse_failure(probes)
+        if probes and self.kept:
+            probes = self.kept(state)
+        test = tested(probes, candidate, current, f"{state['run']}/{state['step']}/accept")
+        takes, why = accepted(test, self.rule)
+        library = candidate if takes else current
+        same = self.same(candidate, current)
+        update: dict[str, Any] = {
+            "library": library,
+            "accepted": takes,
+            "why": "shows the same lessons" if test is None and same else why,
+            "best": library,
+            "best_score": state["best_score"],
+            "stalled": 0 if takes and not same and (test is None or test.gain > _SAME) else state["stalled"] + 1,
+        }
+        if test is not None:
+            update |= {"probes": Overwrite(probes), **self._best(state, test, takes)}
+        elif same and state["best"] != current:
+            update["best"] = state["best"]
+        return update if self.keep_best else {**update, "best": library}
+
+    @staticmethod
+    def _best(state: Tester, test: Tested, takes: bool) -> dict[str, Any]:
+        """The best version so far: the first test also says what the library is worth that the run began with."""
+        best, known = state["best"], state["best_score"]
+        if known is None or best == state["library"]:
+            best, known = state["library"], test.current
+        if takes and test.candidate >= known - _SAME:
+            best, known = state["candidate"], test.candidate
+        return {"best": best, "best_score": known}

@@ -1,0 +1,187 @@
+"""`ExperienceMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import tool
+
+from learngraph.graphs.agents.middleware import ExperienceMiddleware
+from learngraph.memory.library import Library, LibraryError, Versions
+from learngraph.memory.records import Lesson
+from learngraph.nodes.prompt import Prompt
+from learngraph.nodes.retrieve.lessons import lectured_system
+
+LESSONS = Library((Lesson("L0", "Boil the water first"), Lesson("L3", "Count the coins twice")))
+PROMPT = Prompt.load("training_free_grpo/lessons")
+
+
+class Scripted(BaseChatModel):
+    """Uses the tool once, then answers; writes down what it was shown."""
+
+    seen: list[list[BaseMessage]] = []  # noqa: RUF012 (pydantic copies it)
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Runnable[Any, AIMessage]:
+        return self
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        self.seen.append(messages)
+        used = any(message.type == "tool" for message in messages)
+        calls = [] if used else [{"name": "add", "args": {"a": 1, "b": 2}, "id": "1"}]
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("3" if used else "", tool_calls=calls))])
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def asked(
+    middleware: ExperienceMiddleware, system: str | None = "You add.", text: str = "Count 1 + 2 coins"
+) -> list[list[BaseMessage]]:
+    """What the model was shown at each of its two calls."""
+    model = Scripted()
+    agent = create_agent(model, [add], system_prompt=system, middleware=[middleware])
+    result = agent.invoke({"messages": [("user", text)]})
+    assert [message.type for message in result["messages"]] == ["human", "ai", "tool", "ai"], "no lesson stands in the state"
+    assert len(model.seen) == 2
+    return model.seen
+
+
+def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> None:
+    for messages in asked(ExperienceMiddleware(LESSONS)):
+        assert [message.type for message in messages[:2]] == ["system", "human"]
+        said = str(messages[0].text)
+        assert said.startswith("You add.\n\n")
+        assert said.endswith("Lessons:\n- [L0] Boil the water first\n- [L3] Count the coins twice")
+
+
+def test_without_a_system_message_there_is_one_with_the_lessons() -> None:
+    for messages in asked(ExperienceMiddleware(LESSONS, ids=False), system=None):
+        assert str(messages[0].text).endswith("Lessons:\n- Boil the water first\n- Count the coins twice")
+
+
+async def test_agents_that_are_awaited_are_shown_the_same() -> None:
+    model = Scripted()
+    agent = create_agent(model, [add], system_prompt="You add.", middleware=[ExperienceMiddleware(LESSONS)])
+    await agent.ainvoke({"messages": [("user", "1 + 2?")]})
+    assert [messages[0].text for messages in model.seen] == [asked(ExperienceMiddleware(LESSONS))[0][0].text] * 2
+
+
+def test_an_empty_library_changes_nothing() -> None:
+    for empty in (Library(), Versions()):
+        for messages in asked(ExperienceMiddleware(empty)):
+            assert messages[0].text == "You add."
+        for messages in asked(ExperienceMiddleware(empty), system=None):
+            assert messages[0].type == "human"
+
+
+def test_d12_only_the_lessons_about_the_question() -> None:
+    first, _ = asked(ExperienceMiddleware(LESSONS, top=1))
+    assert "Count the coins" in str(first[0].text)
+    assert "Boil" not in str(first[0].text)
+    first, _ = asked(ExperienceMiddleware(LESSONS, top=1), text="Who wrote this?")
+    assert first[0].text == "You add."
+
+
+def test_an_agent_picks_up_the_version_that_holds() -> None:
+    versions = Versions()
+    versions.put("0", Library())
+    middleware = ExperienceMiddleware(versions)
+    assert asked(middleware)[0][0].text == "You add."
+    versions.put("1", LESSONS, parent="0")
+    assert asked(middleware)[0][0].text == "You add.", "a candidate that was not accepted is not shown"
+    versions.move("1")
+    assert "Boil the water" in str(asked(middleware)[0][0].text)
+    versions.rollback("0")
+    assert asked(middleware)[0][0].text == "You add."
+
+
+def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
+    file = tmp_path / "lessons.yaml"
+    file.write_text(LESSONS.to_yaml())
+    middleware = ExperienceMiddleware(str(file))
+    assert "Boil the water first" in str(asked(middleware)[0][0].text)
+    file.write_text(LESSONS.to_yaml().replace("Boil the water", "Filter the water"))
+    assert "Filter the water first" in str(asked(middleware)[0][0].text)
+    file.write_text("- text: a: b")
+    with pytest.warns(UserWarning, match="not YAML.*the lessons read before hold"):
+        assert "Filter the water first" in str(middleware.library.text())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "Filter" in middleware.library.text(), "it is warned of once"
+    file.write_text("- Another lesson altogether")
+    assert middleware.library.text() == "- [L0] Another lesson altogether\n"
+
+
+def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
+    versions = Versions(tmp_path / "run" / "s0" / "library.jsonl")
+    versions.put("0", Library())
+    middleware = ExperienceMiddleware(tmp_path / "run")
+    assert middleware.library == Library()
+    versions.put("1", LESSONS, parent="0")
+    versions.move("1")
+    assert middleware.library == LESSONS
+    versions.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda folder: ExperienceMiddleware(folder / "none.yaml"), "there is no library at"),
+        (lambda folder: ExperienceMiddleware(folder), "holds no library.jsonl"),
+        (lambda folder: ExperienceMiddleware(Library(), top=-1), "top is how many"),
+    ],
+)
+def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(LibraryError, match=said):
+        make(tmp_path)
+
+
+def test_the_text_around_the_lessons_may_be_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "training_free_grpo").mkdir()
+    (tmp_path / "training_free_grpo" / "lessons.md").write_text("## system\nMind this:\n$lessons\n")
+    first, _ = asked(ExperienceMiddleware(LESSONS, prompts=tmp_path))
+    assert first[0].text == "You add.\n\nMind this:\n- [L0] Boil the water first\n- [L3] Count the coins twice"
+
+
+def test_lessons_in_messages_of_any_form() -> None:
+    told = LESSONS.text()
+    user = HumanMessage("1 + 2?")
+    assert lectured_system([user], "", PROMPT) == [user]
+    assert [message.type for message in lectured_system([user], told, PROMPT)] == ["system", "human"]
+    blocks = SystemMessage([{"type": "text", "text": "You add.", "cache_control": {"type": "ephemeral"}}], id="s")
+    first, second = lectured_system([blocks, user], told, PROMPT)
+    assert (first.id, second) == ("s", user)
+    assert first.content[0] == blocks.content[0]
+    assert "Boil the water" in str(first.content[1])
+    assert "$" in str(lectured_system([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
+
+
+def test_without_langchain_the_error_says_what_to_install() -> None:
+    code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.middleware"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: ExperienceMiddleware is for agents of langchain, which is missing: pip install" in out.stderr

@@ -1,0 +1,502 @@
+"""ReasoningBank played through: what it asks, what it learns, what its prompts show."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+from pydantic import Field
+
+from learngraph.graphs.baselines import react, reasoning_bank
+from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, library
+from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import Parts
+from learngraph.memory.lessons import Lessons
+from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition, UserError
+from learngraph.memory.storage.checkpoints import serializer
+from learngraph.memory.storage.journal import Journal
+from learngraph.memory.storage.rows import Rows
+from learngraph.memory.storage.shelf import Shelf, write_jsonl
+from learngraph.nodes.act.episode import replayed
+from learngraph.nodes.act.policies import Seen
+from learngraph.nodes.ask import BadReply
+from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.retrieve.attempts import Layout
+from learngraph.nodes.synthesize.reasoning_bank import Ended, Sheet, Taught
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = KeywordKeep(horizon=4)
+TASK = TOY.task(3)
+WALKED = [replayed(KeywordKeep(), TASK, KeywordKeep().gold(TASK), run="gold", episode=n) for n in range(3)]
+
+
+class Chat(BaseChatModel):
+    """Takes an action that is listed; writes an item with a number when it is asked about attempts; keeps what it was asked."""
+
+    asked: list[list[BaseMessage]] = Field(default_factory=list)
+    written: list[str] = Field(default_factory=list)
+    """What it writes about attempts, in turn; an item with a running number if empty."""
+    verdicts: list[str] = Field(default_factory=list)
+    dies_at: int = -1
+    varied: bool = False
+    """Whether it acts differently when it is asked the same again."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def about(self, word: str) -> list[str]:
+        """What it was asked with this word in the system message."""
+        return [str(asked[1].text) for asked in self.asked if word in str(asked[0].text)]
+
+    @property
+    def lessons(self) -> list[str]:
+        return self.about("library of lessons")
+
+    @property
+    def actions(self) -> list[str]:
+        return self.about("You act in a text world")
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
+        if len(self.asked) == self.dies_at:
+            raise RuntimeError("the process was killed")
+        self.asked.append(list(messages))
+        system, user = str(messages[0].text), str(messages[1].text)
+        if "whether a finished attempt" in system:
+            reply = self.verdicts[(len(self.about("whether a finished attempt")) - 1) % len(self.verdicts)]
+        elif "library of lessons" in system:
+            n = len(self.lessons) - 1
+            reply = self.written[n % len(self.written)] if self.written else items(f"no {n} of {user.count('Attempt')}")
+        else:
+            options = [line[2:] for line in user.partition("exact words:")[2].splitlines() if line.startswith("- ")]
+            reply = f"hm.\nAction: {random.Random(f'{user}{len(self.asked) * self.varied}').choice(options)}"
+        usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
+        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
+
+
+def items(*contents: str) -> str:
+    return json.dumps({"items": [{"title": f"T {c}", "description": "At gates.", "content": c} for c in contents]})
+
+
+def play(
+    chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **parts: Any
+) -> dict[str, Any]:
+    made = Parts.written(TOY, Journal(), chat, **{"recent": None, **parts})
+    graph = reasoning_bank.build(made, chosen, chain=True)
+    out: dict[str, Any] = run.build(graph).invoke(run.Plan(task=task, run=name, episode=0, episodes=episodes))
+    return out
+
+
+def shelf(store: InMemoryStore) -> Shelf[Trajectory]:
+    return Shelf(store, ("trajectories", "here"), Trajectory)
+
+
+def bank(path: Path, *trajectories: Trajectory) -> str:
+    write_jsonl(trajectories, path)
+    return str(path)
+
+
+def shown(prompt: str) -> list[str]:
+    """The lessons in a prompt."""
+    lines = prompt.partition("\nLessons:\n")[2].splitlines()
+    return lines[: next((n for n, line in enumerate(lines) if line[:2] != "- "), None)]
+
+
+# What is asked
+
+
+def test_a_call_a_step_and_one_to_learn_from_the_attempt() -> None:
+    chat = Chat()
+    out = play(chat, 3)
+    assert out["lengths"] == [4, 4, 4]
+    assert (len(chat.actions), len(chat.lessons), len(chat.asked)) == (12, 3, 15)
+    assert out["spent"] == 15 * 15
+
+
+def test_without_lessons_the_prompt_is_that_of_react() -> None:
+    chat, plain = Chat(), Chat()
+    play(chat, 1)
+    graph = react.build(Parts.written(TOY, Journal(), plain, recent=None))
+    run.build(graph, commit="last").invoke(run.Plan(task=TASK, run="r", episode=0, episodes=1))
+    assert chat.asked[:4] == plain.asked
+    nothing = Chat(written=['{"items": []}'])
+    play(nothing, 2)
+    assert nothing.actions[4:] == chat.actions[:4]
+
+
+def test_lessons_of_all_earlier_attempts_stand_in_every_prompt_the_newest_last() -> None:
+    chat = Chat()
+    play(chat, 3)
+    for episode in range(3):
+        for prompt in chat.actions[4 * episode : 4 * episode + 4]:
+            assert shown(prompt) == [f"- T no {n} of 1 (At gates): no {n} of 1" for n in range(episode)]
+    assert "by somebody who saw how they ended" in str(chat.asked[6][0].text)
+
+
+def test_successes_and_failures_are_asked_about_differently() -> None:
+    for success, word in ((-1.0, "that succeeded"), (99.0, "that failed")):
+        chat = Chat()
+        play(chat, 2, ReasoningBank(success=success))
+        assert len(chat.about(word)) == 2
+    (asked, _) = chat.lessons
+    assert asked.startswith("Task: reach the exit\nAttempt 1:\n")
+    assert asked.count("\n= ") == 4
+    assert "total" in asked
+
+
+def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
+    chat, parts = Chat(), Parts.written(TOY, Journal(), Chat())
+    judge = RuleJudge(lambda task, actions: [None] * len(actions), parts.journal)
+    made = replace(Parts.written(TOY, parts.journal, chat), judge=judge)
+    run.build(reasoning_bank.build(made, ReasoningBank(success=1.0))).invoke(
+        run.Plan(task=TASK, run="r", episode=0, episodes=1)
+    )
+    assert len(chat.about("nobody can say whether it succeeded")) == 1
+
+
+def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> None:
+    chat = Chat(verdicts=['So.\n{"success": true, "reason": "It got\\nout."}', '{"success": false, "reason": "It stuck."}'])
+    store = InMemoryStore()
+    play(chat, 2, ReasoningBank.paper(), shelf=shelf(store))
+    verdicts = chat.about("whether a finished attempt")
+    assert len(verdicts) == 2
+    assert not any("\n= " in asked or "total" in asked for asked in verdicts)
+    assert [len(chat.about(word)) for word in ("that succeeded", "that failed")] == [1, 1]
+    assert chat.lessons[0].endswith("Judged: It got out.\n")
+    assert chat.lessons[1].endswith("Judged: It stuck.\n")
+    assert [t.note for t in shelf(store).all()] == ["success: It got out.", "failure: It stuck."]
+    assert [lesson.success for lesson in library(shelf(store))] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "reply", ["yes", '{"success": "yes", "reason": "x"}', '{"success": true}', '{"success": true, "reason": ""}']
+)
+def test_a_verdict_that_cannot_be_read(reply: str) -> None:
+    with pytest.raises(BadReply, match="reasoning_bank/verdict: asked for"):
+        play(Chat(verdicts=[reply]), 1, ReasoningBank.paper())
+
+
+@pytest.mark.parametrize(
+    ("reply", "says"),
+    [
+        ("I learned a lot.", "asked for a JSON object"),
+        ('{"items": "none"}', "got no such list"),
+        (items("1", "2", "3", "4"), "with at most 3 items, got 4 of them"),
+        ('{"items": [{"title": "t", "content": "c"}]}', "items with title, description and content"),
+        ('{"items": [{"title": "t", "description": "d", "content": "c", "more": 1}]}', "and nothing else"),
+        ('{"items": [{"title": "t", "description": "d", "content": " "}]}', "asked for a text as title"),
+        ('{"items": ["look"]}', "items with title"),
+    ],
+)
+def test_malformed_items_are_asked_for_again_and_then_it_is_an_error(reply: str, says: str) -> None:
+    chat, store = Chat(written=[reply, items("use the lamp")]), InMemoryStore()
+    play(chat, 1, shelf=shelf(store))
+    assert [lesson.text for lesson in library(shelf(store))] == ["use the lamp"]
+    again = str(chat.asked[-1][-1].text)
+    assert "could not be read" in again
+    assert says in again
+    with pytest.raises(BadReply, match="reasoning_bank/extract"):
+        play(Chat(written=[reply]), 1)
+
+
+# Several attempts in contrast
+
+
+def test_rollouts_are_contrasted_in_one_call() -> None:
+    chat, store = Chat(written=[items("1", "2", "3", "4", "5"), items("6")], varied=True), InMemoryStore()
+    play(chat, 6, ReasoningBank(rollouts=3, success=1.0), shelf=shelf(store))
+    assert (len(chat.actions), len(chat.lessons)) == (24, 2)
+    assert len(chat.about("several attempts at the same task")) == 2
+    outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in shelf(store).all()]
+    assert len(set(outcomes)) == 2
+    for n, asked in enumerate(chat.lessons):
+        heads = [line for line in asked.splitlines() if line.startswith("Attempt")]
+        assert heads == [f"Attempt {i + 1} ({outcomes[3 * n + i]}):" for i in range(3)]
+    assert [len(shown(prompt)) for prompt in chat.actions] == [0] * 12 + [5] * 12
+    kept = [*library(shelf(store))]
+    assert [lesson.id for lesson in kept] == [*(f"r/2/{n}" for n in range(5)), "r/5/0"]
+    assert kept[0].sources == ("r/0", "r/1", "r/2")
+    six = Chat(written=[items(*"123456"), items("1")])
+    play(six, 3, ReasoningBank(rollouts=3))
+    assert "with at most 5 items, got 6" in str(six.asked[-1][-1].text)
+
+
+# A bank
+
+
+def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
+    path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat()
+    play(chat, 2, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+    assert (len(chat.lessons), len(chat.actions)) == (3, 8)
+    assert all("total 10" in asked for asked in chat.lessons)
+    assert [len(shown(prompt)) for prompt in chat.actions] == [3] * 8
+    again = Chat()
+    play(again, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+    assert (len(again.lessons), len(again.actions)) == (0, 4)
+    assert again.actions == chat.actions[:4]
+    assert [lesson.sources for lesson in library(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
+
+
+def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
+    """Three trajectories at 15 tokens a call; the four steps of an attempt take 60, whether or not a bank was read before."""
+    log, chat = Rows(), Chat()
+    made = Parts.written(TOY, Journal(), chat, recent=None)
+    episode = reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False), chain=True)
+    plan = run.Plan(task=TASK, run="r", episode=0, episodes=3, tokens=61)
+    out = run.build(episode, log).invoke(plan)
+    assert out["spent"] == 2 * 60  # the second attempt begins below 61
+    rows = [log.get(f"r/{n}") for n in range(2)]
+    assert [(row["studied"], row["calls"], row["input_tokens"], row["output_tokens"]) for row in rows if row] == [
+        (45, 4, 40, 20),
+        (0, 4, 40, 20),
+    ]
+
+
+def test_a_trajectory_that_taught_nothing_is_not_read_again(tmp_path: Path) -> None:
+    path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat(written=['{"items": []}'])
+    for _ in range(2):
+        play(chat, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))
+    assert len(chat.lessons) == 3
+
+
+def test_killed_while_reading_the_bank_nothing_is_asked_twice(tmp_path: Path) -> None:
+    path, store = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore()
+    first, second = Chat(dies_at=2), Chat()
+    with pytest.raises(RuntimeError, match="killed"):
+        play(first, 1, ReasoningBank(bank=path), shelf=shelf(store))
+    play(second, 1, ReasoningBank(bank=path), shelf=shelf(store))
+    assert (len(first.lessons), len(second.lessons)) == (2, 1 + 1)  # the third of the bank, and the attempt
+
+
+def test_only_successes_of_this_environment_are_read_if_so_set(tmp_path: Path) -> None:
+    failed = replace(WALKED[1], transitions=WALKED[1].transitions[:2])
+    foreign = replace(WALKED[2], domain="elsewhere")
+    chat, path = Chat(), bank(tmp_path / "bank.jsonl", WALKED[0], failed, foreign)
+    play(chat, 1, replace(ReasoningBank.pool(), bank=path))
+    assert len(chat.lessons) == 1
+    every = Chat()
+    play(every, 1, ReasoningBank(online=False, bank=path))
+    assert len(every.lessons) == 2
+    with pytest.raises(UserError, match=r"foreign\.jsonl holds no trajectory of toy"):
+        play(Chat(), 1, ReasoningBank(kind="success", bank=bank(tmp_path / "foreign.jsonl", foreign)))
+
+
+def test_a_bank_counts_by_the_environment_whatever_judges_the_run(tmp_path: Path) -> None:
+    """The toy's success is 10, of its own rewards; a judge's 2 is none of theirs."""
+    failed = replace(WALKED[1], transitions=WALKED[1].transitions[:3])
+    path, parts = bank(tmp_path / "bank.jsonl", WALKED[0], failed), Parts.written(TOY, Journal(), Chat())
+    judged = replace(parts, judge=RuleJudge(lambda task, actions: [1.0] * len(actions), parts.journal))
+    chosen = ReasoningBank(success=2.0, bank=path)
+    assert [one.success for one in chosen.read(judged).values()] == [True, False]
+    assert [one.success for one in chosen.read(parts).values()] == [True, True]  # one scale, one threshold
+
+
+def test_top_k_items(tmp_path: Path) -> None:
+    chat, path = Chat(), bank(tmp_path / "bank.jsonl", *WALKED)
+    play(chat, 1, replace(ReasoningBank.pool(), bank=path, k=2))
+    assert [len(shown(prompt)) for prompt in chat.actions] == [2] * 4
+
+
+# What may be seen
+
+
+def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
+    """Played again from episode 1 over a library that knows all three, the prompts are the same as the first time."""
+    chat, store = Chat(), InMemoryStore()
+    play(chat, 3, shelf=shelf(store))
+    other, again = Chat(), Chat()
+    play(other, 1, shelf=shelf(store), name="s")
+    assert [len(shown(prompt)) for prompt in other.actions] == [3] * 4
+    without = shelf(store)
+    library(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
+    graph = reasoning_bank.build(Parts.written(TOY, Journal(), again, recent=None, shelf=without))
+    graph.invoke({"task": TASK, "run": "r", "episode": 1})
+    assert again.actions == chat.actions[4:8]
+
+
+@pytest.mark.parametrize("dies_at", [2, 4, 7, 9, 13])
+def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
+    """What stays of the first process: checkpoints, journal, and the store with trajectories and lessons."""
+
+    class Echo(Chat):
+        """What it writes depends on what it is asked, not on how often."""
+
+        def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+            self.written = [items(f"{random.Random(str(messages[1].text)).random():.3f}")]
+            return super()._generate(messages, *args, **kwargs)
+
+    whole, first, second = Echo(), Echo(dies_at=dies_at), Echo()
+    play(whole, 3, shelf=shelf(InMemoryStore()))
+    store, journal, saver = InMemoryStore(), Journal(), InMemorySaver(serde=serializer())
+    config: Any = {"configurable": {"thread_id": "t"}}
+
+    def process(chat: Chat, begin: Any) -> None:
+        made = Parts.written(TOY, journal, chat, recent=None, shelf=shelf(store))
+        run.build(reasoning_bank.build(made, chain=True), checkpointer=saver).invoke(begin, config)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        process(first, run.Plan(task=TASK, run="r", episode=0, episodes=3))
+    process(second, None)
+    assert [*first.asked[:dies_at], *second.asked] == whole.asked
+
+
+def test_lessons_lie_beside_the_trajectories_in_the_same_store() -> None:
+    store = InMemoryStore()
+    play(Chat(), 2, shelf=shelf(store))
+    assert sorted(store.list_namespaces()) == [("lessons", "here"), ("trajectories", "here")]
+    assert [t.used for t in shelf(store).all()] == [(), ("r/0",)]
+
+
+# A model that only scores actions, and writes a line
+
+
+class Lines:
+    """Answers to `Learned:` in turn."""
+
+    def __init__(self, *replies: str) -> None:
+        self.replies, self.asked = replies, list[str]()
+
+    def invoke(self, messages: Sequence[BaseMessage], *args: Any, **kwargs: Any) -> AIMessage:
+        self.asked.append(str(messages[-1].text))
+        return AIMessage(self.replies[(len(self.asked) - 1) % len(self.replies)])
+
+
+def scored(model: Lines, note: Callable[[dict[str, str]], None], episodes: int, **parts: Any) -> None:
+    @dataclass(frozen=True)
+    class Policy:
+        seen: Seen
+
+        def __call__(self, state: Any) -> dict[str, Any]:
+            note(self.seen(state))
+            draw = random.Random(f"{state['episode']}/{state['step']}")
+            return {"candidates": [Candidate(draw.choice(state["observation"].actions), 0.0)]}
+
+    made: Any = Parts(TOY, Journal(), Policy, model=model, **parts)  # type: ignore[arg-type]
+    run.build(reasoning_bank.build(made)).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=episodes))
+
+
+def test_a_model_that_writes_a_line_gives_an_item_without_a_title() -> None:
+    model, seen = Lines("door black mist. gate troll lamp", "nothing", "Nothing.", "door black mist. gate troll lamp"), []
+    scored(model, seen.append, 5)
+    assert model.asked[0].startswith("Task: reach the exit\nAttempt 1:\n")
+    assert model.asked[0].endswith("\nLearned:")
+    assert "Judged" not in model.asked[0]
+    told = "Lessons:\n- door black mist. gate troll lamp\n"
+    assert [prompt["steps"].startswith(told) for prompt in seen] == [False] * 4 + [True] * 16
+    assert all(prompt["steps"].count("door black mist") == 1 for prompt in seen[4:])  # what is said twice is shown once
+    with pytest.raises(BadReply, match="got an empty reply"):
+        scored(Lines(" "), seen.append, 1)
+
+
+def test_such_a_model_cannot_give_verdicts() -> None:
+    with pytest.raises(UserError, match="only scores actions"):
+        reasoning_bank.build(Parts(TOY, Journal(), model=Lines()), ReasoningBank.paper())  # type: ignore[arg-type]
+
+
+# The window
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(20, 400), st.lists(st.text("ab ", min_size=1, max_size=80), max_size=12))
+def test_lessons_fit_their_room_and_the_best_stay(room: int, texts: list[str]) -> None:
+    library, kept = Lessons(), [text.strip() or "x" for text in texts]
+    library.add([Lesson(f"r/0/{n}", text) for n, text in enumerate(kept)])
+    taught = Taught(journal=Journal(), count=len, library=library, room=room)
+    told = taught.before({"lessons": [f"r/0/{n}" for n in range(len(kept))]})
+    assert len(told) <= room
+    lines = told.splitlines()[1:]
+    expected = list(dict.fromkeys(f"- {' '.join(text.split())}" for text in kept))
+    assert lines == expected[: len(lines)][::-1]
+    if len(lines) < len(expected):
+        assert len("\n".join(["Lessons:", *expected[: len(lines) + 1]])) + 1 > room
+
+
+class Emptied(dict[Any, str]):
+    """What another thread empties as soon as something was put in."""
+
+    def __setitem__(self, key: Any, value: str) -> None:
+        super().__setitem__(key, value)
+        self.clear()
+
+
+def test_threads_may_share_the_lessons_that_are_shown() -> None:
+    library = Lessons()
+    library.add([Lesson("r/0/0", "wait")])
+    taught = Taught(journal=Journal(), library=library)
+    object.__setattr__(taught, "_told", Emptied())
+    assert taught.before({"lessons": ["r/0/0"]}) == "Lessons:\n- wait\n"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(300, 900), st.integers(1, 4), st.integers(1, 30), st.integers(1, 40))
+def test_attempts_are_shown_within_the_window(window: int, number: int, length: int, wide: int) -> None:
+    steps = tuple(Transition("x" * wide, f"go {n}", 1.0) for n in range(length))
+    attempts = [Ended(Trajectory(f"r/{n}", TASK, steps), n % 2 == 0, "because") for n in range(number)]
+    told = Sheet(Layout(), len, window)(attempts)
+    assert len(f"Task: {TASK.instruction}\n{told}") <= window
+    assert told.count("Attempt ") == told.count("total ") == told.count("Judged: because") == number
+    for one in told.split("Attempt ")[1:]:
+        assert f"> go {length - 1}\n" in one or "> go" not in one  # the last steps stay
+
+
+@pytest.mark.parametrize("window", [3000, 5000])
+def test_no_prompt_outgrows_the_window(window: int) -> None:
+    """Whole messages, a character a token."""
+
+    class Wordy(KeywordKeep):
+        def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+            seen = super().observe(task, actions)
+            return replace(seen, text=f"{seen.text} {'and so on ' * 12}")
+
+        def abstract(self, observation: Observation) -> str:
+            return observation.text
+
+    chat = Chat(written=[items(*(f"{n} {'as was said ' * 9}" for n in range(3)))])
+    parts = Parts.written(Wordy(12), Journal(), chat, count=len, window=window, reserve=1700, recent=None)
+    graph = reasoning_bank.build(parts, ReasoningBank(rollouts=1))
+    run.build(graph).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=4))
+    longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
+    assert window // 2 < longest <= window
+
+
+# Settings
+
+
+def test_who_cannot_say_what_success_is_must_be_told() -> None:
+    class Silent(KeywordKeep):
+        solved = None  # type: ignore[assignment]
+
+    judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
+    with pytest.raises(UserError, match="toy does not say it; give the least one"):
+        reasoning_bank.build(Parts.written(Silent(), Journal(), Chat()))
+    with pytest.raises(UserError, match="scale of their own"):
+        reasoning_bank.build(Parts.written(TOY, Journal(), Chat(), judge=judge))
+    for enough in (ReasoningBank(success=2.0), ReasoningBank(verdict="model")):
+        reasoning_bank.build(Parts.written(Silent(), Journal(), Chat(), judge=judge), enough)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"k": 0}, {"items": 0}, {"rollouts": 0}, {"by": "task"}, {"verdict": "rule"}, {"budget": -1}]
+)
+def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="reasoning-bank: "):
+        ReasoningBank(**wrong)
+
+
+def test_nothing_to_learn_from() -> None:
+    with pytest.raises(UserError, match="learns nothing but from a bank"):
+        reasoning_bank.build(Parts.written(TOY, Journal(), Chat()), ReasoningBank.pool())
+    with pytest.raises(UserError, match="has a model write"):
+        reasoning_bank.build(Parts(TOY, Journal()))

@@ -1,0 +1,699 @@
+"""The command line: what it prints where, its errors, what it leaves behind, and that it goes on where it stopped."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.adamem import AdaMEM
+from learngraph.graphs.baselines.react import ReAct
+from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
+from learngraph.graphs.baselines.synapse import Synapse
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.icrl import ICRL
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.methods import METHODS
+from learngraph.graphs.studies import sweep
+from learngraph.memory.records import UserError
+from learngraph.memory.storage.shelf import write_jsonl
+from learngraph.nodes.act.episode import replayed
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = ["--env", "toy", "--prior", "uniform"]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
+
+    def work(
+        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
+    ) -> None:
+        for batch in batches:
+            if wrong := play(batch):
+                raise UserError(wrong)
+            tick()
+
+    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.chdir(tmp_path)
+    cli._environment.cache_clear()
+    return tmp_path
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("jump", "there are run, serve, calibrate, list, draw, memory, library, adamem, claas, pocket"),
+        (
+            "run",
+            "there are jitrl, icrl, adamem, training-free-grpo, react, cot, long-cot, tool-agent, best-of-n, self-refine, reflexion, synapse, ",
+        ),
+        ("run jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
+        ("run jitrl --compare jitlr", "there are adamem, best-of-n, cot, icrl, jitrl, "),
+        ("run jitrl --env nowhere", "there are toy, twx:coin"),
+        ("run jitrl --env twx:nowhere", "twx:coin"),
+        ("run jitrl --env toy?rooms=3", "no setting 'rooms'"),
+        ("run jitrl --env toy --model nobody", "there are pocket, guard, local:PATH_OR_NAME, openai:MODEL"),
+        ("run jitrl --bata 3", "--beta"),
+        ("run static --beta 3", "--temperature"),
+        ("run jitrl --beta much", "--beta: could not convert"),
+        ("run jitrl --policy best", "verbalized"),
+        ("run jitrl --preset best", "default, paper, reference"),
+        ("run static --preset paper", "it has default"),
+        (
+            "run icrl --preset zero",
+            "paper, preset, autonomous, explore-only, exploit-only, no-instruction, zero-reward, short-context",
+        ),
+        ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
+        ("run icrl --env toy --prior uniform --budget -1", "budget"),
+        ("run icrl --env toy --judge rule", "toy has no rule to judge by"),
+        ("run icrl --env toy --judge nobody", "environment, rule"),
+        ("run icrl --env toy --tokens -5", "--tokens is 0 for any number, or more, got -5"),
+        ("run icrl --env toy --judge pairwise --reference nowhere.txt", "nowhere.txt: cannot be read"),
+        ("run icrl --env toy --strategy exploite", "explore"),
+        ("run icrl --env toy --policy answer", "toy is played step by step"),
+        ("run cot --env toy", "cot reasons in writing before it acts; give a model that writes"),
+        ("run jitrl --seeds none", "0,3,7"),
+        ("run jitrl --seeds 0", "0,3,7"),
+        ("run jitrl --episodes 0", "at least 1"),
+        ("run jitrl --env toy --prior uniform --gamma 2", "gamma"),
+        ("run jitrl --env toy --prompts nowhere", "nowhere"),
+        ("draw", "there are jitrl"),
+        ("draw jitlr -o x.svg", "there are adamem, best-of-n, cot, icrl, jitrl, "),
+        ("draw jitrl -o x.pdf", ".svg, .png or .mmd"),
+        ("draw jitrl", "--out"),
+        ("list everything", "no further arguments"),
+        ("memory", "show PATH"),
+        ("memory show nowhere", "no memory in nowhere"),
+        ("memory prune nowhere", "--keep-last"),
+        ("memory import place nothing.jsonl", "nothing.jsonl"),
+        ("pocket", "train"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_there_is(
+    command: str, says: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("learngraph.tools.models.models.open_model", _no_model) if "prompts" in command else None
+    assert cli.main(command.split()) == 2
+    shown = capsys.readouterr()
+    lines = [line for line in shown.err.splitlines() if "mean" not in line]
+    assert len(lines) == 1, shown.err
+    assert lines[0].startswith("learngraph: ")
+    assert says in lines[0]
+    assert shown.out == ""
+
+
+def _no_model(spec: str, **settings: Any) -> Any:
+    class Scores:
+        window = 10_000
+
+        def get_num_tokens(self, text: str) -> int:
+            return len(text)
+
+        def score(self, messages: Any, options: Sequence[str]) -> list[float]:
+            return [0.0 for _ in options]
+
+    return Scores()
+
+
+def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "5", "--seeds", "2", "--compare", "random", "tabular", "--json"]
+    assert cli.main([*command, "--out", "run"]) == 0
+    rows = objects(capsys.readouterr().out)
+    assert [row["method"] for row in rows] == ["jitrl", "random", "tabular"]
+    for row in rows:
+        assert (row["env"], row["model"], row["seeds"], row["episodes"]) == ("toy", "none", [0, 1], 5)
+        assert row["avg_ci"][0] <= row["avg"] <= row["avg_ci"][1]
+        assert row["final_ci"][0] <= row["final"] <= row["final_ci"][1]
+        assert row["optimum"] == 10
+        assert row["regret"] == pytest.approx(5 * (10 - row["avg"]))
+    left = {path.name for path in (here / "run").iterdir()}
+    assert left >= {"settings.json", "results.json", "curves.png", "curves.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
+    assert "owner.pid" not in left
+    run = {path.name for path in (here / "run" / "jitrl-s0").iterdir()}
+    assert run >= {"steps.jsonl", "episodes.jsonl", "memory", "checkpoints.sqlite", "result.json"}
+    assert not (here / "run" / "random-s0" / "memory").exists()
+    assert objects((here / "run" / "jitrl-s0" / "episodes.jsonl").read_text())[-1]["episode"] == 4
+
+
+def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl:zero-reward", "best-of-n", "react"]
+    assert cli.main([*command, "--json", "--out", "run"]) == 0
+    rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
+    assert set(rows) == {"icrl", "icrl:zero-reward", "best-of-n", "react"}
+    assert rows["best-of-n"]["answer"] == rows["best-of-n"]["top"]  # its reward is the true score here
+    for name in ("icrl", "react"):
+        for seed in (0, 1):
+            folder = here / "run" / f"{name}-s{seed}"
+            result = json.loads((folder / "result.json").read_text())
+            scores = [row["score"] for row in objects((folder / "episodes.jsonl").read_text())]
+            assert result["episodes"] == 4
+            assert result["answer"] == 3 if name == "react" else scores[result["answer"]] == max(scores)
+
+
+def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "icrl", *TOY, "--episodes", "1", "--seeds", "1", "--strategy", "preset", "--clip", "9", "--out", "run"]
+    assert cli.main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
+    settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
+    assert settings["icrl:short-context"] == settings["icrl"] | {"keep": "last"}
+    assert settings["icrl:paper"]["clip"] != 9  # a preset is what it says, whatever else is given
+
+
+@pytest.fixture
+def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.Setup]:
+    """What would be played; nothing is."""
+    asked: list[cli.Setup] = []
+
+    def note(setup: cli.Setup, _: Any) -> int:
+        asked.append(setup)
+        return 0
+
+    monkeypatch.setattr(cli, "_sweep", note)
+    return asked
+
+
+def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.Setup]) -> None:
+    """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
+    given = [
+        "--bank",
+        "b.jsonl",
+        "--k",
+        "16",
+        "--success",
+        "3",
+        "--no-online",
+        "--temperature",
+        "0",
+        "--recent",
+        "7",
+        "--kind",
+        "success",
+        "--floor",
+        "0.5",
+    ]
+    compared = ["synapse", "synapse:paper", "reasoning-bank:pool", "adamem:paper-low", "adamem:max", "react", "jitrl", "icrl"]
+    assert cli.main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
+    found = setups[0].methods
+    shared: dict[str, Any] = {"bank": "b.jsonl", "success": 3.0, "online": False, "temperature": 0.0}
+    assert found["synapse"] == Synapse(k=16, **shared)
+    assert found["synapse:paper"] == Synapse(k=3, **shared)
+    assert found["reasoning-bank:pool"] == replace(ReasoningBank.pool(), k=16, **shared)
+    assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), recent=7, **shared)
+    assert found["adamem:max"] == replace(found["adamem"], mode="max")
+    assert found["react"] == ReAct(recent=7, temperature=0.0)
+    assert found["jitrl"] == JitRL(k=16, temperature=0.0)
+    assert found["icrl"] == ICRL(temperature=0.0)
+
+
+def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.Setup]) -> None:
+    compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
+    assert cli.main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
+    assert cli.main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
+    assert cli.main(["run", "adamem", *TOY, "--preset", "paper-low", *compared]) == 0
+    usual, given, paper = (setup.methods for setup in setups)
+    assert [usual[name] for name in compared[1:]] == [Synapse(), Synapse.paper(), ReasoningBank(), JitRL()]
+    assert [given[name] for name in compared[1:]] == [Synapse(k=4), Synapse.paper(), ReasoningBank(k=4), JitRL(k=4)]
+    assert paper["synapse"] == Synapse(k=1, online=False)
+    assert paper["synapse:paper"] == Synapse.paper()
+
+
+def walkthroughs(path: Path, seeds: Sequence[int], split: str = "test", domain: str = "toy") -> None:
+    world = KeywordKeep()
+    tasks = [world.task(seed, split) for seed in seeds]
+    write_jsonl([replace(replayed(world, t, world.gold(t), run=f"gold/{t.id}"), domain=domain) for t in tasks], path)
+
+
+def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = [
+        "run",
+        "adamem",
+        *TOY,
+        "--author",
+        "rule",
+        "--episodes",
+        "1",
+        "--seeds",
+        "1",
+        "--bank",
+        "bank.jsonl",
+        "--out",
+        "run",
+    ]
+    assert cli.main([*command, "--k", "2", "--compare", "synapse", "synapse:paper"]) == 0
+    settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert [settings[name]["bank"] for name in settings] == ["bank.jsonl"] * 3
+    assert [settings[name]["k"] for name in settings] == [2, 2, 3]
+
+
+BANKED = ["run", "synapse", *TOY, "--episodes", "1", "--bank", "bank.jsonl"]
+
+
+def test_a_bank_that_was_written_anew_is_another_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = [*BANKED, "--seeds", "1", "--out", "run"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr().out
+    (here / "bank.jsonl").touch()
+    assert cli.main(command) == 0  # the same file
+    assert capsys.readouterr().out == first
+    walkthroughs(here / "bank.jsonl", range(1, 5), "train")
+    assert cli.main(command) == 2
+    said = capsys.readouterr().err
+    assert "methods.synapse.bank_digest is " in said
+    assert "another --out" in said
+    (here / "bank.jsonl").unlink()
+    assert cli.main([*command[:-1], "other"]) == 2
+    assert "--bank bank.jsonl: cannot be read (No such file or directory)" in capsys.readouterr().err
+    assert not (here / "other").exists()
+
+
+def test_a_bank_that_holds_the_tasks_played_is_no_test(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "2 of 3 played tasks are in the bank bank.jsonl: these scores are no test"
+    walkthroughs(here / "bank.jsonl", [1, 2, 9])
+    command = [*BANKED, "--seeds", "3", "--out", "run", "--compare", "random"]
+    assert cli.main(command) == 0
+    shown = capsys.readouterr()
+    assert shown.err.splitlines()[0] == line  # before anything is played
+    assert shown.out.splitlines()[-1] == line
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == shown.out
+    assert cli.main([*command, "--json"]) == 0
+    again = capsys.readouterr()
+    assert again.err.splitlines()[-1] == line
+    assert len(objects(again.out)) == 2
+    walkthroughs(here / "bank.jsonl", [3, 4])
+    assert cli.main([*BANKED, "--seeds", "3", "--out", "clean"]) == 0
+    clean = capsys.readouterr()
+    assert "no test" not in clean.out + clean.err
+
+
+def test_a_budget_of_tokens_is_the_same_for_all(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scored prompt of 100 tokens: 300 tokens are three steps, so every method ends within the first episode that it takes."""
+
+    class Scores(list[float]):
+        prompt_tokens = 100
+
+    class Model:
+        window = 10_000
+
+        def get_num_tokens(self, text: str) -> int:
+            return len(text)
+
+        def score(self, messages: Any, options: Sequence[str]) -> Scores:
+            return Scores(0.0 for _ in options)
+
+    monkeypatch.setattr("learngraph.tools.models.models.open_model", lambda spec, **settings: Model())
+    cli._model.cache_clear()
+    command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--tokens", "500"]
+    assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
+    cli._model.cache_clear()
+    rows = objects(capsys.readouterr().out)
+    assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
+    assert cli.main([*command, "--compare", "react", "--out", "run"]) == 0
+    assert "finished already" in capsys.readouterr().err
+
+
+def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
+    (row,) = objects(capsys.readouterr().out)
+    assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
+
+
+def test_a_finished_run_shows_its_results_at_once(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "static", *TOY, "--episodes", "3", "--seeds", "2"]
+    assert cli.main(command) == 0
+    first = capsys.readouterr()
+    assert "gold path" in first.out
+    (folder,) = (here / "runs").iterdir()
+    assert f"{folder.relative_to(here)}/curves.png" in first.out
+    monkeypatch.setattr(sweep, "work", None)  # nothing is played
+    assert cli.main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == first.out
+    assert "finished already" in again.err
+
+
+def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "1", "--out", "run"]
+    assert cli.main(command) == 0
+    capsys.readouterr()
+    assert cli.main([*command, "--beta", "2", "--horizon", "5"]) == 2
+    said = capsys.readouterr().err
+    assert "horizon is null there, 5 was asked for" in said
+    assert f"methods.jitrl.beta is {JitRL().beta} there, 2.0 was asked for" in said
+    assert "--out" in said
+
+
+def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hold = "from pathlib import Path; from learngraph.graphs import sweep\n"
+    hold += "with sweep.claimed(Path('run'), {}): print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+        assert f"process {other.pid} is at work in run" in capsys.readouterr().err
+        other.communicate("\n")
+
+
+def test_a_world_that_dies_loses_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "4", "--seeds", "1", "--temperature", "4", "--json", "--out"]
+    assert cli.main([*command, "whole"]) == 0
+    whole = objects(capsys.readouterr().out)
+    observe, left = KeywordKeep.observe, 40
+
+    def dies(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise UserError("toy: the keep fell in")
+        return observe(self, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", dies)
+    assert cli.main([*command, "torn"]) == 2
+    shown = capsys.readouterr()
+    assert "toy: the keep fell in; finished episodes are in torn, and the same command goes on" in shown.err
+    assert shown.out == ""
+    assert len(objects((here / "torn" / "jitrl-s0" / "episodes.jsonl").read_text())) == 2
+    assert cli.main([*command, "torn"]) == 0
+    torn = objects(capsys.readouterr().out)
+    assert [replaced(row) for row in torn] == [replaced(row) for row in whole]
+
+
+def drop_lines(path: Path, number: int) -> None:
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-number]))
+
+
+@pytest.mark.parametrize(
+    ("method", "stop", "steps", "episodes"),
+    [
+        ("jitrl", 40, 2, 1),
+        ("jitrl", 40, 25, 0),
+        ("tabular", 40, 2, 0),
+        ("tabular", 40, 25, 2),
+        ("jitrl", None, 2, 0),
+        ("jitrl", None, 0, 1),
+        ("tabular", None, 10_000, 10),
+    ],
+)
+def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
+    method: str,
+    stop: int | None,
+    steps: int,
+    episodes: int,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heat = ["--temperature", "4"] if method == "jitrl" else []
+    command = ["run", method, *TOY, "--episodes", "4", "--seeds", "1", *heat, "--json", "--out"]
+    assert cli.main([*command, "whole"]) == 0
+    whole = objects(capsys.readouterr().out)
+    observe, left = KeywordKeep.observe, stop or 10_000
+
+    def dies(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise UserError("toy: the power is gone")
+        return observe(self, task, actions)
+
+    monkeypatch.setattr(KeywordKeep, "observe", dies)
+    assert cli.main([*command, "torn"]) == (2 if stop else 0)
+    folder = here / "torn" / f"{method}-s0"
+    for name, number in (("steps", steps), ("episodes", episodes)):
+        if number:
+            drop_lines(folder / f"{name}.jsonl", number)
+    if not episodes:
+        (folder / "result.json").unlink(missing_ok=True)
+    capsys.readouterr()
+    assert cli.main([*command, "torn"]) == 0
+    assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in whole]
+    for name in ("steps", "episodes"):
+        found, expected = ((here / out / f"{method}-s0" / f"{name}.jsonl").read_text() for out in ("torn", "whole"))
+        assert sorted(found.splitlines()) == sorted(expected.splitlines())
+
+
+def replaced(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "seconds_per_step": None}
+
+
+def test_a_full_disk_is_said_in_one_line(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sweep, "play", full)
+    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "work", interrupted)
+    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
+def test_presets_and_flags_become_the_settings(here: Path) -> None:
+    command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
+    assert cli.main([*command, "--compare", "jitrl:reference"]) == 0
+    methods = json.loads((here / "run" / "settings.json").read_text())["methods"]
+    assert (methods["jitrl"]["values"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
+    assert methods["jitrl:reference"]["values"] == "reference"
+    assert (here / "run" / "jitrl-reference-s0").is_dir()
+
+
+def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "2", "--out", "run", "--memory", "kept"]) == 0
+    capsys.readouterr()
+    assert cli.main(["memory", "show", "kept"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[:2] + line[3:4] for line in shown] == [["toy", f"keep-test-{seed}", "3"] for seed in (0, 1)]
+    assert [line[2].rpartition("-")[0] for line in shown] == ["run-jitrl-s0", "run-jitrl-s1"]
+    assert cli.main(["memory", "export", "kept", "all.jsonl"]) == 0
+    assert len(objects((here / "all.jsonl").read_text())) == 6
+    assert cli.main(["memory", "import", "copy", "all.jsonl"]) == 0
+    assert cli.main(["memory", "export", "copy", "again.jsonl"]) == 0
+    assert (here / "again.jsonl").read_text() == (here / "all.jsonl").read_text()
+    assert cli.main(["memory", "prune", "kept", "--keep-last", "1"]) == 0
+    capsys.readouterr()
+    assert cli.main(["memory", "export", "kept", "-"]) == 0
+    assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
+
+
+@pytest.mark.parametrize("kept", ["kept", "http://127.0.0.1:8000"])
+def test_what_is_imported_is_what_a_run_reads(
+    kept: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "://" in kept:
+        _one_server(monkeypatch, here)
+    command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "7,", "--horizon", "9", "--temperature", "0"]
+    assert cli.main([*command, "--out", "first"]) == 0
+    assert cli.main(["memory", "export", "first", "first.jsonl"]) == 0
+    exported = [json.loads(line) for line in (here / "first.jsonl").read_text().splitlines()]
+    assert cli.main(["memory", "import", f"{kept}/jitrl-s7", "first.jsonl"]) == 0
+    assert cli.main([*command, "--out", "second", "--memory", kept]) == 0
+    recalled = [step["estimates"] for step in objects((here / "second/jitrl-s7/steps.jsonl").read_text())]
+    alone = [step["estimates"] for step in objects((here / "first/jitrl-s7/steps.jsonl").read_text())]
+    assert recalled[0] != alone[0]
+    for where, episodes in ((kept, 2), (f"{kept}/jitrl-s7", 2)):
+        capsys.readouterr()
+        assert cli.main(["memory", "export", where, "-"]) == 0
+        rows = objects(capsys.readouterr().out)
+        assert len(rows) == episodes
+        assert exported[0] in rows
+    assert cli.main(["memory", "import", kept, "first.jsonl"]) == 2
+    assert f"say which, such as {kept}/jitrl-s" in capsys.readouterr().err
+    assert cli.main(["memory", "prune", f"{kept}/jitrl-s7", "--keep-last", "1"]) == 0
+    assert cli.main(["memory", "show", kept]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.split()[2].startswith("second-jitrl-s7-")
+
+
+def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
+    """A directory stands for the server: the namespaces are what differs."""
+    from learngraph.memory.storage.chroma_store import ChromaStore
+
+    directory = ChromaStore.open
+
+    def server(where: str) -> Any:
+        return directory(here / "server" if where == "http://127.0.0.1:8000" else where)
+
+    monkeypatch.setattr(ChromaStore, "open", server)
+
+
+def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[Any] = []
+    inline = sweep.work
+
+    def work(given: Sequence[Any], *rest: Any) -> None:
+        batches.extend([job.run for job in jobs] for _, jobs in given)
+        inline(given, *rest)
+
+    monkeypatch.setattr(sweep, "work", work)
+    command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
+    assert cli.main([*command, "--cross-task"]) == 0
+    assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
+    with cli._shelves("run") as (shelf,):
+        assert {trajectory.run for trajectory in shelf.all()} == {"jitrl-s0", "jitrl-s1"}
+
+
+def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    shown = capsys.readouterr().out
+    for name in (*METHODS, "toy", "twx:coin", "jericho:GAME", "pocket", "openai:MODEL"):
+        assert f"\n  {name} " in shown
+    assert cli.main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
+    assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")
+    for more in ([], ["--run"]):  # its graph is that of a run already
+        assert cli.main(["draw", "training-free-grpo", "-o", "drawn.mmd", *more]) == 0
+        assert "hold_out -.-> probe" in (here / "drawn.mmd").read_text()
+
+
+def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learngraph.graphs.wiring.picture.can_draw", lambda: False)  # as text, to be read here
+    walkthroughs(here / "bank.jsonl", range(4), "train")
+    command = ["run", "adamem", *TOY, "--author", "rule", "--episodes", "1", "--seeds", "1", "--bank", "bank.jsonl"]
+    assert cli.main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0
+    drawn = {name: (here / "run" / f"{name}.mmd").read_text() for name in ("adamem", "adamem-high")}
+    for name, text in (("max", drawn["adamem"]), ("high", drawn["adamem-high"])):
+        assert cli.main(["draw", f"adamem:{name}", "-o", f"{name}.mmd"]) == 0
+        assert [line.strip() for line in text.splitlines() if "->" in line] == [
+            line.strip() for line in (here / f"{name}.mmd").read_text().splitlines() if "->" in line
+        ]
+    assert "consider" not in drawn["adamem"]
+    assert "consider" in drawn["adamem-high"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_can_be_drawn(method: str) -> None:
+    made = METHODS[method].settings
+    for named in (*cli._presets(made), *cli._ablations(made)):
+        assert cli._blueprint(f"{method}:{named}").get_graph().nodes
+
+
+def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "jitrl", "--help"])
+    assert end.value.code == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "beta, Eq. 10: nats by which the largest advantage moves a logit" in shown
+    assert f"(default: {JitRL().beta})" in shown
+
+
+def test_help_and_version_import_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'chromadb', 'langgraph', 'matplotlib', 'scipy', 'numpy', 'tyro', 'rich'}"
+    for flag in ("--help", "--version"):
+        look = (
+            f"import sys; from learngraph.graphs.cli import main as cli; cli.main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
+        )
+        shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
+        assert shown.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+def test_workers_of_their_own_give_the_same_numbers(tmp_path: Path) -> None:
+    flags = [*TOY, "--episodes", "3", "--seeds", "2", "--compare", "tabular", "--json"]
+    shown = []
+    for workers in ("1", "2"):
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "learngraph.graphs.cli.main",
+                "run",
+                "jitrl",
+                *flags,
+                "--workers",
+                workers,
+                "--out",
+                workers,
+            ],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=True,
+        )
+        shown.append([replaced(row) for row in objects(ended.stdout)])
+    assert shown[0] == shown[1]
+
+
+def test_runs_share_checkpoints_and_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One folder name, two questions, one place for checkpoints: each run does what it does alone."""
+    import shutil
+
+    command = ["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "1", "--temperature", "4", "--json"]
+    for horizon in ("6", "9"):
+        asked = [*command, "--horizon", horizon]
+        assert cli.main([*asked, "--out", f"alone/{horizon}"]) == 0
+        alone = objects(capsys.readouterr().out)
+        assert cli.main([*asked, "--out", f"{horizon}/run", "--checkpoints", "shared"]) == 0
+        assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
+    assert [path.name for path in (here / "shared").glob("*.sqlite")] == ["jitrl-s0.sqlite"]
+    shutil.rmtree(here / "9" / "run")
+    asked = [*command, "--horizon", "9", "--checkpoints", "shared", "--out"]
+    assert cli.main([*asked, "9/run"]) == 2
+    said = capsys.readouterr().err
+    assert "hold 3 episodes of the run run-jitrl-s0-" in said
+    assert "an --out of another name" in said
+    assert cli.main([*asked, "9/again"]) == 0
+    assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
+
+
+def test_one_model_name_on_two_servers_is_two_questions(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    asked = cli.Run(model="openai:llama")
+    setups = [
+        cli.Setup(options, {"jitrl": JitRL()})
+        for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
+    ]
+    recorded = [cli._recorded(setup, [0]) for setup in setups]
+    assert len({cli._folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1")
+    assert cli._recorded(setups[0], [0]) == recorded[1]
+    with sweep.claimed(here / "run", recorded[1]):
+        pass
+    with pytest.raises(UserError, match='base_url is "http://a/v1" there, "http://b/v1" was asked for'):
+        sweep.claimed(here / "run", recorded[2]).__enter__()
+
+
+def test_jobs_do_not_meet_in_a_shared_place() -> None:
+    options = cli.Run(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
+    setup = cli.Setup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
+    jobs = [cli._job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
+    hotter = cli.Setup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
+    jobs += [cli._job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
+    assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
+    assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
+    assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
+    plain = cli.Setup(replace(options, memory=None, checkpoints=None), setup.methods)
+    own = cli._job(plain, Path("runs/a"), "jitrl", 0)
+    assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
+    assert cli._job(plain, Path("runs/a"), "static", 0).memory == ""

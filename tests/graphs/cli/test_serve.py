@@ -1,0 +1,327 @@
+"""learngraph serve: what it refuses, and once through with the pocket model: chat, feedback, a version goes live, back again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, cast
+
+import pytest
+import urn
+
+from learngraph.graphs.claas import CLaaS
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli import serve as serve_cli
+from learngraph.graphs.cli.serve import Late, Serve
+from learngraph.graphs.serving.service import Service
+from learngraph.memory.claas.replay import Replay
+from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling, UserError
+
+pytest.importorskip("fastapi")
+
+
+def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert cli.main(["serve", *args]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("learngraph: ")
+    assert len(said.splitlines()) == 1
+    return said
+
+
+def test_nobody_is_served_without_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEARNGRAPH_API_KEY", raising=False)
+    assert "--api-key KEY" in refused(capsys)
+    assert "--no-auth lets anybody in" in refused(capsys, "--no-auth", "--host", "0.0.0.0")
+    assert "one or the other" in refused(capsys, "--no-auth", "--api-key", "k")
+
+
+def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1:{port}" in refused(
+            capsys, "--api-key", "k", "--port", port, "--model", "local:none"
+        )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--port", "70000"], "--port is from 0 to 65535"),
+        (["--model", "vllm:x"], "--base-url"),
+        (["--model", "nope"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
+        (["--model", "openai:foo"], "pocket, guard, local:PATH_OR_NAME or vllm:MODEL"),
+        (["--base-url", "http://x/v1"], "--base-url"),
+        (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
+        (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--trainer", "inline"], "process or off"),
+        (["--batch", "0"], "batch is at least 1"),
+        (["--loss", "sft"], "--loss"),
+        (["--preset", "nope"], "no preset 'nope'"),
+        (["--bacth", "3"], "there is no --bacth"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(capsys: pytest.CaptureFixture[str], args: list[str], said: str) -> None:
+    assert said in refused(capsys, "--api-key", "k", *args)
+
+
+def test_keys_may_be_given_again_and_again() -> None:
+    args = ["--api-key", "a", "--port", "1", "--api-key=b", "--api-key", "c", "d", "--no-gate"]
+    assert serve_cli._together(args) == ["--port", "1", "--no-gate", "--api-key", "a", "b", "c", "d"]
+    assert serve_cli._together(["--port", "1"]) == ["--port", "1"]
+
+
+def test_any_key_will_do_where_none_is_asked_for() -> None:
+    tenants = serve_cli._tenants(Serve(no_auth=True))
+    assert tenants.who("whatever").name == "default"
+    assert tenants.names == ("default",)
+
+
+def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEARNGRAPH_API_KEY", "one,two")
+    tenants = serve_cli._tenants(Serve())
+    assert tenants.who("two").name == "default"
+    assert tenants.who("three") is None
+
+
+def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Serve, CLaaS]] = []
+
+    async def served(options: Serve, settings: CLaaS, tenants: Any) -> None:
+        seen.append((options, settings))
+
+    monkeypatch.setattr(serve_cli, "_serve", served)
+    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--rate", "1e-5"]) == 0
+    assert seen[-1][1] == replace(CLaaS.paper(), rate=1e-5)
+    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss", "ppo", "--canary", "0.1"]) == 0
+    assert seen[-1][1] == CLaaS(loss="ppo", canary=0.1)
+
+
+async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Engine:
+        base, window, features = "one", 64, frozenset[str]()
+
+    monkeypatch.setattr(serve_cli, "_engine", lambda options, settings: (Engine(), None))
+    options = Serve(out=tmp_path, trainer="off")
+    with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):
+        serve_cli.build(options, CLaaS())
+    service = serve_cli.build(options, CLaaS(rank=4))
+    service.replay.close()
+    assert json.loads((tmp_path / "service.json").read_text())["settings"]["rank"] == 4
+    monkeypatch.setattr(Engine, "base", "another")
+    with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; another --out"):
+        serve_cli.build(options, CLaaS())
+    (tmp_path / "service.json").write_text("{")
+    with pytest.raises(UserError, match="damaged"):
+        serve_cli.build(options, CLaaS())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="another folder would do"):
+        serve_cli.build(replace(options, out=tmp_path / "file"), CLaaS())
+
+
+def test_a_learner_that_comes_up_late_is_waited_for() -> None:
+    class Slow:
+        base, closed = "b", False
+
+        def correct(self, batch: Minibatch) -> Correction:
+            return Correction(("x",))
+
+        def close(self) -> None:
+            self.closed = True
+
+    made: list[Slow] = []
+
+    def make() -> Slow:
+        time.sleep(0.05)
+        made.append(Slow())
+        return made[0]
+
+    late = Late("b", make)
+    batch: Any = None
+    assert late.correct(batch).kept == ("x",)
+    assert len(made) == 1
+    late.close()
+    assert made[0].closed
+    with pytest.raises(RuntimeError, match="closed"):
+        late.correct(batch)
+
+    def fails() -> Slow:
+        raise UserError("no such model")
+
+    with pytest.raises(RuntimeError, match="cannot be started: no such model"):
+        Late("b", fails).correct(batch)
+    with pytest.raises(RuntimeError, match="has base model b, the engine c"):
+        Late("c", Slow).correct(batch)
+
+
+def test_nobody_waits_for_a_learner_that_was_closed_before_it_came_up() -> None:
+    held = Event()
+
+    def make() -> Any:
+        held.wait()
+
+    late, batch = Late("b", make), cast(Any, None)
+    Thread(target=lambda: (time.sleep(0.05), late.close())).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        late.correct(batch)
+    held.set()
+
+
+def test_a_learner_that_failed_to_come_up_is_tried_again() -> None:
+    tries = []
+
+    class Made:
+        base = "b"
+
+        def correct(self, batch: Minibatch) -> Correction:
+            return Correction(())
+
+    def make() -> Made:
+        tries.append(1)
+        if len(tries) == 1:
+            raise OSError("no room")
+        return Made()
+
+    late, batch = Late("b", make), cast(Any, None)
+    with pytest.raises(RuntimeError, match="no room"):
+        late.correct(batch)
+    assert late.correct(batch) == Correction(())
+
+
+# Once through, in another process
+
+
+class Client:
+    """The service at a URL, as a tenant sees it."""
+
+    def __init__(self, url: str) -> None:
+        import httpx
+
+        self.http = httpx.Client(base_url=url, headers={"authorization": "Bearer secret"}, timeout=60)
+
+    def chat(self, text: str, seed: int) -> tuple[str, str, str]:
+        """(id, reply, version)."""
+        body = {"model": "pocket", "messages": [{"role": "user", "content": text}], "max_tokens": 6, "seed": seed}
+        answer = self.http.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        return told["id"], told["choices"][0]["message"]["content"], answer.headers["x-policy-version"]
+
+    def like(self, id: str, reward: float) -> None:
+        body = {"response_id": id, "reward": reward, "text": "" if reward > 0 else "take something"}
+        answer = self.http.post("/v1/feedback", json=body)
+        assert answer.status_code == 202, answer.text
+
+    def scope(self) -> Any:
+        return self.http.get("/v1/status").json()["scopes"][0]
+
+    def until(self, true: Callable[[Any], bool], seconds: float = 300.0) -> Any:
+        end = time.monotonic() + seconds
+        while not true(scope := self.scope()):
+            assert time.monotonic() < end, scope
+            time.sleep(0.05)
+        return scope
+
+
+@contextmanager
+def serving(out: Path, *flags: str) -> Iterator[tuple[Client, subprocess.Popen[str]]]:
+    args = ["serve", "--port", "0", "--api-key", "secret", "--out", str(out), "--rate", "3e-3", "--rank", "4", *flags]
+    run = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; raise SystemExit(main())", *args]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=env)
+    try:
+        assert process.stderr
+        line = ""
+        while " at http" not in line:
+            line = process.stderr.readline()
+            assert line, "it ended"
+        yield Client(line.split(" at ")[1].split("/v1")[0]), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
+    """Learned by a process beside, as it is if nothing else was asked for."""
+    with serving(tmp_path, "--reuse", "2", "--learner-nice", "0") as (client, process):
+        first = [client.chat("what now?", i) for i in range(10)]
+        assert {version for *_, version in first} == {"base"}
+        for id, *_ in first:
+            client.like(id, -1.0)
+        scope = client.until(lambda scope: bool(scope["live"]))
+        assert scope["updates"][0]["step"] == 1
+        client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
+        live = client.scope()["live"]
+        assert client.chat("what now?", 0)[1:] != first[0][1:]
+        began = time.perf_counter()
+        answer = client.http.post("/v1/adapters/default/rollback", json={"to": "base"})
+        assert answer.status_code == 200, answer.text
+        assert time.perf_counter() - began < 2  # milliseconds here
+        assert client.chat("what now?", 0)[1:] == first[0][1:]  # as if nothing had been learned
+        answer = client.http.post("/v1/adapters/default/promote", json={"version": live})
+        assert answer.json()["live"] == live
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0
+
+
+async def said(service: Service, id: str, seed: int) -> Exchange:
+    request = ChatRequest(({"role": "user", "content": "what now?"},), Sampling(max_tokens=6, seed=seed))
+    *_, exchange = [item async for item in service.chat("acme", "default", request, id=id)]
+    assert isinstance(exchange, Exchange)
+    return exchange
+
+
+@pytest.mark.slow
+async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
+    """--trainer inline, and on again with what was learned."""
+    options, settings = Serve(out=tmp_path, trainer="inline"), CLaaS(rank=4, rate=3e-3, reuse=1)
+    async with serve_cli.build(options, settings) as service:
+        first = [await said(service, f"first-{i}", i) for i in range(10)]
+        for exchange in first:
+            await service.feedback("acme", exchange.id, Feedback(-1.0, "take something"))
+        await urn.until(lambda: bool(service.version("acme", "default", "after")))
+        live = service.versions("acme").current
+        assert service.replay.updates("acme", "default", 9)[-1]["step"] == 1
+        after = await said(service, "after", 0)
+        assert after.reply.version == live
+        assert after.reply.logprobs != first[0].reply.logprobs
+    async with serve_cli.build(replace(options, trainer="off"), settings) as service:
+        again = await said(service, "again", 0)
+        assert (again.reply.version, again.reply.logprobs) == (live, after.reply.logprobs)
+
+
+@pytest.mark.long
+def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
+    """kill -9 again and again, with the learner's process: no exchange lost, none trained on more often than allowed."""
+    ids: list[str] = []
+    for round in range(4):
+        with serving(tmp_path, "--reuse", "3") as (client, process):
+            for i in range(8):
+                id, *_ = client.chat("what now?", 100 * round + i)
+                client.like(id, 1.0 if i % 2 else -1.0)
+                ids.append(id)
+            client.until(lambda scope, steps=round: scope["step"] > steps)
+            time.sleep(0.1 * round)
+            process.send_signal(signal.SIGKILL)
+    with serving(tmp_path, "--reuse", "3") as (client, process):
+        scope = client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
+        rows = client.http.get("/v1/experiences", params={"limit": 100}).json()["data"]
+        assert sorted(row["id"] for row in rows) == sorted(ids)
+        assert all(row["times"] <= 3 for row in rows)
+        assert [update["step"] for update in scope["updates"]] == list(range(1, scope["step"] + 1))
+        listed = client.http.get("/v1/adapters").json()["data"][0]
+        assert scope["live"] in {version["label"] for version in listed["versions"]}
+        assert client.chat("what now?", 1)[2] == scope["live"]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(120) == 0

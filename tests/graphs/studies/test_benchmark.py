@@ -1,0 +1,154 @@
+"""Statistics with numbers worked out by hand, the table, and the picture."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from learngraph.graphs.studies import benchmark, sweep
+from learngraph.graphs.studies.benchmark import Attempts
+
+
+def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> Attempts:
+    n = len(scores)
+    return Attempts(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
+
+
+def test_interval_is_students() -> None:
+    # mean 3, s^2 = 2.5, standard error sqrt(2.5 / 5) = 0.70711, t(4, 0.975) = 2.77645
+    low, high = benchmark.interval([1, 2, 3, 4, 5]) or (0, 0)
+    assert low == pytest.approx(3 - 1.96324, abs=1e-4)
+    assert high == pytest.approx(3 + 1.96324, abs=1e-4)
+    assert benchmark.interval([2, 2, 2]) == (2, 2)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert benchmark.interval([1]) is None
+    row = benchmark.summary([attempts(0, [0, 1, 1])], "toy", "none")
+    assert (row.avg_ci, row.final_ci) == (None, None)
+    assert "[" not in benchmark.table([row])
+
+
+@pytest.mark.parametrize(("episodes", "expected"), [(1, 1), (2, 2), (3, 3), (10, 3), (30, 3), (39, 3), (40, 4), (100, 10)])
+def test_the_end_is_a_tenth_at_least_three(episodes: int, expected: int) -> None:
+    assert benchmark.last(episodes) == expected
+
+
+def test_summary_by_hand() -> None:
+    row = benchmark.summary([attempts(3, [0, 0, 1, 2], 2.0), attempts(5, [4, 4, 4, 4], 4.0)], "toy", "pocket")
+    assert (row.method, row.env, row.model, row.seeds, row.episodes) == ("jitrl", "toy", "pocket", [3, 5], 4)
+    assert row.avg == pytest.approx((0.75 + 4) / 2)
+    assert row.final == pytest.approx((1 + 4) / 2)
+    assert row.optimum == 3
+    assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
+    assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
+    assert (row.steps, row.tokens_per_task, row.seconds_per_step) == (10, 7, 0.05)
+    assert row.tokens_per_step == pytest.approx(7 / 40)
+    assert (row.success, row.solved, row.refreshes, row.malformed, row.studied) == (None, None, 0, 0, 0)
+
+
+def test_costs_by_hand() -> None:
+    """Seed 0: 100 tokens for 10 + 30 steps; seed 1: 60 tokens for 20 steps, and the time of one of two episodes is unknown."""
+    one = replace(attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), malformed=1)
+    two = replace(attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), malformed=2)
+    row = benchmark.summary([one, two], "toy", "pocket")
+    assert row.tokens_per_task == 80
+    assert row.tokens_per_step == pytest.approx((100 / 40 + 60 / 20) / 2)
+    assert row.seconds_per_step == pytest.approx((4 / 40 + 2 / 10) / 2)
+    assert (row.refreshes, row.malformed) == (1.5, 3)
+    assert benchmark.summary([replace(two, steps=(0, 0), seconds=())], "toy", "pocket").tokens_per_step is None
+    table = [line.split(" | ") for line in benchmark.table([row]).splitlines()]
+    cells = {head.strip(" |"): cell.strip(" |") for head, cell in zip(table[0], table[2], strict=True)}
+    assert {"tokens/task": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
+    assert cells["unreadable decisions"] == "3"
+
+
+def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
+    """Nor does the time of an episode count in which it was read first."""
+    row = {"score": 1.0, "best": 1.0, "steps": 4}
+    rows = [{"id": f"r/{n}", "episode": n, **row, "studied": 5000 * (n == 0)} for n in range(2)]
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "seconds.jsonl").write_text('{"id": "r/0", "seconds": 99.0}\n{"id": "r/1", "seconds": 2.0}\n')
+    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    read = sweep.attempts(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
+    summed = benchmark.summary([read, replace(read, studied=1000)], "toy", "pocket")
+    assert (summed.studied, summed.tokens_per_step, summed.seconds_per_step) == (3000, 10, 0.5)
+    assert benchmark.apart([summed]) == [
+        "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
+    ]
+    assert benchmark.apart([replace(summed, studied=0.0)]) == []
+
+
+def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
+    one = replace(attempts(0, [0, 2, 3, 1], 3.0), solved=2.0, answer=2)
+    two = replace(attempts(1, [0, 0, 0, 2], 3.0), solved=2.0, answer=0)
+    row = benchmark.summary([one, two], "toy", "pocket")
+    assert (row.success, row.solved) == (pytest.approx((0.5 + 0.25) / 2), 0.5)
+
+
+def test_columns_that_say_nothing_stay_out() -> None:
+    quiet = benchmark.summary([Attempts("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
+    heads = benchmark.table([quiet]).splitlines()[0]
+    for absent in ("success", "solved", "answer", "refreshes", "unreadable", "tokens", "s/step", "last / gold"):
+        assert absent not in heads
+    busy = benchmark.summary([replace(attempts(0, [0.0]), refreshes=(3,))], "toy", "pocket")
+    both = benchmark.table([busy, quiet]).splitlines()
+    assert ("refreshes/episode" in both[0], "unreadable" in both[0]) == (True, False)
+    assert both[3].split("|")[-2].strip() == "–"
+
+
+def test_answer_beside_the_best_attempt() -> None:
+    """Seed 0 chose its second attempt (3 of 5), seed 1 its first (2 of 2): 2.5 on average, where an oracle gets 3.5."""
+    one = replace(attempts(0, [1, 3, 5], 5.0), answer=1, solved=5.0)
+    two = replace(attempts(1, [2, 0], 5.0), answer=0, solved=2.0)
+    row = benchmark.summary([one, two], "toy", "none")
+    assert (row.answer, row.top, row.solved, row.episodes) == (2.5, 3.5, 0.5, 3)
+    assert row.final == pytest.approx((3 + 1) / 2)  # runs may end at a budget of tokens: each has its own end
+    assert "| solved |" in benchmark.table([row])
+    assert benchmark.summary([one, replace(two, answer=None)], "toy", "none").answer is None
+
+
+def test_table_is_aligned_markdown() -> None:
+    rows = [
+        benchmark.summary([attempts(s, [0.0, 5.0, 5.0 + s], 10, m) for s in (0, 1)], "toy", "none") for m in ("jitrl", "static")
+    ]
+    text = benchmark.table(rows)
+    lines = text.splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert [line.split("|")[1].strip() for line in lines] == ["method", "-" * 11, "jitrl", "static", "gold path"]
+    assert "last / gold" in lines[0]
+    ones = [benchmark.summary([attempts(0, [1.0, 1.0])], "toy", "none")]
+    assert "last / gold" not in benchmark.table(ones)
+
+
+def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
+    assert benchmark.smoothed([0, 3, 6, 0]) == [1.5, 3, 3, 3]
+    assert benchmark.smoothed([5]) == [5]
+
+
+def test_curves_as_png_and_svg(tmp_path: Path) -> None:
+    several = [[attempts(s, [0.1 * e * (s + 1) for e in range(6)], 1.0, m) for s in range(3)] for m in ("jitrl", "static")]
+    one = [[attempts(0, [1.0])]]
+    for name, runs in (("several", several), ("one", one)):
+        paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
+        benchmark.curves(runs, "toy, uniform prior", paths)
+        assert paths[0].read_bytes().startswith(b"\x89PNG")
+        assert "</svg>" in paths[1].read_text()
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_rows_are_read_with_and_without_what_is_counted_today(counted: bool, tmp_path: Path) -> None:
+    """A run of an earlier version counted no strategies; a run that was killed knows the time of some episodes only."""
+    more = {"refreshes": 2, "malformed": 1} if counted else {}
+    rows = [{"id": f"r/{n}", "episode": n, "score": 1.0, "best": 1.0, "steps": 4, **more} for n in range(2)]
+    result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 9, "episodes": 2}
+    (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "seconds.jsonl").write_text('{"id": "r/1", "seconds": 0.5}\n')
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    read = sweep.attempts(sweep.Job("adamem", 0, 2, tmp_path, "r", "r", "", (), ""))
+    assert (read.refreshes, read.malformed) == (((2, 2), 2) if counted else ((0, 0), 0))
+    assert (read.seconds, read.tokens) == ((None, 0.5), 9)

@@ -1,0 +1,97 @@
+"""Runs at the same time in one process, against a server: the same results as one after the other, and resumed as well."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import OpenAIServer
+
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.studies import sweep
+
+COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
+
+
+@pytest.fixture
+def server() -> Any:
+    """The class `OpenAIServer` of tests/support/openai_server.py."""
+    return OpenAIServer
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Threads of this process; starting workers takes seconds."""
+
+    def work(
+        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
+    ) -> None:
+        assert sweep.together(batches, play, concurrency) is None
+
+    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    return tmp_path
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The same to the same prompt, another to another."""
+    size = sum(len(message["content"]) for message in request["messages"])
+    return {"text": f"Step 1: {size % 9} + 1 = {size % 9 + 1}\nAnswer: 4 * 6 = 24", "delay": 0.02}
+
+
+def rows(folder: Path) -> dict[str, list[Any]]:
+    found = {}
+    for path in sorted(folder.glob("*/*.jsonl")):
+        if path.stem != "seconds":
+            found[str(path.relative_to(folder))] = [json.loads(line) for line in path.read_text().splitlines()]
+    return found
+
+
+def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) -> None:
+    with server(replies=answer) as api:
+        command = [*COMMAND, "--base-url", api.url]
+        assert cli.main([*command, "--out", "one", "--concurrency", "1"]) == 0
+        assert cli.main([*command, "--out", "four", "--concurrency", "4"]) == 0
+        calls = len(api.requests)
+        assert cli.main([*command, "--out", "four"]) == 0  # finished, whatever the concurrency
+        assert len(api.requests) == calls == 2 * 4 * 3
+    assert rows(here / "one") == rows(here / "four")
+    assert len(rows(here / "one")) == 2 * 4
+
+
+def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(replies=answer) as api:
+        assert cli.main([*COMMAND, "--base-url", api.url, "--out", "whole"]) == 0
+        good, said = len(api.requests), 0
+
+        def failing(request: dict[str, Any]) -> dict[str, Any]:
+            nonlocal said
+            said += 1
+            return answer(request) if said <= 5 else {"status": 401, "text": "the key has expired"}
+
+        def work(batches: Any, play: Any, workers: int, tick: Any, concurrency: int) -> None:
+            if wrong := sweep.together(batches, play, concurrency):
+                raise cli.UserError(wrong)
+
+        monkeypatch.setattr(sweep, "work", work)
+        api._replies = failing
+        command = [*COMMAND, "--base-url", api.url, "--out", "broken", "--concurrency", "1"]
+        assert cli.main(command) == 2
+        api._replies, before = answer, len(api.requests)
+        assert cli.main([*command[:-1], "4"]) == 0
+        assert len(api.requests) - before == good - 5  # no call was made twice
+    assert rows(here / "whole") == rows(here / "broken")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--model", "pocket", "--concurrency", "4"], "--concurrency 4 is for models behind an API"),
+        (["--concurrency", "0"], "--concurrency is at least 1, got 0"),
+    ],
+)
+def test_mistakes(here: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*COMMAND, "--base-url", "http://127.0.0.1:1/v1", *options]) == 2
+    assert says in capsys.readouterr().err

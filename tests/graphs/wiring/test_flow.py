@@ -1,0 +1,403 @@
+"""The drawing is the wiring: what parses, what is refused and with which words, and that a drawing survives the round trip."""
+
+import asyncio
+import re
+from operator import add
+from typing import Annotated, Any, Literal
+
+import pytest
+from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import StateGraph
+from langgraph.types import Command, Overwrite, Send
+from typing_extensions import TypedDict
+
+from learngraph.graphs.wiring.flow import Edge, FlowError, Loop, draw, parse, waits, wire
+
+
+class Counting(TypedDict):
+    n: int
+    seen: Annotated[list[str], add]
+
+
+def step(name: str) -> Any:
+    def node(state: Counting) -> dict[str, Any]:
+        return {"n": state["n"] + 1, "seen": [f"{name}{state['n']}"]}
+
+    return node
+
+
+def decide(state: Counting) -> Literal["again", "done"]:
+    return "again" if state["n"] < 6 else "done"
+
+
+FLOW = """
+flowchart LR
+  %% counts up to six, two at a time
+  START --> a --> b --> c
+  c -->|again| a
+  c -->|done| END
+"""
+NODES = {name: step(name) for name in "abc"}
+
+
+def build(chain: bool = False, **compile: Any) -> Any:
+    return wire(StateGraph(Counting), FLOW, NODES, {"c": decide}, chain=chain).compile(**compile)
+
+
+def test_parse() -> None:
+    assert parse(FLOW) == [
+        Edge("START", "a"),
+        Edge("a", "b"),
+        Edge("b", "c"),
+        Edge("c", "a", "again"),
+        Edge("c", "END", "done"),
+    ]
+    assert parse("flowchart TD\n a -.-> b -->|x y| c") == [Edge("a", "b", "", True), Edge("b", "c", "x y")]
+
+
+def test_the_graph_runs_as_drawn() -> None:
+    assert build().invoke({"n": 0, "seen": []}) == {"n": 6, "seen": ["a0", "b1", "c2", "a3", "b4", "c5"]}
+
+
+def test_chained_nodes_do_the_same_in_fewer_super_steps() -> None:
+    plain, chained = build(checkpointer=InMemorySaver()), build(chain=True, checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}}
+    assert plain.invoke({"n": 0, "seen": []}, config) == chained.invoke({"n": 0, "seen": []}, config)
+    assert asyncio.run(build(chain=True).ainvoke({"n": 0, "seen": []})) == build().invoke({"n": 0, "seen": []})
+    assert len(list(plain.get_state_history(config))) == 2 + 6
+    assert len(list(chained.get_state_history(config))) == 2 + 2
+    assert "a+b+c" in chained.nodes
+
+
+def nothing(state: Counting) -> None:
+    return None
+
+
+async def later(state: Counting) -> dict[str, Any]:
+    return {"seen": ["later"]}
+
+
+class Later:
+    async def __call__(self, state: Counting) -> dict[str, Any]:
+        return {"seen": ["later"]}
+
+
+class Narrow(TypedDict):
+    n: int
+
+
+def narrow(state: Narrow) -> dict[str, Any]:
+    return {"seen": [",".join(sorted(state))]}
+
+
+class Private(TypedDict, total=False):
+    secret: str
+
+
+def tell(state: Counting) -> dict[str, Any]:
+    return {"secret": "x", "unknown": 1}
+
+
+def hear(state: Private) -> dict[str, Any]:
+    return {"seen": [state.get("secret", "none"), ",".join(sorted(state))]}
+
+
+def configured(state: Counting, config: RunnableConfig) -> dict[str, Any]:
+    return {"seen": [config["configurable"]["thread_id"]]}
+
+
+def spoil(state: Counting) -> dict[str, Any]:
+    state["n"] = 100
+    return {}
+
+
+def afresh(state: Counting) -> dict[str, Any]:
+    return {"seen": Overwrite(["afresh"])}
+
+
+def jump(state: Counting) -> Command[Literal["__end__"]]:
+    return Command(update={"n": 9, "seen": ["jump"]})
+
+
+def yields(state: Counting) -> Any:
+    yield {"n": 5}
+
+
+def same_chained(flow: str, nodes: dict[str, Any], **more: Any) -> Any:
+    """What a graph comes to, chained or not, called or awaited."""
+    results = []
+    for chain in (False, True):
+        graph = wire(StateGraph(Counting), flow, nodes, chain=chain, **more).compile()
+        results.append(asyncio.run(graph.ainvoke({"n": 0, "seen": []}, {"configurable": {"thread_id": "t"}})))
+        if not any(node is later or isinstance(node, Later) for node in nodes.values()):
+            results.append(graph.invoke({"n": 0, "seen": []}, {"configurable": {"thread_id": "t"}}))
+    assert all(result == results[0] for result in results), results
+    return results[0]
+
+
+LINE = "flowchart LR\n START --> a --> b --> c --> END"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [nothing, later, Later(), narrow, configured, spoil, afresh, jump, yields, RunnableLambda(lambda s: {"seen": [s["n"]]})],
+)
+def test_whatever_langgraph_takes_gives_the_same_in_a_chain(odd: Any) -> None:
+    for nodes in ({**NODES, "a": odd}, {**NODES, "b": odd}, {**NODES, "c": odd}):
+        same_chained(LINE, nodes)
+
+
+def test_what_follows_a_fan_out_runs_once_in_a_chain_too() -> None:
+    nodes = {
+        "a": lambda state: {"seen": ["a"]},
+        "b": lambda state: {"seen": [f"b{state['n']}"]},
+        "c": lambda state: {"seen": [f"c after {len(state['seen'])}"]},
+        "d": lambda state: {"seen": ["d"]},
+    }
+    flow = "flowchart LR\n START --> a\n a -.-> b --> c --> d --> END"
+    out = same_chained(flow, nodes, fan_outs={"a": lambda state: [{"n": n, "seen": []} for n in range(3)]})
+    assert out["seen"] == ["a", "b0", "b1", "b2", "c after 4", "d"]
+
+
+def test_channels_that_only_some_nodes_know() -> None:
+    assert same_chained(LINE, {"a": tell, "b": hear, "c": step("c")})["seen"] == ["x", "secret", "c0"]
+    flow = "flowchart LR\n START --> a --> b --> c --> d --> END"
+    assert same_chained(flow, {"a": tell, "b": later, "c": hear, "d": step("d")})["seen"][1] == "x"
+
+
+def test_a_reducer_need_not_be_associative() -> None:
+    class Newest(TypedDict):
+        n: Annotated[int, lambda old, new: 10 * old + new]
+
+    nodes: dict[str, Any] = {name: (lambda state, d=d: {"n": d}) for d, name in enumerate("abc", 1)}
+    nodes = {name: RunnableLambda(node) for name, node in nodes.items()}
+    for chain in (False, True):
+        graph = wire(StateGraph(Newest), LINE, nodes, chain=chain).compile()
+        assert graph.invoke({"n": 4})["n"] == 4123
+        assert ("a+b+c" in graph.nodes) == chain
+
+
+def test_a_router_on_start() -> None:
+    def which(state: Counting) -> Literal["low", "high"]:
+        return "low" if state["n"] < 1 else "high"
+
+    flow = "flowchart LR\n START -->|low| a --> b --> END\n START -->|high| c --> END"
+    assert same_chained(flow, NODES, routers={"START": which})["seen"] == ["a0", "b1"]
+
+
+def test_a_command_nobody_announced_cannot_be_chained() -> None:
+    def jumps(state: Counting) -> Any:
+        return Command(goto="c")
+
+    for returned, words in ((jumps, "returned a Command"), (lambda state: 3, "returned a int")):
+        graph = wire(StateGraph(Counting), LINE, {**NODES, "b": returned}, chain=True).compile()
+        with pytest.raises(FlowError, match=f"node 'b' is part of a chain and {words}.*Without chain=True"):
+            graph.invoke({"n": 0, "seen": []})
+
+
+def test_written_back_it_reads_the_same() -> None:
+    graph = build()
+    assert set(parse(draw(graph))) == set(parse(FLOW))
+    again = wire(StateGraph(Counting), draw(graph), NODES, {"c": decide}).compile()
+    assert again.invoke({"n": 0, "seen": []}) == graph.invoke({"n": 0, "seen": []})
+
+
+def test_a_foreign_graph_can_be_written_back() -> None:
+    builder = StateGraph(Counting)
+    builder.add_node("a", step("a"))
+    builder.add_node("b", step("b"))
+    builder.add_edge("__start__", "a")
+    builder.add_conditional_edges("a", lambda s: "b" if s["n"] < 2 else "__end__", ["b", "__end__"])
+    builder.add_edge("b", "a")
+    assert set(parse(draw(builder.compile()))) == {
+        Edge("START", "a"),
+        Edge("a", "b", "b"),
+        Edge("a", "END", "end"),
+        Edge("b", "a"),
+    }
+
+
+class Fan(TypedDict):
+    items: list[int]
+    squares: Annotated[list[int], add]
+
+
+def test_dotted_arrows_fan_out() -> None:
+    flow = """
+    flowchart LR
+      START --> plan -.-> square --> gather --> END
+    """
+
+    def plan(state: Fan) -> dict[str, Any]:
+        return {"items": [1, 2, 3]}
+
+    def square(work: dict[str, int]) -> dict[str, Any]:
+        return {"squares": [work["item"] ** 2]}
+
+    def gather(state: Fan) -> dict[str, Any]:
+        return {}
+
+    nodes: dict[str, Any] = {"plan": plan, "square": square, "gather": gather}
+    graph = wire(StateGraph(Fan), flow, nodes, fan_outs={"plan": lambda state: [{"item": i} for i in state["items"]]})
+    assert graph.compile().invoke({"items": [], "squares": []})["squares"] == [1, 4, 9]
+    assert set(parse(draw(graph.compile()))) == set(parse(flow))
+
+
+def test_two_fan_outs_of_one_node() -> None:
+    flow = "flowchart LR\n START --> a -.-> b --> END\n a -.-> c --> END"
+    nodes: dict[str, Any] = {"a": nothing, "b": step("b"), "c": step("c")}
+    graph = wire(StateGraph(Counting), flow, nodes, fan_outs={"a": lambda state: [{"n": 1}]})
+    assert set(parse(draw(graph.compile()))) == set(parse(flow))
+
+
+def test_two_labels_to_one_target_are_two_arrows() -> None:
+    def which(state: Counting) -> Literal["up", "down", "out"]:
+        return "out"
+
+    flow = "flowchart LR\n START --> a\n a -->|up| b\n a -->|down| b --> END\n a -->|out| END"
+    graph = wire(StateGraph(Counting), flow, {"a": NODES["a"], "b": NODES["b"]}, {"a": which}).compile()
+    assert set(parse(draw(graph))) == set(parse(flow))
+
+
+@pytest.mark.parametrize(
+    "name", ["my-node", "A.before_model", "PII[email].before_model", "my node", 'say "hi" #1; 100%%', "größe", "9"]
+)
+def test_names_survive_the_round_trip(name: str) -> None:
+    builder = StateGraph(Counting)
+    builder.add_node(name, step("x"))
+    builder.add_node("b", step("b"))
+    builder.add_edge("__start__", name)
+    builder.add_conditional_edges(name, decide, {"again": name, "done": "b"})
+    assert set(parse(draw(builder.compile()))) == {
+        Edge("START", name),
+        Edge(name, name, "again"),
+        Edge(name, "b", "done"),
+        Edge("b", "END"),
+    }
+
+
+def test_arrows_need_no_spaces_around_hyphenated_names() -> None:
+    assert parse("flowchart LR\na-->b-c-.->d.e-->|x|f") == [
+        Edge("a", "b-c"),
+        Edge("b-c", "d.e", "", True),
+        Edge("d.e", "f", "x"),
+    ]
+
+
+def test_waits_commands_and_branches_without_a_map_are_drawn() -> None:
+    def anywhere(state: Counting) -> Any:
+        return [Send("b", state)]
+
+    builder = StateGraph(Counting)
+    for name, node in {**NODES, "jump": jump}.items():
+        builder.add_node(name, node)
+    builder.add_edge("__start__", "a")
+    builder.add_conditional_edges("a", anywhere)
+    builder.add_edge(["b", "c"], "jump")
+    assert set(parse(draw(builder.compile()))) == {
+        Edge("START", "a"),
+        *(Edge("a", to, label) for to, label in (("b", "b"), ("c", "c"), ("jump", "jump"), ("END", "end"))),
+        Edge("b", "jump"),
+        Edge("c", "jump"),
+        Edge("jump", "END", "end"),
+    }
+
+
+def test_an_agent_with_middleware_is_drawn_and_read() -> None:
+    agents = pytest.importorskip("langchain.agents")
+    from langchain.agents.middleware import AgentMiddleware
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from langchain_core.tools import tool
+
+    @tool
+    def look(where: str) -> str:
+        """Look there."""
+        return where
+
+    class Watch(AgentMiddleware):
+        def before_model(self, state: Any, runtime: Any) -> None:
+            return None
+
+    graph = agents.create_agent(GenericFakeChatModel(messages=iter([])), [look], middleware=[Watch()])
+    edges = parse(draw(graph))
+    assert {Edge("START", "Watch.before_model"), Edge("Watch.before_model", "model")} <= set(edges)
+    assert {name for edge in edges for name in edge[:2]} == {"START", "END", *graph.builder.nodes}
+
+
+@pytest.mark.parametrize(
+    ("flow", "nodes", "routers", "words"),
+    [
+        ("a --> b", NODES, {}, "a flow begins with 'flowchart LR'"),
+        ("flowchart LR\n START -> a", NODES, {}, "cannot read"),
+        ("flowchart LR\n START --> a -->", NODES, {}, "cannot read"),
+        ("flowchart LR\n START --> a[Say hi] --> END", NODES, {}, "cannot read"),
+        ("flowchart LR\n START --> a --> END\n START --> a", NODES, {}, "drawn twice"),
+        ("flowchart LR\n START --> x --> END", NODES, {}, "draws 'x', but there is no such node; there are ['a', 'b', 'c']"),
+        ("flowchart LR\n START --> a --> b --> END", NODES, {}, "node 'c' is not in the flow"),
+        (FLOW, NODES, {}, "no router decides"),
+        (FLOW, NODES, {"c": decide, "a": decide}, "router for 'a', but no labelled arrow"),
+        (FLOW.replace("again", "more"), NODES, {"c": decide}, "cannot return; it returns ['again', 'done']"),
+        (FLOW.replace("  c -->|again| a\n", ""), NODES, {"c": decide}, "can return 'again', but no arrow"),
+        (FLOW + "  c --> b\n", NODES, {"c": decide}, "labelled and plain arrows"),
+        (FLOW, NODES, {"c": lambda state: "done"}, "as a Literal return type"),
+        ("flowchart LR\n START --> a --> b --> END\n c --> END", NODES, {}, "no arrow leads from START to 'c'"),
+        ("flowchart LR\n START --> a --> b\n a --> c\n c --> END", NODES, {}, "no arrow leaves 'b'"),
+        ("flowchart LR\n START --> a -.-> b --> c --> END", NODES, {}, "a dotted arrow, but no fan-out function"),
+        ("flowchart LR\n START --> a --> b --> c --> END\n END --> a", NODES, {}, "nothing leaves END"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_words(flow: str, nodes: Any, routers: Any, words: str) -> None:
+    with pytest.raises(FlowError, match=re.escape(words)):
+        wire(StateGraph(Counting), flow, nodes, routers)
+
+
+# A plain loop
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_plain_loop_gives_the_same(chain: bool) -> None:
+    graph = build(chain)
+    assert Loop(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
+    assert asyncio.run(Loop(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
+
+
+def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
+    inner = build(chain=True)
+    nodes = {"a": inner, "b": RunnableLambda(step("b")), "c": step("c")}
+    outer = wire(StateGraph(Counting), "flowchart LR\n START --> a --> b --> c --> END", nodes).compile()
+    assert Loop(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
+
+
+@pytest.mark.parametrize(
+    ("flow", "more", "says"),
+    [
+        ("flowchart LR\n START --> a --> b --> END\n a --> c --> END", {}, "more than one node"),
+        ("flowchart LR\n START --> a -.-> b --> c --> END", {"fan_outs": {"a": lambda state: [state]}}, "fan-out"),
+    ],
+)
+def test_what_a_plain_loop_cannot_play(flow: str, more: Any, says: str) -> None:
+    with pytest.raises(FlowError, match=says):
+        Loop(wire(StateGraph(Counting), flow, NODES, **more).compile())
+
+
+def test_a_plain_loop_does_not_pause() -> None:
+    with pytest.raises(FlowError, match="pauses"):
+        Loop(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
+
+
+def test_a_plain_loop_says_which_node_returned_something_else() -> None:
+    nodes = {**NODES, "b": lambda state: [1]}
+    with pytest.raises(FlowError, match="'b' returned a list"):
+        Loop(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
+
+
+def test_which_nodes_wait() -> None:
+    class Computes:
+        role = "compute"
+
+    class Says:
+        role = "compute"
+        waits = True
+
+    assert [waits(node) for node in (Computes(), Says(), step("a"))] == [False, True, True]

@@ -1,0 +1,105 @@
+"""Pictures: every method's graph is the one in tests/pictures, and is drawn without asking anybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs import adamem, claas
+from learngraph.graphs.cli import main as cli
+from learngraph.graphs.jitrl import JitRL
+from learngraph.graphs.methods import METHODS
+from learngraph.graphs.wiring import flow, picture, run
+from learngraph.memory.records import UserError
+
+PICTURES = Path(__file__).parents[2] / "pictures"
+MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
+NAMES = [*METHODS, *MODES, *cli.SERVED, "run"]
+
+
+def graph(name: str) -> Any:
+    if name in cli.SERVED:
+        return claas.blueprint(name)
+    return run.build(cli._blueprint("jitrl")) if name == "run" else cli._blueprint(MODES.get(name, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_is_the_one_in_the_picture(name: str) -> None:
+    drawn = flow.draw(graph(name))
+    assert drawn == (PICTURES / f"{name}.mmd").read_text(), f"learngraph draw {name} -o tests/pictures/{name}.mmd"
+
+
+@pytest.mark.parametrize("name", ["jitrl", "static", "tabular"])
+def test_the_picture_is_the_flow_in_the_source(name: str) -> None:
+    from learngraph.graphs import jitrl
+    from learngraph.graphs.baselines import static, tabular
+
+    source = {"jitrl": jitrl, "static": static, "tabular": tabular}[name].FLOW
+    assert set(flow.parse(source)) == set(flow.parse((PICTURES / f"{name}.mmd").read_text()))
+
+
+def test_no_picture_is_left_over() -> None:
+    parts = {"training-free-grpo-group"}  # of a graph that is no method by itself: compared in its own tests
+    assert {path.stem for path in PICTURES.glob("*.mmd")} - parts == set(NAMES)
+
+
+def test_svg_shows_nodes_settings_roles_and_labels() -> None:
+    pytest.importorskip("pygraphviz")
+    svg = picture.picture(graph("jitrl")).svg().replace("&#160;", " ")
+    assert svg.startswith("<svg")
+    for shown in (
+        "modulate",
+        f"beta = {JitRL().beta:g}",
+        "next step",
+        f"threshold = {JitRL().threshold:g}",
+        picture.COLOURS["memory"],
+        picture.COLOURS["model"],
+    ):
+        assert shown in svg, shown
+
+
+def test_a_subgraph_is_a_box_of_its_own_colour() -> None:
+    pytest.importorskip("pygraphviz")
+    assert picture.COLOURS["graph"] in picture.picture(graph("run")).svg()
+
+
+def test_every_arrow_is_shown_whatever_the_nodes_are_called() -> None:
+    pytest.importorskip("pygraphviz")
+    from langgraph.graph import StateGraph
+
+    from learngraph.nodes.state import Attempt
+
+    builder = StateGraph(Attempt)
+    builder.add_node("my node", lambda state: state)
+    builder.add_node("A.after-that", lambda state: state)
+    builder.add_edge("__start__", "my node")
+    builder.add_conditional_edges("my node", lambda state: "up", {"up": "A.after-that", "down": "__end__"})
+    svg = picture.picture(builder.compile()).svg().replace("&#160;", " ").replace("&#45;", "-")
+    for shown in ("START->my node", "my node->A.after-that", "A.after-that->END", "up", "down"):
+        assert shown.replace("->", "-&gt;") in svg, shown
+    assert svg.count('class="edge"') == 4
+    assert svg.count('class="node"') == 4
+
+
+def test_png_and_files(tmp_path: Path) -> None:
+    pytest.importorskip("pygraphviz")
+    for suffix, begins in ((".png", b"\x89PNG"), (".svg", b"<svg"), (".mmd", b"flowchart LR")):
+        path = tmp_path / "new" / f"jitrl{suffix}"
+        picture.save(graph("jitrl"), path)
+        assert path.read_bytes().startswith(begins)
+    with pytest.raises(UserError, match=r"\.svg, \.png or \.mmd file, not x\.pdf"):
+        picture.save(graph("jitrl"), tmp_path / "x.pdf")
+    with pytest.raises(UserError, match="cannot write"):
+        picture.save(graph("jitrl"), Path("/proc/nowhere/x.mmd"))
+
+
+def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = picture.picture(graph("static"))
+    if picture.can_draw():
+        assert shown._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
+    monkeypatch.setattr(picture, "can_draw", lambda: False)
+    assert shown._repr_mimebundle_()["text/markdown"] == f"```mermaid\n{shown.mermaid()}```"
+    with pytest.raises(UserError, match=r"learngraph\[pictures\]"):
+        picture.save(graph("static"), Path("x.svg"))

@@ -1,0 +1,907 @@
+"""The replay buffer: what comes in, what is drawn, what goes, and that tenants never see each other."""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from learngraph.memory.claas.replay import (
+    ExpiredExchange,
+    FeedbackConflict,
+    Limits,
+    Replay,
+    ReplayError,
+    ReplayFull,
+    UnknownExchange,
+    draw,
+)
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
+
+GOOD, BAD = Feedback(reward=1.0), Feedback(reward=-1.0, text="too long")
+ALL = Limits(held_out=0.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def exchange(id: str = "r0", tenant: str = "acme", **more: Any) -> Exchange:
+    reply = Reply("Hello!", (1, 2, 3), (7, 8, 9), (-0.5, -0.25, 0.0), version=more.pop("version", ""))
+    made: dict[str, Any] = {
+        "request": ChatRequest(({"role": "user", "content": "Hi"},)),
+        "reply": reply,
+        "base": "b",
+        "created": 5.0,
+    }
+    return Exchange(id, tenant, **{**made, **more})
+
+
+def opened(path: Path, limits: Limits = ALL, **more: Any) -> Replay:
+    """Does not wait for the disk; tests/memory/claas/test_replay_crash.py does."""
+    replay = Replay(path / "replay.sqlite", limits, **more)
+    replay._base.execute("PRAGMA synchronous=OFF")
+    return replay
+
+
+def fill(replay: Replay, count: int, tenant: str = "acme", start: int = 0, **more: Any) -> None:
+    for i in range(start, start + count):
+        replay.append(exchange(f"r{i}", tenant, **more))
+        replay.give(tenant, f"r{i}", GOOD if i % 2 else BAD)
+
+
+def step(replay: Replay, size: int = 4, tenant: str = "acme", version: str = "", **more: Any) -> Minibatch:
+    batch = replay.lease(tenant, "default", size, **{"least": 1, **more})
+    assert batch is not None
+    replay.commit(batch.id, version or f"{tenant}/default@v{batch.step}", {"loss": 0.5})
+    return batch
+
+
+# -- what comes in
+
+
+def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
+    full = exchange(
+        request=ChatRequest(
+            (
+                {"role": "user", "content": "Ünï \ud800 ∂"},
+                {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]},
+            ),
+            Sampling(0.7, 0.9, 12, 3, ("END",)),
+            tools=({"type": "function"},),
+            tool_choice={"type": "function"},
+            response_format={"type": "json_object"},
+            top_logprobs=3,
+            more={"logit_bias": {"5": 1.5}},
+        ),
+        reply=Reply("x", (0, 2**32 - 1), (5, 6), (-0.1, math.log(0.3)), "length", ({"id": "c"},), "acme/default@1", 2),
+        step=0,
+        family="mail",
+        scenario="s1",
+        turn=2,
+        feedback=Feedback(0.25, "nearly", "judge"),
+    )
+    with opened(tmp_path) as replay:
+        replay.append(full)
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert row.exchange == full
+        assert (row.state, row.revision, row.times, row.age, row.kl) == ("ready", 1, 0, 0, None)
+    with opened(tmp_path) as replay:
+        assert replay.get("acme", "r0") == row
+
+
+def test_numbers_of_a_network_take_four_bytes_and_others_eight(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        replay.append(exchange("short"))
+        replay.append(exchange("long", reply=Reply("", (1,), (2,), (-0.1,))))
+        sizes = dict(replay._base.execute("SELECT id, length(logprobs) FROM records JOIN bodies USING (n)").fetchall())
+    assert sizes == {"short": 12, "long": 8}
+
+
+@pytest.mark.parametrize(
+    ("logprobs", "said"),
+    [
+        ((), "no log-probabilities"),
+        ((-0.5,), "1 log-probabilities for 3 token ids"),
+        ((-0.5, math.nan, -1.0), "token 1 is nan"),
+        ((-0.5, -1.0, -math.inf), "token 2 is -inf"),
+        ((math.inf, -1.0, -1.0), "token 0 is inf"),
+        ((-0.5, 0.1, -1.0), "token 1 is 0.1"),
+    ],
+)
+def test_log_probabilities_that_are_none_are_refused(tmp_path: Path, logprobs: tuple[float, ...], said: str) -> None:
+    with opened(tmp_path) as replay:
+        with pytest.raises(UserError, match=said):
+            replay.append(exchange(reply=Reply("x", (1,), (7, 8, 9), logprobs)))
+        assert replay.counts() == {}
+
+
+def test_rounding_above_zero_is_stored_as_zero(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        replay.append(exchange(reply=Reply("x", (1,), (7,), (1e-7,))))
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert row.exchange.reply.logprobs == (0.0,)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"tenant": "a/b"}, "tenant 'a/b'"),
+        ({"tenant": ""}, "tenant ''"),
+        ({"adapter": ".."}, "adapter '..'"),
+        ({"id": ""}, "1 to 200 printable"),
+        ({"id": "a\nb"}, "1 to 200 printable"),
+        ({"reply": Reply("x", (1,), (), ())}, "no token ids"),
+        ({"reply": Reply("x", (1,), (-1,), (0.0,))}, "token ids from 0"),
+        ({"reply": Reply("x", (1,), (2**32,), (0.0,))}, "token ids from 0"),
+        ({"request": ChatRequest(more={"x": math.nan})}, "JSON"),
+        ({"request": ChatRequest(more={"x": object()})}, "JSON"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+    with opened(tmp_path) as replay:
+        with pytest.raises(UserError, match=said):
+            replay.append(replace(exchange(), **wrong))
+        assert replay.counts() == {}
+
+
+def test_too_large_a_record_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(record_bytes=2000, held_out=0)) as replay:
+        with pytest.raises(UserError, match="at most 2000"):
+            replay.append(exchange(request=ChatRequest(({"content": "x" * 2000},))))
+        replay.append(exchange())
+        with pytest.raises(UserError, match="a shorter text"):
+            replay.give("acme", "r0", Feedback(text="x" * 2000))
+        assert replay.counts() == {"pending": 1}
+
+
+def test_append_again_changes_nothing_and_another_exchange_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        replay.append(exchange())
+        replay.give("acme", "r0", GOOD)
+        replay.append(exchange())
+        assert replay.counts() == {"ready": 1}
+        with pytest.raises(UserError, match="another exchange has this id"):
+            replay.append(exchange(turn=1))
+
+
+# -- feedback
+
+
+def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        replay.append(exchange())
+        first = replay.give("acme", "r0", BAD, key="k1")
+        assert (first.exchange, first.state, first.repeated) == ("r0", "ready", False)
+        assert replay.give("acme", "r0", BAD) == replace(first, repeated=True)
+        second = replay.give("acme", "r0", GOOD, key="k2")
+        assert (second.job != first.job, second.repeated) == (True, False)
+        assert replay.give("acme", "r0", BAD, key="k1") == replace(first, repeated=True)  # a late retry of the first
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert (row.exchange.feedback, row.revision, row.job) == (GOOD, 2, second.job)
+        assert replay.job("acme", second.job) == row
+        old = replay.job("acme", first.job)
+        assert old is not None
+        assert (old.state, second.job in old.reason) == ("rejected", True)
+        assert replay.job("other", first.job) is None
+        third = replay.give("acme", "r0", BAD)  # a change of mind, back
+        assert (third.job in (first.job, second.job), third.repeated) == (False, False)
+
+
+def test_feedback_after_it_was_learned_from_conflicts(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, reuse=1)) as replay:
+        fill(replay, 1)
+        batch = replay.lease("acme", "default", 1, least=1)
+        assert batch is not None
+        with pytest.raises(FeedbackConflict, match="leased"):
+            replay.give("acme", "r0", GOOD)
+        assert replay.give("acme", "r0", BAD).state == "leased"
+        replay.commit(batch.id, "v1", {})
+        with pytest.raises(FeedbackConflict, match="consumed"):
+            replay.give("acme", "r0", GOOD)
+        again = replay.give("acme", "r0", BAD)
+        assert (again.state, again.repeated) == ("consumed", True)
+
+
+def test_unknown_foreign_and_expired(tmp_path: Path) -> None:
+    clock = Clock()
+    with opened(tmp_path, Limits(held_out=0, pending_seconds=10), clock=clock) as replay:
+        replay.append(exchange())
+        with pytest.raises(UnknownExchange) as nobody:
+            replay.give("other", "r1", GOOD)
+        with pytest.raises(UnknownExchange) as foreign:
+            replay.give("other", "r0", GOOD)
+        assert str(foreign.value).replace("r0", "r1") == str(nobody.value)
+        clock.now += 11
+        with pytest.raises(ExpiredExchange):
+            replay.give("acme", "r0", GOOD)
+        replay.append(exchange("r1"))
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert (row.state, row.reason) == ("rejected", "expired: no feedback came")
+        with pytest.raises(ExpiredExchange):
+            replay.give("acme", "r0", GOOD)
+        assert replay.give("acme", "r1", GOOD).state == "ready"
+
+
+def test_too_many_revisions(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        replay.append(exchange())
+        for i in range(100):
+            replay.give("acme", "r0", Feedback(reward=i / 100))
+        with pytest.raises(FeedbackConflict, match="enough"):
+            replay.give("acme", "r0", BAD)
+        assert replay.give("acme", "r0", Feedback(reward=0.99)).repeated
+
+
+def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0.25)) as replay:
+        fill(replay, 400)
+        counts = replay.counts("acme")
+        assert 75 <= counts["held"] <= 125
+        held = replay.held_out("acme", "default", 1000)
+        assert [int(e.id[1:]) for e in held] == sorted((int(e.id[1:]) for e in held), reverse=True)
+        batch = replay.lease("acme", "default", 400)
+        assert batch is not None
+        assert len(batch.exchanges) == counts["ready"]
+        assert not {e.id for e in batch.exchanges} & {e.id for e in held}
+        assert replay.give("acme", held[0].id, Feedback(reward=0.5)).state == "held"
+
+
+# -- draws
+
+
+def test_draw_is_stratified_by_reward_and_family() -> None:
+    ready = [("mail", i % 10 == 0) for i in range(100)] + [("chat", i % 5 == 0) for i in range(20)]
+    found = draw(ready, 16, Random(0))
+    assert len(found) == len(set(found)) == 16
+    kinds = Counter(ready[i] for i in found)
+    assert kinds == {("mail", True): 4, ("chat", True): 4, ("mail", False): 4, ("chat", False): 4}
+    alone = Counter(ready[i][1] for i in draw(ready, 40, Random(0)))
+    assert alone == {True: 14, False: 26}  # there are 14
+    assert len(draw(ready, 500, Random(0))) == 120
+
+
+def test_without_strata_a_draw_is_uniform() -> None:
+    ready = [("mail", i < 3) for i in range(10)]
+    seen = Counter(i for seed in range(4000) for i in draw(ready, 2, Random(seed), None, False))
+    assert sum(seen.values()) == 8000
+    assert all(abs(seen[i] - 800) < 120 for i in range(10))  # four standard deviations are 101
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30),
+    st.integers(1, 20),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.booleans(),
+    st.integers(0, 5),
+)
+def test_a_draw_has_the_asked_size_and_share(
+    ready: list[tuple[str, bool]], size: int, positive: float | None, families: bool, seed: int
+) -> None:
+    found = draw(ready, size, Random(seed), positive, families)
+    assert len(set(found)) == len(found) == min(size, len(ready))
+    assert found == draw(ready, size, Random(seed), positive, families)
+    if positive is not None:
+        good, have = sum(ready[i][1] for i in found), sum(good for _, good in ready)
+        wanted = math.floor(size * positive + 0.5)
+        assert good == min(have, max(wanted, len(found) - (len(ready) - have)), len(found))
+
+
+def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        assert replay.lease("acme", "default", 4) is None
+        fill(replay, 7)
+        assert replay.lease("acme", "default", 4) is None  # least is 8
+        fill(replay, 5, start=7)
+        batch = replay.lease("acme", "default", 4, seed=3)
+        assert batch is not None
+        assert (batch.id, batch.step, batch.parent, batch.ages) == ("acme/default/1", 1, "", (0, 0, 0, 0))
+        fill(replay, 20, start=12)
+        replay.reject(batch.id, {batch.exchanges[0].id: "far off"})
+        replay.note_kl(batch.id, {batch.exchanges[1].id: 0.5})
+        assert replay.unfinished() == [batch.id]
+    with opened(tmp_path) as replay:
+        assert replay.lease("acme", "default", 99, least=1000, seed=8) == batch == replay.minibatch(batch.id)
+        replay.commit(batch.id, "v1", {"loss": 1.0})
+        replay.commit(batch.id, "v1", {"loss": 1.0})
+        with pytest.raises(UserError, match="cannot make 'v2', too"):
+            replay.commit(batch.id, "v2", {})
+        assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, "v1")
+        for rejected_or_not in batch.exchanges[:2]:
+            assert replay.uses("acme", rejected_or_not.id) == ((batch.id, "v1"),)
+        assert replay.made(batch.id) == "v1"
+        assert [e.id for e in replay.minibatch(batch.id).exchanges] == [e.id for e in batch.exchanges]
+        row = replay.get("acme", batch.exchanges[1].id)
+        assert row is not None
+        assert (row.state, row.times, row.kl, row.age) == ("ready", 1, 0.5, 1)
+        assert replay.counts() == {"ready": 31, "rejected": 1}
+        (update,) = replay.updates("acme", "default", 5)
+        assert (update["loss"], update["step"], update["version"], update["parent"]) == (1.0, 1, "v1", "")
+        assert replay.unfinished() == []
+
+
+def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Path) -> None:
+    """A node of the learning graph may run twice, the second time after its step was committed, released or withdrawn."""
+    for name in ("committed", "released", "withdrawn"):
+        with opened(tmp_path / name) as replay:
+            fill(replay, 9)
+            batch = replay.lease("acme", "default", 4)
+            assert batch is not None
+            one, two, *_ = (e.id for e in batch.exchanges)
+            assert replay.made(batch.id) == ""
+            if name == "committed":
+                replay.commit(batch.id, "v1", {})
+            elif name == "released":
+                replay.release(batch.id, "nothing learned")
+            else:
+                replay.set_head("acme", "default", "v0")
+            before = replay.rows("acme")
+            replay.reject(batch.id, {one: "far off"})
+            replay.note_kl(batch.id, {two: 9.0})
+            replay.release(batch.id, "again") if name != "committed" else replay.commit(batch.id, "v1", {})
+            assert replay.rows("acme") == before
+
+
+def test_deleting_what_was_rejected_taints_the_step_that_read_it_as_a_solution(tmp_path: Path) -> None:
+    """A success without a text is nothing to learn from, and still its words are shown to the teacher of another record."""
+    with opened(tmp_path) as replay:
+        fill(replay, 8)
+        batch = replay.lease("acme", "default", 8)
+        assert batch is not None
+        shown = batch.exchanges[0].id
+        replay.reject(batch.id, {shown: "has neither a text nor a solution to learn from"})
+        replay.commit(batch.id, "acme/default@000001-3f9c2ab1d4e0", {})
+        row = replay.get("acme", shown)
+        assert row is not None
+        assert (row.state, row.times) == ("rejected", 1)
+        assert replay.delete("acme", shown) == ("acme/default@000001-3f9c2ab1d4e0",)
+
+
+def test_draws_depend_on_the_scope_and_its_seed_alone(tmp_path: Path) -> None:
+    def drawn(path: Path, others: int, seed: int) -> list[tuple[str, ...]]:
+        with opened(path) as replay:
+            fill(replay, 20)
+            found = []
+            for _ in range(3):
+                for other in range(others):
+                    fill(replay, 9, f"t{other}")
+                    step(replay, tenant=f"t{other}", seed=5)
+                found.append(tuple(e.id for e in step(replay, seed=seed).exchanges))
+            return found
+
+    alone = drawn(tmp_path / "a", 0, 1)
+    assert drawn(tmp_path / "b", 3, 1) == alone
+    assert drawn(tmp_path / "c", 0, 2) != alone
+    assert len(set(alone)) == 3
+
+
+def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, reuse=2)) as replay:
+        fill(replay, 4)
+        seen = Counter(e.id for _ in range(4) for e in step(replay, 2).exchanges)
+        assert seen == dict.fromkeys(["r0", "r1", "r2", "r3"], 2)
+        assert replay.counts() == {"consumed": 4}
+        assert replay.lease("acme", "default", 2, least=1) is None
+
+
+def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, reuse=2)) as replay:
+        fill(replay, 4)
+        ids = []
+        for count in (False, True, True):
+            batch = replay.lease("acme", "default", 4, least=1)
+            assert batch is not None
+            ids.append(batch.id)
+            replay.release(batch.id, "all alike", count)
+            replay.release(batch.id, "all alike", count)
+            with pytest.raises(UserError, match="released: all alike"):
+                replay.commit(batch.id, "v1", {})
+        assert ids == ["acme/default/1", "acme/default/1.1", "acme/default/1.2"]
+        assert replay.counts() == {"consumed": 4}
+        assert (replay.step("acme", "default"), replay.uses("acme", "r0")) == (0, ())
+        with pytest.raises(UserError, match="no minibatch"):
+            replay.release("acme/default/9", "")
+
+
+def test_old_records_are_rejected(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, max_age=2)) as replay:
+        fill(replay, 4)
+        for _ in range(2):
+            step(replay, 1)
+        assert replay.ages("acme", "default") == {2: 4}
+        step(replay, 1)
+        assert replay.counts() == {"rejected": 4}
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert row.reason == "too old: more than 2 gradient steps"
+        replay.append(exchange("late", feedback=GOOD, step=0, version=""))
+        replay.append(exchange("new", feedback=GOOD, step=3, version="acme/default@v3"))
+        assert [e.id for e in step(replay, 4).exchanges] == ["new"]
+
+
+def test_steps_that_were_undone_make_nothing_older(tmp_path: Path) -> None:
+    """v1 stays live while candidates fail: its records stay young; those of the failed ones keep the steps they have."""
+    with opened(tmp_path, Limits(held_out=0, max_age=3, reuse=100)) as replay:
+        fill(replay, 2)
+        step(replay, 1, version="v1")
+        fill(replay, 2, start=2, version="v1", step=1)
+        for _ in range(6):
+            step(replay, 1)
+            replay.set_head("acme", "default", "v1")
+        assert replay.step("acme", "default") == 7
+        assert replay.ages("acme", "default") == {0: 2, 1: 2}
+        replay.append(exchange("live", version="v1", step=1, feedback=GOOD))
+        assert replay.ages("acme", "default") == {0: 3, 1: 2}
+        batch = step(replay, 5, version="v8")
+        assert (batch.parent, sorted(batch.ages)) == ("v1", [0, 0, 0, 1, 1])
+        replay.set_head("acme", "default", "")
+        assert replay.ages("acme", "default") == {
+            0: 2,
+            1: 3,
+        }  # v1 did not lead to the base model; nothing gets younger than it was
+
+
+def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 8)
+        step(replay, 2, version="v1")
+        batch = replay.lease("acme", "default", 4)
+        assert batch is not None
+        replay.set_head("acme", "default", "v1")  # where it is: nothing happens
+        assert replay.unfinished() == [batch.id]
+        replay.set_head("acme", "default", "")
+        with pytest.raises(UserError, match="withdrawn: learning goes on from the base model"):
+            replay.commit(batch.id, "v2", {})
+        assert (replay.head("acme", "default"), replay.step("acme", "default")) == ("", 1)
+        again = replay.lease("acme", "default", 4)
+        assert again is not None
+        assert (again.id, again.parent) == ("acme/default/2.1", "")
+
+
+def test_what_the_learner_left_behind_is_rejected(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, max_kl=1.0)) as replay:
+        fill(replay, 3)
+        batch = replay.lease("acme", "default", 3, least=1)
+        assert batch is not None
+        replay.note_kl(batch.id, {"r0": 1.5, "r1": 0.5, "r2": math.nan})
+        assert replay.counts() == {"leased": 3}
+        replay.commit(batch.id, "v1", {"kl": math.nan})
+        assert replay.counts() == {"ready": 1, "rejected": 2}
+        row = replay.get("acme", "r0")
+        assert row is not None
+        assert (row.reason, row.kl, row.times) == ("too far away: KL 1.5 nats, at most 1", 1.5, 1)
+        assert replay.uses("acme", "r0") == ((batch.id, "v1"),)  # this step still learned from it
+        assert replay.updates("acme", "default")[0]["kl"] is None
+
+
+def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 2)
+        fill(replay, 2, start=2, base="new")
+        batch = replay.lease("acme", "default", 4, least=1, base_model="new")
+        assert batch is not None
+        assert {e.id for e in batch.exchanges} == {"r2", "r3"}
+        assert replay.counts() == {"leased": 2, "rejected": 2}
+
+
+# -- caps
+
+
+def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(records=4, held_out=0, reuse=1)) as replay:
+        fill(replay, 4)
+        batch = step(replay, 1)
+        gone = batch.exchanges[0].id
+        replay.append(exchange("r4"))
+        assert replay.get("acme", gone) is None
+        assert replay.uses("acme", gone) == ((batch.id, "acme/default@v1"),)
+        left = [f"r{i}" for i in range(4) if f"r{i}" != gone]
+        held = replay.lease("acme", "default", 1, least=1)
+        assert held is not None
+        replay.append(exchange("r5"))
+        replay.append(exchange("r6"))
+        assert [row.exchange.id for row in replay.rows("acme")][:3] == ["r6", "r5", "r4"]
+        assert [row.exchange.id for row in replay.rows("acme", state="leased")] == [held.exchanges[0].id]
+        assert len(replay.rows("acme")) == 4
+        assert held.exchanges[0].id in left
+        fill(replay, 3, adapter="other", start=10)
+        assert len(replay.rows("acme")) == 7  # the cap is per adapter
+
+
+def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(records=2, held_out=0)) as replay:
+        fill(replay, 2)
+        batch = replay.lease("acme", "default", 2, least=1)
+        assert batch is not None
+        with pytest.raises(ReplayFull, match="leased"):
+            replay.append(exchange("r2"))
+        assert replay.lease("acme", "default", 2) == batch
+        replay.append(exchange("r2", "other"))
+
+
+def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
+    big = ChatRequest(({"content": "x" * 300_000},))
+    with opened(tmp_path, Limits(megabytes=1, held_out=0)) as replay:
+        replay.append(exchange("r0", "other", request=big))
+        for i in range(6):
+            replay.append(exchange(f"r{i}", adapter=f"a{i % 2}", request=big))
+        assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r4", "r3"]
+        replay.give("acme", "r3", Feedback(text="x" * 200_000))
+        assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r3"]  # never the one that it is about
+        stored = replay._base.execute("SELECT tenant, bytes FROM tenants").fetchall()
+        assert dict(stored) == dict(replay._base.execute("SELECT tenant, sum(bytes) FROM records GROUP BY 1").fetchall())
+        assert replay.counts("other") == {"pending": 1}
+
+
+# -- deletion
+
+
+def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
+    with opened(tmp_path, Limits(held_out=0, reuse=1)) as replay:
+        fill(replay, 1)
+        step(replay, version="v1")  # from r0
+        fill(replay, 1, start=1)
+        step(replay, version="v2")  # from r1, on v1
+        replay.set_head("acme", "default", "v1")
+        fill(replay, 1, start=2)
+        step(replay, version="v3")  # from r2, on v1
+        fill(replay, 1, tenant="other")
+        step(replay, version="v1", tenant="other")
+        replay.set_head("acme", "default", "")
+        fill(replay, 1, start=3)
+        step(replay, version="v4")  # on the base model
+        assert replay.delete("acme", "r2") == ("v3",)
+        assert replay.delete("acme", "r0") == ("v1", "v2", "v3")
+        assert replay.delete("acme", "r0") == ("v1", "v2", "v3")  # asked again after a crash
+        assert replay.tainted("acme") == replay.tainted() == ("v1", "v2", "v3")
+        assert replay.get("acme", "r0") is None
+        with pytest.raises(UnknownExchange):
+            replay.delete("acme", "never")
+        with pytest.raises(UnknownExchange):
+            replay.delete("third", "r0")
+        replay.set_head("acme", "default", "v3")
+        fill(replay, 1, start=4)
+        step(replay, version="v5")
+        assert replay.tainted("acme") == ("v1", "v2", "v3", "v5")  # whoever learns on from a tainted version is tainted
+        assert replay.delete("acme") == ("v1", "v2", "v3", "v4", "v5")
+        assert replay.counts("acme") == {}
+        assert replay.counts("other") == {"consumed": 1}
+        assert replay.tainted("other") == ()
+
+
+def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 9)
+        batch = replay.lease("acme", "default", 4)
+        assert batch is not None
+        assert replay.delete("acme", batch.exchanges[1].id) == ()
+        with pytest.raises(UserError, match="withdrawn: a record of it was deleted"):
+            replay.commit(batch.id, "v1", {})
+        assert replay.counts() == {"ready": 8}
+        again = replay.lease("acme", "default", 4)
+        assert again is not None
+        assert batch.exchanges[1] not in again.exchanges
+
+
+def test_deleted_words_are_in_no_file(tmp_path: Path) -> None:
+    def there() -> set[str]:
+        return {p.name for p in tmp_path.iterdir() if b"SECRET" in p.read_bytes()}
+
+    with opened(tmp_path) as replay:
+        for i in range(30):
+            words = "SECRET " * (400 if i % 3 else 3)
+            replay.append(exchange(f"r{i}", request=ChatRequest(({"content": words},)), feedback=Feedback(text=words)))
+            replay.append(exchange(f"s{i}"))
+        replay.give("acme", "r1", Feedback(text="not SECRET"))
+        assert there()
+        for i in range(0, 30, 2):
+            replay.delete("acme", f"r{i}")
+        assert there()
+        replay.delete("acme")
+        assert there() == set()
+
+
+# -- tenants
+
+IDS = st.sampled_from([f"r{i}" for i in range(6)])
+OPERATIONS = st.one_of(
+    st.tuples(st.just("append"), IDS, st.sampled_from(["", "v1", "v2"])),
+    st.tuples(st.just("append"), IDS, st.just("")),
+    st.tuples(st.just("serve"), IDS, st.sampled_from([-1.0, 1.0])),
+    st.tuples(st.just("serve"), IDS, st.sampled_from([-1.0, 1.0])),
+    st.tuples(st.just("give"), IDS, st.sampled_from([-1.0, 0.0, 1.0])),
+    st.tuples(st.just("give"), IDS, st.sampled_from([-1.0, 1.0])),
+    st.tuples(st.just("lease"), st.integers(1, 4), st.integers(0, 2)),
+    st.tuples(st.just("commit"), st.sampled_from(["v1", "v2", "v3"]), st.just(0)),
+    st.tuples(st.just("release"), st.booleans(), st.just(0)),
+    st.tuples(st.just("reject"), IDS, st.just(0)),
+    st.tuples(st.just("note_kl"), IDS, st.sampled_from([0.5, 2.0])),
+    st.tuples(st.just("delete"), st.one_of(IDS, st.none()), st.just(0)),
+    st.tuples(st.just("set_head"), st.sampled_from(["", "v1", "v2"]), st.just(0)),
+    st.tuples(st.just("look"), IDS, st.just(0)),
+)
+
+
+def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
+    """Do it for a tenant, and give what comes back, errors included."""
+    what, one, two = operation
+    batch = f"{tenant}/default/{replay.step(tenant, 'default') + 1}"
+    batch = next((id for id in replay.unfinished() if id.startswith(f"{tenant}/")), batch)
+    calls: dict[str, Callable[[], Any]] = {
+        "append": lambda: replay.append(exchange(one, tenant, version=two, family=one[-1:])),
+        "serve": lambda: replay.append(exchange(one, tenant, feedback=Feedback(reward=two))),
+        "give": lambda: replay.give(tenant, one, Feedback(reward=two)),
+        "lease": lambda: replay.lease(tenant, "default", one, least=1, seed=two),
+        "commit": lambda: replay.commit(batch, one, {"loss": 1.0}),
+        "release": lambda: replay.release(batch, "none", one),
+        "reject": lambda: replay.reject(batch, {one: "far"}),
+        "note_kl": lambda: replay.note_kl(batch, {one: two}),
+        "delete": lambda: replay.delete(tenant, one),
+        "set_head": lambda: replay.set_head(tenant, "default", one),
+        "look": lambda: (
+            *(
+                replay.get(tenant, one),
+                replay.rows(tenant),
+                replay.counts(tenant),
+                replay.uses(tenant, one),
+                replay.tainted(tenant),
+            ),
+            *(replay.updates(tenant, "default"), replay.ages(tenant, "default"), replay.held_out(tenant, "default", 9)),
+            [scope for scope in replay.scopes() if scope[0] == tenant],
+        ),
+    }
+    try:
+        return calls[what]()
+    except UserError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def dump(replay: Replay, tenant: str) -> dict[str, list[Any]]:
+    """All that the file holds of a tenant, but for the internal row numbers, in their order."""
+    found = {}
+    names = [name for (name,) in replay._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
+    for name in sorted(names):
+        columns = [row[1] for row in replay._base.execute(f"PRAGMA table_info({name})")]
+        what = ", ".join(column for column in columns if column != "n")
+        if name == "bodies":
+            rows = replay._base.execute(
+                "SELECT about, prompt, tokens, logprobs FROM records JOIN bodies USING (n) WHERE tenant = ? ORDER BY n",
+                (tenant,),
+            )
+        else:
+            order = "n" if "n" in columns else what
+            rows = replay._base.execute(f"SELECT {what} FROM {name} WHERE tenant = ? ORDER BY {order}", (tenant,))
+        found[name] = rows.fetchall()
+    return found
+
+
+BOTH = st.lists(st.tuples(st.sampled_from(["acme", "zeta"]), OPERATIONS), min_size=80, max_size=120)
+"""Short lives do not meet each other: mutants that mixed up tenants went unseen."""
+FIND = (Phase.explicit, Phase.generate)
+"""To make such lives shorter takes minutes."""
+
+
+def apart(place: Path, operations: list[tuple[str, tuple[Any, ...]]]) -> None:
+    """Zeta's answers and zeta's rows, byte for byte, with and without acme."""
+    limits = Limits(records=5, reuse=2, max_age=2, held_out=0.2, max_kl=1.0)
+    with opened(place / "both", limits, clock=lambda: 5.0) as both, opened(place / "alone", limits, clock=lambda: 5.0) as alone:
+        for tenant, operation in operations:
+            found = act(both, tenant, operation)
+            if tenant == "zeta":
+                assert found == act(alone, tenant, operation)
+        assert dump(both, "zeta") == dump(alone, "zeta")
+
+
+@settings(max_examples=6, phases=FIND)
+@given(BOTH)
+def test_a_tenant_is_what_it_would_be_without_the_other(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, tuple[Any, ...]]]
+) -> None:
+    """Byte-identical conversations, ids and versions; random operations of both."""
+    apart(tmp_path_factory.mktemp("tenants"), operations)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, phases=FIND)
+@given(BOTH)
+def test_tenants_apart_at_length(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, tuple[Any, ...]]]
+) -> None:
+    apart(tmp_path_factory.mktemp("tenants"), operations)
+
+
+def test_poison_of_one_tenant_reaches_no_minibatch_of_another(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 10)
+        for i in range(10):
+            replay.append(exchange(f"r{i}", "evil"))
+            replay.give("evil", f"r{i}", Feedback(reward=-1.0, text="poison"))
+        batch = replay.lease("acme", "default", 10)
+        assert batch is not None
+        assert {e.tenant for e in batch.exchanges} == {"acme"}
+        assert "poison" not in {e.feedback.text for e in batch.exchanges if e.feedback}
+        with pytest.raises(UnknownExchange):
+            replay.give("evil2", "r0", BAD)
+        assert [row.exchange.tenant for row in replay.rows("evil", limit=3)] == ["evil"] * 3
+
+
+# -- the file
+
+
+def test_rows_are_paged_newest_first(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 5)
+        replay.append(exchange("r5", adapter="other"))
+        first = replay.rows("acme", limit=2)
+        assert [row.exchange.id for row in first] == ["r5", "r4"]
+        assert [row.exchange.id for row in replay.rows("acme", limit=9, before="r4")] == ["r3", "r2", "r1", "r0"]
+        assert [row.exchange.id for row in replay.rows("acme", "other")] == ["r5"]
+        assert replay.rows("acme", before="unknown") == []
+        assert replay.scopes() == [("acme", "default", 5), ("acme", "other", 0)]
+        assert replay.counts() == {"pending": 1, "ready": 5}
+        assert replay.counts("acme", "other") == {"pending": 1}
+
+
+def test_one_process_owns_the_file(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        with pytest.raises(ReplayError, match="open in this process"):
+            opened(tmp_path)
+        code = f"from learngraph.memory.claas.replay import Replay; Replay({str(tmp_path / 'replay.sqlite')!r})"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert f"open in process {os.getpid()}; end it" in other.stderr
+    opened(tmp_path).close()
+
+
+def test_something_else_at_the_path_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "replay.sqlite"
+    path.write_bytes(b"my diary, and no database at all" * 100)
+    with pytest.raises(ReplayError, match="it is no replay buffer"):
+        opened(tmp_path)
+    assert path.read_bytes() == b"my diary, and no database at all" * 100
+    path.unlink()
+    base = sqlite3.connect(path)
+    base.execute("CREATE TABLE diary (day TEXT)")
+    base.commit()
+    base.close()
+    before = path.read_bytes()
+    with pytest.raises(ReplayError, match="a database of something else"):
+        opened(tmp_path)
+    assert path.read_bytes() == before
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ReplayError, match="directory that can be written"):
+        opened(tmp_path)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    base = sqlite3.connect(tmp_path / "replay.sqlite")
+    base.execute("PRAGMA user_version = 7")
+    base.close()
+    with pytest.raises(ReplayError, match="format 7, this program reads 1"):
+        opened(tmp_path)
+
+
+def test_a_damaged_file_is_found_when_it_is_opened(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 50)
+    path = tmp_path / "replay.sqlite"
+    data = bytearray(path.read_bytes())
+    middle = len(data) // 2 // 4096 * 4096
+    data[middle : middle + 8192] = os.urandom(8192)
+    path.write_bytes(data)
+    with pytest.raises(ReplayError, match="the file is damaged: restore it from a copy"):
+        opened(tmp_path)
+    path.write_bytes(data[: len(data) // 3])
+    with pytest.raises(ReplayError, match="damaged"):
+        opened(tmp_path)
+
+
+def whole(replay: Replay) -> None:
+    assert replay._base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_full_disk_says_so_and_costs_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 8)
+        batch = replay.lease("acme", "default", 4)
+        assert batch is not None
+        (pages,) = replay._base.execute("PRAGMA page_count").fetchone()
+        replay._base.execute(f"PRAGMA max_page_count = {pages}")
+        before = dump(replay, "acme")
+        with pytest.raises(ReplayError, match="the disk is full: make room"):
+            replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+        with pytest.raises(ReplayError, match="the disk is full: make room"):
+            replay.commit(batch.id, "v1", {"text": "x" * 100_000})
+        assert dump(replay, "acme") == before
+        whole(replay)
+        replay._base.execute("PRAGMA max_page_count = 100000")
+        replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+        replay.commit(batch.id, "v1", {})
+        whole(replay)
+
+
+def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
+    """A limit on the file's size stands for the full disk: the kernel takes part of a write, then refuses the rest."""
+    with opened(tmp_path) as replay:
+        fill(replay, 8)
+        before = dump(replay, "acme")
+        kept = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = max(p.stat().st_size for p in tmp_path.iterdir())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10_000, kept[1]))
+        try:
+            with pytest.raises(ReplayError, match="the disk"):
+                replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+        assert dump(replay, "acme") == before
+        replay.append(exchange("big", request=ChatRequest(({"content": "x" * 100_000},))))
+    with opened(tmp_path) as replay:
+        whole(replay)
+        assert len(replay.rows("acme")) == 9
+
+
+def test_threads_share_it(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+    with opened(tmp_path, Limits(held_out=0, reuse=1000)) as replay:
+
+        def serve(tenant: str) -> None:
+            try:
+                fill(replay, 40, tenant)
+            except BaseException as error:
+                errors.append(error)
+
+        def learn() -> None:
+            try:
+                for _ in range(40):
+                    for tenant, adapter, _ in replay.scopes():
+                        if batch := replay.lease(tenant, adapter, 4, least=4):
+                            replay.commit(batch.id, f"v{batch.step}", {})
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=serve, args=(f"t{i}",)) for i in range(4)] + [threading.Thread(target=learn)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert sum(replay.counts().values()) == 160
+        for tenant, adapter, _ in replay.scopes():
+            used = sum(row.times for row in replay.rows(tenant, adapter, limit=100))
+            assert used == 4 * replay.step(tenant, adapter)
+
+
+def test_a_closed_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
+    replay = opened(tmp_path)
+    replay.close()
+    with pytest.raises(ValueError, match="closed"):
+        replay.get("acme", "r0")
+
+
+@pytest.mark.parametrize("wrong", [{"records": 0}, {"reuse": 0}, {"held_out": 1.5}, {"pending_seconds": 0}, {"max_age": -1}])
+def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="replay buffer"):
+        Limits(**wrong)

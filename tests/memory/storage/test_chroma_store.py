@@ -1,0 +1,456 @@
+"""ChromaStore beyond LangGraph's own tests: durability, ownership, damage, exactness, servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import Embeddings
+from langgraph.store.base import GetOp, PutOp, SearchOp
+
+from learngraph.memory.records import UserError
+from learngraph.memory.storage import chroma_store
+from learngraph.memory.storage.chroma_store import ChromaStore
+
+NS = ("runs", "zork")
+
+
+class Table(Embeddings):
+    """Gives each text the vector that its numbers spell, e.g. "1 0 2"."""
+
+    def __init__(self, model: str = "table") -> None:
+        self.model = model
+        self.asked: list[list[str]] = []
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.asked.append(texts)
+        return [[float(word) for word in text.split()] for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def index(model: str = "table", dims: int = 3) -> Any:
+    return {"dims": dims, "embed": Table(model), "fields": ["text"]}
+
+
+def everything(store: ChromaStore) -> dict[str, Any]:
+    return {item.key: item.value for item in store.search((), limit=10_000)}
+
+
+def test_items_outlive_the_store(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path / "memory") as store:
+        store.put(NS, "a", {"text": "grüße \ud800", "n": [1, 2.5, None, {"x": True}]})
+        store.put(NS, "b", {"text": "gone"})
+        store.put(("other",), "c", {})
+        store.delete(NS, "b")
+        before = store.search((), limit=10)
+    with ChromaStore.open(tmp_path / "memory") as store:
+        assert store.search((), limit=10) == before
+        assert store.get(NS, "a").value["n"] == [1, 2.5, None, {"x": True}]  # type: ignore[union-attr]
+        assert store.get(NS, "b") is None
+        assert store.list_namespaces() == [("other",), NS]
+
+
+def test_created_is_kept_and_order_is_the_order_of_creation(tmp_path: Path) -> None:
+    keys = ["z", "a", "m", "10", "9"]
+    with ChromaStore.open(tmp_path) as store:
+        store.batch([PutOp(NS, key, {"v": 0}) for key in keys])
+        first = store.get(NS, "a")
+        store.put(NS, "a", {"v": 1})
+        second = store.get(NS, "a")
+        assert first is not None
+        assert second is not None
+        assert second.created_at == first.created_at
+        assert second.updated_at > first.updated_at
+        assert [item.key for item in store.search(NS)] == keys
+    with ChromaStore.open(tmp_path) as store:
+        assert [item.key for item in store.search(NS)] == keys
+        assert store.get(NS, "a") == second
+
+
+def test_a_batch_is_one_upsert_and_its_last_write_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upserts: list[int] = []
+    upsert = chroma_store._Chroma._upsert
+
+    def counted(self: Any, collection: Any, records: Any) -> None:
+        upserts.append(len(records))
+        upsert(self, collection, records)
+
+    with ChromaStore.open(tmp_path) as store:
+        monkeypatch.setattr(chroma_store._Chroma, "_upsert", counted)
+        ops = [PutOp(NS, "a", {"v": 1}), GetOp(NS, "a"), PutOp(NS, "b", {"v": 2}), PutOp(NS, "a", {"v": 3})]
+        assert store.batch(ops) == [None, None, None, None]  # reads see what was there before
+        assert [n for n in upserts if n] == [2]
+        assert everything(store) == {"b": {"v": 2}, "a": {"v": 3}}
+
+
+def test_what_a_caller_changes_does_not_change_the_memory() -> None:
+    with ChromaStore.memory() as store:
+        value = {"list": [1]}
+        store.put(NS, "a", value)
+        value["list"].append(2)
+        store.search(NS)[0].value["list"].append(3)
+        assert store.get(NS, "a").value == {"list": [1]}  # type: ignore[union-attr]
+
+
+def test_memories_in_one_process_share_nothing() -> None:
+    with ChromaStore.memory() as one, ChromaStore.memory() as two:
+        one.put(NS, "a", {"v": 1})
+        assert two.get(NS, "a") is None
+
+
+def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path) as store:
+        with pytest.raises(UserError, match=r"item 'b' .* cannot be stored as JSON"):
+            store.batch([PutOp(NS, "a", {"v": 1}), PutOp(NS, "b", {"v": object()})])
+        with pytest.raises(UserError, match="surrogates not allowed"):
+            store.put(NS, "\ud800", {})
+        assert everything(store) == {}
+
+
+# Vectors
+
+
+def test_ranking_equals_brute_force_also_after_reopening(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = np.repeat(rng.normal(size=(40, 3)).round(3), 5, axis=0)  # the same states seen again and again
+    query = rng.normal(size=3).round(3)
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        store.batch([PutOp(NS, str(i), {"text": " ".join(map(str, row)), "odd": i % 2}) for i, row in enumerate(rows)])
+        live = store.search(NS, query=" ".join(map(str, query)), limit=200)
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        again = store.search(NS, query=" ".join(map(str, query)), limit=200)
+        few = store.search(NS, query=" ".join(map(str, query)), limit=7, offset=3)
+        odd = store.search(NS, query=" ".join(map(str, query)), filter={"odd": 1}, limit=7, offset=3)
+    cosine = rows @ query / np.linalg.norm(rows, axis=1) / np.linalg.norm(query)
+    assert [item.score for item in live] == pytest.approx(sorted(cosine, reverse=True), abs=1e-6)
+    assert [(i.key, i.score) for i in again] == [(i.key, i.score) for i in live]
+    assert few == again[3:10]
+    assert [i.key for i in odd] == [i.key for i in live if i.value["odd"]][3:10]
+
+
+def test_an_item_has_a_vector_for_each_of_its_texts(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        store.put(NS, "many", {"text": "1 0 0", "more": ["0 1 0", "0 0 1"]}, index=["text", "more[*]"])
+        store.put(NS, "one", {"text": "1 0 0"})
+        store.put(NS, "none", {"text": "1 0 0"}, index=False)
+        store.put(NS, "fewer", {"text": "0 1 0", "more": ["0 0 1"]}, index=["text", "more[*]"])
+        store.put(NS, "fewer", {"text": "0 1 0"})
+        store.put(NS, "dropped", {"text": "0 0 1"})
+        store.put(NS, "dropped", {"text": "0 0 1"}, index=False)
+        found = store.search(NS, query="0 0 1", limit=3)
+        assert [(i.key, i.score) for i in found] == [("many", 1.0), ("one", 0.0), ("fewer", 0.0)]
+        everything_found = store.search(NS, query="0 0 1")
+        store.delete(NS, "one")
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        found = [i for i in everything_found if i.key != "one"]
+        assert store.search(NS, query="0 0 1") == found
+        assert [(i.key, i.score) for i in found[-2:]] == [("none", None), ("dropped", None)]
+        store.batch([PutOp(NS, i.key, None) for i in found])
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        assert everything(store) == {}
+
+
+def test_each_text_is_embedded_once_a_batch_and_the_same_in_asyncio() -> None:
+    config = index()
+    with ChromaStore.memory(index=config) as store:
+        store.batch([PutOp(NS, str(i), {"text": "1 0 0"}) for i in range(5)])
+        assert config["embed"].asked == [["1 0 0"]]
+        found = asyncio.run(store.abatch([SearchOp(NS, query="1 0 0"), SearchOp(NS, query="1 0 0", limit=2)]))
+        assert [len(f) for f in found] == [5, 2]  # type: ignore[arg-type]
+        assert config["embed"].asked == [["1 0 0"], ["1 0 0"]]
+
+
+def test_an_index_can_be_added_later_and_left_out(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path) as store:
+        store.put(NS, "old", {"text": "1 0 0"})
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        store.put(NS, "new", {"text": "1 0 0"})
+        assert [(i.key, i.score) for i in store.search(NS, query="1 0 0")] == [("new", 1.0), ("old", None)]
+    with ChromaStore.open(tmp_path) as store:
+        assert [i.key for i in store.search(NS, query="1 0 0")] == ["old", "new"]
+
+
+@pytest.mark.parametrize("other", [index("other model"), index(dims=4)], ids=["name", "dims"])
+def test_another_embedder_is_refused_at_open(tmp_path: Path, other: Any) -> None:
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        store.put(NS, "a", {"text": "1 0 0"})
+    with pytest.raises(UserError, match=r"indexed by table \(3 dimensions\), asked for"):
+        ChromaStore.open(tmp_path, index=other)
+    with ChromaStore.open(tmp_path, index=index()) as store:
+        assert store.search(NS, query="1 0 0")[0].score == 1.0
+
+
+def test_vectors_of_another_size_than_said_are_refused() -> None:
+    with ChromaStore.memory(index=index(dims=4)) as store, pytest.raises(UserError, match=r"dims=4.*\(3,\)"):
+        store.put(NS, "a", {"text": "1 0 0"})
+
+
+# Ownership
+
+
+def child(code: str, *args: object) -> subprocess.Popen[str]:
+    code = "import sys, time\nfrom learngraph.memory.storage.chroma_store import ChromaStore\n" + code
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_directory_in_use_is_refused_by_name_and_a_dead_owner_does_not_block(tmp_path: Path) -> None:
+    code = "s = ChromaStore.open(sys.argv[1]); s.put(('a',), 'k', {}); print('open', flush=True); time.sleep(60)"
+    owner = child(code, tmp_path)
+    assert owner.stdout is not None
+    try:
+        assert owner.stdout.readline() == "open\n"
+        with pytest.raises(UserError, match=rf"is open in process {owner.pid};.* 'chroma run .*--memory http://"):
+            ChromaStore.open(tmp_path)
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        owner.stdout.close()
+    with ChromaStore.open(tmp_path) as store:
+        assert everything(store) == {"k": {}}
+        with pytest.raises(UserError, match="already open in this process"):
+            ChromaStore.open(tmp_path)
+        store.put(NS, "still", {"works": True})
+
+
+def test_closing_releases_files_and_a_closed_store_says_so(tmp_path: Path) -> None:
+    def files() -> list[str]:
+        names = []
+        for descriptor in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # another thread (or this listing) has closed it since
+                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return [name for name in names if name.startswith(str(tmp_path))]
+
+    for i in range(5):
+        store = ChromaStore.open(tmp_path)
+        store.put(NS, str(i), {"v": i})
+        store.close()
+        store.close()
+    if sys.platform == "linux":
+        for _ in range(100):  # Chroma's threads let go a moment later
+            if not files():
+                break
+            time.sleep(0.05)
+        assert files() == []
+    with pytest.raises(UserError, match="closed"):
+        store.get(NS, "0")
+    shutil.move(tmp_path, tmp_path.with_name("moved"))
+    with ChromaStore.open(tmp_path.with_name("moved")) as store:
+        assert len(everything(store)) == 5
+
+
+def test_any_thread_may_close(tmp_path: Path) -> None:
+    store = ChromaStore.open(tmp_path)
+    thread = threading.Thread(target=store.close)
+    thread.start()
+    thread.join()
+    ChromaStore.open(tmp_path).close()
+
+
+def test_threads_write_and_read_at_once(tmp_path: Path) -> None:
+    with ChromaStore.open(tmp_path) as store:
+
+        def work(name: int) -> None:
+            for i in range(5):
+                store.put(NS, f"{name}/{i}", {"i": i})
+                assert store.get(NS, f"{name}/{i}") is not None
+                store.search((), filter={"i": i})
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(work, range(8)))
+        shown = everything(store)
+        assert len(shown) == 40
+    with ChromaStore.open(tmp_path) as store:
+        assert everything(store) == shown
+
+
+def test_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChromaStore.memory() as store:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(UserError, match="start workers by spawn"):
+            store.get(NS, "a")
+        monkeypatch.undo()
+
+
+def test_a_killed_writer_loses_nothing_that_it_was_told_is_stored(tmp_path: Path) -> None:
+    code = """
+with ChromaStore.open(sys.argv[1]) as s:
+    for i in range(10_000):
+        s.batch([__import__("langgraph.store.base", fromlist=["PutOp"]).PutOp(("a",), f"{i}/{j}", {"i": i}) for j in range(5)])
+        print(i, flush=True)
+"""
+    for wait in (0.1, 0.4):
+        writer = child(code, tmp_path)
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(wait)
+        writer.send_signal(signal.SIGKILL)
+        last = int(("0\n" + writer.stdout.read()).split()[-1])
+        writer.wait()
+        writer.stdout.close()
+        with ChromaStore.open(tmp_path) as store:
+            found = everything(store)
+            assert {f"{i}/{j}" for i in range(last + 1) for j in range(5)} <= found.keys()
+            assert len(found) % 5 == 0  # a batch is there whole or not at all
+
+
+# Damage
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    with ChromaStore.open(tmp_path / "memory") as store:
+        store.batch([PutOp(NS, str(i), {"text": "x" * 5000}) for i in range(50)])
+    return tmp_path / "memory"
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def scribble(path: Path) -> None:
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(size // 3)
+        file.write(b"\xa5" * (size // 3))
+
+
+@pytest.mark.parametrize("damage", [halve, empty, scribble, Path.unlink, lambda path: path.write_bytes(b"junk" * 999)])
+def test_a_damaged_directory_is_named_and_left_alone(kept: Path, damage: Any) -> None:
+    damage(kept / "chroma.sqlite3")
+    before = {p.name: p.read_bytes() for p in kept.iterdir() if p.is_file() and not p.name.startswith("owner")}
+    with pytest.raises(UserError, match=rf"memory at {kept} .*restore"):
+        ChromaStore.open(kept)
+    after = {p.name: p.read_bytes() for p in kept.iterdir() if p.is_file() and not p.name.startswith("owner")}
+    assert after == before
+    with pytest.raises(UserError, match="restore"):  # the lock was released
+        ChromaStore.open(kept)
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(UserError, match=r"no memory: .*thesis\.tex"):
+        ChromaStore.open(tmp_path)
+    with pytest.raises(UserError, match="cannot be opened: "):
+        ChromaStore.open(tmp_path / "thesis.tex")
+
+
+def test_a_newer_layout_is_refused(kept: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chroma_store, "SCHEMA", 2)
+        with pytest.raises(UserError, match="layout 1, this learngraph knows layout 2"):
+            ChromaStore.open(kept)
+    with ChromaStore.open(kept) as store:
+        assert len(everything(store)) == 50
+
+
+def test_a_full_disk_is_said_and_what_was_there_stays_readable(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise chroma_store_errors().InternalError("error returned from database: (code: 13) database or disk is full")
+
+    with ChromaStore.open(kept) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store._chroma._items), "upsert", full)  # type: ignore[union-attr]
+            with pytest.raises(UserError, match=rf"memory at {kept}: the disk is full"):
+                store.put(NS, "new", {})
+        assert store.get(NS, "new") is None
+        assert store.get(NS, "7") is not None
+        store.put(NS, "new", {})
+        assert store.get(NS, "new") is not None
+
+
+def chroma_store_errors() -> Any:
+    import chromadb.errors
+
+    return chromadb.errors
+
+
+# Servers
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(tmp_path_factory.mktemp("server"))]
+    log = tmp_path_factory.mktemp("log") / "chroma.log"
+    with log.open("w") as file:
+        process = subprocess.Popen([*command, "--host", "127.0.0.1", "--port", str(port)], stdout=file, stderr=file)
+        try:
+            for _ in range(100):
+                try:
+                    socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                    break
+                except OSError:
+                    assert process.poll() is None, log.read_text()
+                    time.sleep(0.2)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def test_stores_on_one_server_see_each_others_writes(server: str) -> None:
+    with (
+        ChromaStore.open(server) as early,
+        ChromaStore.open(server, index=index()) as one,
+        ChromaStore.open(server + "/", index=index()) as two,
+    ):
+        one.put(NS, "a", {"text": "1 0 0", "n": 1})
+        one.put(NS, "b", {"text": "0 1 0", "more": "0 0 1", "n": 2}, index=["text", "more"])
+        one.put(("runs", "other"), "c", {"n": 3}, index=False)
+        one.put(("else",), "d", {"text": "0 0 1"})
+        created = two.get(NS, "a").created_at  # type: ignore[union-attr]
+        two.put(NS, "a", {"text": "0 0 1", "n": 4})
+        item = one.get(NS, "a")
+        assert item is not None
+        assert item.value == {"text": "0 0 1", "n": 4}
+        assert item.created_at == created
+        assert [(i.key, i.score) for i in two.search(("runs",), query="0 0 1")] == [("a", 1.0), ("b", 1.0), ("c", None)]
+        assert [i.key for i in two.search(("runs",), filter={"n": {"$gt": 2}})] == ["a", "c"]
+        assert [i.key for i in one.search(())] == ["a", "b", "c", "d"]
+        assert [i.key for i in early.search(())] == ["a", "b", "c", "d"]
+        assert two.list_namespaces(prefix=["runs"]) == [("runs", "other"), NS]
+        one.delete(NS, "b")
+        assert two.get(NS, "b") is None
+        assert [i.key for i in two.search(NS, query="0 1 0")] == ["a"]
+    with pytest.raises(UserError, match="indexed by table"):
+        ChromaStore.open(server, index=index("other"))
+
+
+def test_a_server_that_does_not_answer_is_said() -> None:
+    with pytest.raises(UserError, match=r"no Chroma server answers at http://127.0.0.1:9.*chroma run"):
+        ChromaStore.open("http://127.0.0.1:9")
+    with pytest.raises(UserError, match="http://host:port"):
+        ChromaStore.open("ftp://127.0.0.1")
+
+
+def test_values_are_plain_json_that_other_tools_can_read(tmp_path: Path) -> None:
+    import sqlite3
+
+    with ChromaStore.open(tmp_path) as store:
+        store.put(NS, "a", {"text": "hello"})
+    with sqlite3.connect(tmp_path / "chroma.sqlite3") as connection:
+        rows = connection.execute("SELECT string_value FROM embedding_metadata WHERE key = 'value'").fetchall()
+    assert [json.loads(row[0]) for row in rows] == [{"text": "hello"}]

@@ -1,0 +1,327 @@
+"""Step-MFT's filters and estimates: worked-out values, and the properties that the paper's sets must have."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.storage.shelf import from_json, to_json
+from learngraph.nodes.synthesize import mft
+from learngraph.nodes.synthesize.mft import MftError, Pair, Turn
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+PAIR = Pair(
+    id="r/0/2",
+    prompt=(Turn("system", "Advise."), Turn("user", "Task: reach the exit\nStrategy:")),
+    reply="Because.\nStrategy: door black mist",
+    strategy="door black mist",
+    author="model",
+    tentative="fern",
+    action="mist",
+    score=10.0,
+    solved=10.0,
+    before=("back", "wait"),
+    task="keep-train-0",
+)
+
+
+# Canonical actions
+
+
+@pytest.mark.parametrize(
+    ("action", "same"),
+    [
+        ("go north", "Go  North."),
+        ("take the lamp", "take lamp"),
+        ("open a drawer 1", "Open drawer 1"),
+        ("take an apple", '"take apple"'),
+        ("put mug in the sink", "put the mug in sink!"),
+        ("open the 'red box'", "open 'red box'"),
+        ("the 'lamp'", "lamp"),
+        ("click[Buy Now]", "click[ buy now. ]"),
+        ("click[the red one]", "Click [red one]"),
+        ("Search[red shoes]", "search [ red  shoes. ]"),
+        ("look", "look\n"),
+    ],
+)
+def test_ways_to_write_one_action(action: str, same: str) -> None:
+    assert mft.canonical(action) == mft.canonical(same)
+    assert not mft.changed(action, same)
+
+
+def test_two_searches_are_the_same_action_in_the_web_shop_alone() -> None:
+    red, blue = "search[red shoes]", "Search[blue shoes size 9]"
+    assert mft.canonical(red, "webshop") == mft.canonical(blue, "webshop") == "search[]"
+    assert mft.changed(red, blue, "hotpot")
+    assert mft.changed("click[red]", "click[blue]", "webshop")
+    asked = replace(PAIR, action=red, tentative=blue)
+    assert mft.step_set([replace(asked, domain="hotpot"), replace(asked, domain="webshop"), asked]) == [
+        replace(asked, domain="hotpot"),
+        asked,
+    ]
+    assert (mft.share([red], [blue], "webshop"), mft.share([red], [blue], "hotpot")) == (0.0, 1.0)
+    assert (mft.chance([red, blue], [red, red], "webshop"), mft.chance([red, blue], [red, red], "hotpot")) == (0.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("action", "other"),
+    [
+        ("go north", "go south"),
+        ("take mug 1", "take mug 2"),
+        ("click[red]", "search[red]"),
+        ("click[red]", "click[blue]"),
+        ("select a", "select b"),
+        ("a", "the"),
+        ("take theory", "take ory"),
+        ("put a in b", "put b in a"),
+        ("search", "search[lamp]"),
+        ("search[red]", "search[blue]"),
+        ("", "look"),
+        ("-1", "1"),
+    ],
+)
+def test_different_actions(action: str, other: str) -> None:
+    assert mft.changed(action, other)
+    assert mft.changed(other, action)
+
+
+@settings(max_examples=1000)
+@given(st.text(alphabet="aAthe n.[]'! \n1"), st.sampled_from(["", "webshop"]))
+def test_canonical_is_settled_at_once(action: str, domain: str) -> None:
+    once = mft.canonical(action, domain)
+    assert mft.canonical(once, domain) == once
+
+
+# Filters
+
+
+def pairs(draw: Random, count: int = 60) -> list[Pair]:
+    words = ["mist", "fern", "the mist", "Mist.", "search[a]", "search[b]", "on"]
+    return [
+        replace(
+            PAIR, id=f"r/{n}/0", tentative=draw.choice(words), action=draw.choice(words), score=draw.choice([0.0, 9.0, 10.0])
+        )
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("least", [None, 9.0, 11.0])
+def test_the_step_set_is_a_subset_of_the_outcome_set(seed: int, least: float | None) -> None:
+    made = pairs(Random(seed))
+    step, outcome = mft.step_set(made, least), mft.outcome_set(made, least)
+    assert set(step) <= set(outcome) <= set(made)
+    bound = 10.0 if least is None else least
+    assert outcome == [p for p in made if p.score >= bound], "filter 1, in order"
+    assert {p for p in outcome if p not in step} == {p for p in outcome if not mft.changed(p.action, p.tentative)}
+    shop = mft.step_set([replace(p, domain="webshop") for p in made], least)
+    assert {p.id for p in shop} <= {p.id for p in step}
+    assert not any(p.action.startswith("search") and p.tentative.startswith("search") for p in shop)
+    arm = mft.sampled(outcome, len(step), seed)
+    assert len(arm) == len(step)
+    assert arm == [p for p in outcome if p in arm], "without repeats, in order"
+    assert arm == mft.sampled(outcome, len(step), seed)
+
+
+def test_the_outcome_arm_is_drawn_by_the_seed_and_evenly() -> None:
+    made = pairs(Random(0), 10)
+    hits = [0] * 10
+    for seed in range(2000):
+        for pair in mft.sampled(made, 3, seed):
+            hits[made.index(pair)] += 1
+    assert all(abs(hit - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7) for hit in hits)
+    assert mft.sampled(made, 99) == made
+
+
+def test_without_a_bound_nobody_knows_what_a_success_is() -> None:
+    with pytest.raises(MftError, match=r"task keep-train-0 is solved; say it with --success"):
+        mft.step_set([replace(PAIR, solved=None)])
+    assert mft.step_set([replace(PAIR, solved=None)], 9.5)
+
+
+def test_a_chat_ends_with_the_whole_reply() -> None:
+    assert mft.chat(PAIR) == {
+        "messages": [
+            {"role": "system", "content": "Advise."},
+            {"role": "user", "content": "Task: reach the exit\nStrategy:"},
+            {"role": "assistant", "content": "Because.\nStrategy: door black mist"},
+        ]
+    }
+
+
+def test_a_pair_survives_a_file() -> None:
+    assert from_json(Pair, to_json(PAIR)) == PAIR
+
+
+# Collecting
+
+
+def row(id: str, parent: str, action: str, **more: Any) -> dict[str, Any]:
+    return {"id": id, "parent": parent, "action": action, "task": "keep-train-0", **more}
+
+
+def written(tentative: str, advice: str | None = "door black mist") -> dict[str, Any]:
+    strategy = {"text": advice, "sources": ["gold/0/1"], "step": 0, "key": "k", "author": "model"}
+    synthesis = {"prompt": [["system", "Advise."], ["human", "Task: t\nStrategy:"]], "reply": f"Strategy: {advice}"}
+    return {"tentative": tentative, "strategy": strategy if advice else None, "synthesis": synthesis}
+
+
+PLAIN = {"tentative": "wait", "strategy": None, "synthesis": None}
+STEPS = [
+    row("a", "r/0/keep-train-0", "wait", **PLAIN),
+    row("b", "a", "mist", **written("fern")),
+    row("x", "a", "salt", **written("fern")),  # a fork that was not gone on with
+    row("c", "b", "lamp", **written("lamp")),
+    row("d", "c", "on", **written("on", None)),  # the writer said there is nothing to say
+    row("e", "r/1/keep-train-0", "mist", **written("")),
+    row("f", "r/2/keep-train-0", "mist", **written("fern")),  # of an episode that has not ended
+]
+EPISODES = [
+    {"id": "r/0", "head": "d", "steps": 4, "score": 10.0},
+    {"id": "r/1", "head": "e", "steps": 1, "score": 1.0},
+]
+
+
+def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
+    found = mft.collected(STEPS, EPISODES, solved=10.0, seed=3, split="train", domain="toy")
+    assert (found.episodes, found.steps, found.undrafted) == (2, 5, 1)
+    first, second = found.pairs
+    assert first == Pair(
+        id="r/0/1",
+        prompt=(Turn("system", "Advise."), Turn("user", "Task: t\nStrategy:")),
+        reply="Strategy: door black mist",
+        strategy="door black mist",
+        author="model",
+        tentative="fern",
+        action="mist",
+        score=10.0,
+        solved=10.0,
+        before=("wait",),
+        task="keep-train-0",
+        seed=3,
+        split="train",
+        domain="toy",
+    )
+    assert (second.id, second.before) == ("r/0/2", ("wait", "mist"))
+    assert mft.step_set(found.pairs) == [first]
+
+
+def test_a_journal_that_lacks_steps_is_refused() -> None:
+    with pytest.raises(MftError, match="episode r/0 has 4 steps, and 1 of them are in the journal"):
+        mft.collected([r for r in STEPS if r["id"] != "c"], EPISODES)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"synthesis": {"reply": "x"}}, {"strategy": {"text": "x"}}, {"synthesis": {"prompt": [["x"]]}}]
+)
+def test_rows_that_are_not_adamem_s_are_refused(broken: dict[str, Any]) -> None:
+    rows = [STEPS[0], STEPS[1] | broken, *STEPS[3:]]
+    with pytest.raises(MftError, match=r"step b of episode r/0 is not one of AdaMEM's"):
+        mft.collected(rows, EPISODES)
+
+
+# Draws
+
+
+def test_the_share_of_changed_pairs_by_hand() -> None:
+    """Actions mist, mist, fern against drafts Mist., fern, salt: each differs from two of three."""
+    actions, drafts = ["mist", "mist", "fern"], ["Mist.", "fern", "salt"]
+    assert mft.share(actions, drafts) == pytest.approx(6 / 9)
+    assert mft.chance(actions, drafts) == pytest.approx((4 / 6 + 1) / 2)
+    assert mft.share(["a"], ["a"]) == 0.0
+
+
+def test_share_and_chance_have_the_stated_means() -> None:
+    """share -> 1 - sum p q; chance -> 1 - (sum p^2 + sum q^2) / 2; they differ by half the squared distance."""
+    p, q = {"mist": 0.7, "fern": 0.2, "salt": 0.1}, {"mist": 0.3, "fern": 0.3, "salt": 0.4}
+    draw, n = Random(0), 4000
+    made = [[draw.choices([*side], [*side.values()], k=4) for side in (p, q)] for _ in range(n)]
+    shares = sum(mft.share(a, b) for a, b in made) / n
+    chances = sum(mft.chance(a, b) for a, b in made) / n
+    assert shares == pytest.approx(1 - (0.21 + 0.06 + 0.04), abs=0.01)
+    assert chances == pytest.approx(1 - (0.54 + 0.34) / 2, abs=0.01)
+    assert pytest.approx((0.16 + 0.01 + 0.09) / 2) == 1 - 0.31 - (1 - 0.44)
+
+
+def test_noise_by_hand() -> None:
+    assert mft.noise({"mist": 0.5, "fern": 0.5}) == pytest.approx(0.5)
+    assert mft.noise({"mist": 0.5, "the mist": 0.25, "fern": 0.25}) == pytest.approx(1 - 0.5625 - 0.0625)
+    assert mft.noise({"mist": 1.0}) == 0.0
+
+
+# The advantage
+
+
+class Doors:
+    """Two doors, then a coin: behind the left one it pays 1 or 3 by the policy's word, behind the right one 1."""
+
+    name = "doors"
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        if not actions:
+            return Observation("doors", ("left", "right"))
+        if len(actions) == 1:
+            return Observation("coin", ("heads", "tails"))
+        paid = {"heads": 3.0, "tails": 1.0, "edge": 0.0}[actions[1]] if actions[0] == "left" else 1.0
+        return Observation("end", (), None if actions[1] == "edge" else paid, True)
+
+    def abstract(self, observation: Observation) -> str:
+        return observation.text
+
+
+def coin(task: Task, actions: Sequence[str], name: str) -> str:
+    return Random(f"{name}/{len(actions)}").choice(["heads", "tails"])
+
+
+DOORS = replace(PAIR, before=(), action="left", tentative="right")
+
+
+def test_the_advantage_of_a_better_door() -> None:
+    """Q(left) = 2, Q(right) = 1, gains are 2 or 0: mean 1, standard error of n gains 1 / sqrt(n)."""
+    found = mft.advantage(Doors(), Task("t", ""), DOORS, coin, 400)
+    assert found is not None
+    assert found.mean == pytest.approx(1.0, abs=4 / 20)
+    assert found.error == pytest.approx(1 / 20, abs=0.002)
+    assert found.tentative == 1.0
+    assert found.action == pytest.approx(found.tentative + found.mean)
+    other = mft.advantage(Doors(), Task("t", ""), replace(DOORS, action="right", tentative="left"), coin, 400)
+    assert other is not None
+    assert other.mean == -found.mean, "the same draws on both sides"
+
+
+def test_where_both_actions_lead_to_the_same_state_the_advantage_is_zero_and_not_noise() -> None:
+    world = KeywordKeep()
+    task = world.task(0, "train")
+
+    def uniform(task: Task, actions: Sequence[str], name: str) -> str:
+        return Random(f"{name}/{len(actions)}").choice(world.observe(task, actions).actions)
+
+    right = world.gold(task)[0]
+    look = replace(PAIR, before=(right, "back"), action="wait", tentative="back")  # at the entrance, back leads nowhere
+    found = mft.advantage(world, task, look, uniform, 8)
+    assert found is not None
+    assert (found.mean, found.error) == (0.0, 0.0)
+    better = replace(PAIR, before=(), action=right, tentative="back")
+    gained = mft.advantage(world, task, better, uniform, 60)
+    assert gained is not None
+    assert gained.error is not None
+    assert gained.mean > 2 * gained.error > 0
+
+
+def test_one_rollout_has_no_standard_error_and_missing_rewards_no_advantage() -> None:
+    found = mft.advantage(Doors(), Task("t", ""), DOORS, coin, 1)
+    assert found is not None
+    assert found.error is None
+    assert mft.advantage(Doors(), Task("t", ""), DOORS, lambda task, actions, name: "edge", 2) is None
+
+
+def test_an_action_that_the_world_refuses_is_its_error() -> None:
+    world = KeywordKeep()
+    with pytest.raises(UserError, match="not admissible"):
+        mft.advantage(world, world.task(0, "train"), replace(PAIR, before=(), action="fly"), coin, 1)

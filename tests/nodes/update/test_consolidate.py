@@ -1,0 +1,579 @@
+"""From the groups' edits to the next version: nothing vanishes, nothing is made up, and no reply can poison a step."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
+
+from learngraph.memory.library import Library, Limits, Versions, one_line
+from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task, UserError
+from learngraph.nodes.extract.critic import Critic, propose
+from learngraph.nodes.update.consolidate import consolidate, settled, sheet_edits, taken_up
+
+ADD = "when a sum is asked for, add the numbers"
+CHECK = "when a result was found, check it in another way"
+DRAW = "when shapes are described, draw them first"
+
+
+class Scripted(Runnable[Any, Any]):
+    """Answers in turn, the last answer again and again; keeps what it was asked."""
+
+    def __init__(self, *replies: str) -> None:
+        self.replies = list(replies)
+        self.prompts: list[str] = []
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
+        self.prompts.append("\n".join(str(message.text) for message in input))
+        return AIMessage(self.replies.pop(0) if len(self.replies) > 1 else self.replies[0])
+
+    async def ainvoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
+        return self.invoke(input)
+
+
+class Silent(Runnable[Any, Any]):
+    """Must not be asked."""
+
+    def invoke(self, input: Any, config: Any = None, **kwargs: Any) -> AIMessage:
+        raise AssertionError(f"was asked {input}")
+
+
+def critic(*lessons: str, **more: Any) -> Critic:
+    versions = Versions()
+    versions.put("r/0", Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(lessons)), len(lessons)))
+    return Critic(versions, **more)
+
+
+def compared(task: str, *edits: Edit, **more: Any) -> Comparison:
+    edits = tuple(replace(edit, problems=(task,), rewards=(1.0, 0.0)) for edit in edits)
+    insights = more.pop("insights", tuple(edit.text for edit in edits if edit.text))
+    return Comparison(task, (1.0, 0.0), (1.0, 0.0), "mixed", insights, edits, **more)
+
+
+def step(*comparisons: Comparison, **more: Any) -> dict[str, Any]:
+    return {"run": "r", "step": 0, "library": "r/0", "comparisons": list(comparisons), **more}
+
+
+def add(text: str, why: str = "") -> Edit:
+    return Edit("add", (), text, why)
+
+
+def texts(known: Critic, name: str = "r/1") -> list[str]:
+    return [lesson.text for lesson in known.versions.at(name).lessons]
+
+
+def reasons(known: Critic) -> dict[str, tuple[bool, str]]:
+    return {
+        r.edit.text or " ".join((r.edit.op, *r.edit.lessons)): (r.accepted, r.reason) for r in known.versions.rulings("r/1")
+    }
+
+
+def accounted(known: Critic, comparisons: Sequence[Comparison]) -> bool:
+    """Whether the ledger has every edit that was proposed, and every one that was dropped before, with a reason if refused."""
+    rulings = known.versions.rulings("r/1")
+    ruled = Counter(repr(ruling.edit) for ruling in rulings)
+    wanted = Counter(repr(edit) for c in comparisons for edit in (*c.edits, *(ruling.edit for ruling in c.rulings)))
+    return wanted <= ruled and all(ruling.accepted or ruling.reason for ruling in rulings)
+
+
+def plan(*edits: dict[str, Any]) -> str:
+    return f"Let me think.\n{json.dumps({'edits': list(edits)})}"
+
+
+# One call, or none
+
+
+@pytest.mark.parametrize("how", ["model", "code", "votes", "cheatsheet"])
+def test_about_nothing_nothing_is_asked_and_nothing_made_up(how: Any) -> None:  # D9
+    known = critic(ADD)
+    for comparisons in ([], [Comparison("a"), Comparison("b", (1.0, 1.0), kind="alike")]):
+        assert consolidate(Silent(), known, how).invoke(step(*comparisons)) == {"candidate": ""}
+    if how != "cheatsheet":  # what was learned, and found not to change anything
+        assert consolidate(Silent(), known, how).invoke(step(compared("a", insights=(ADD,)))) == {"candidate": ""}
+    assert known.versions.names() == ["r/0"]
+
+
+def test_lessons_that_are_only_kept_need_no_call() -> None:
+    known = critic(ADD)
+    out = consolidate(Silent(), known, "model").invoke(step(compared("a", Edit("keep", ("L0",)))))
+    assert out["candidate"] == "r/1"
+    assert known.versions.at("r/1").lesson("L0").helpful == 1
+
+
+def test_one_call_a_step_sees_edits_and_library_and_merges_them() -> None:
+    model = Scripted(
+        plan({"op": "add", "text": CHECK, "from": [1, 3]}, {"op": "modify", "id": "[L0]", "text": f"{ADD} up", "from": [2]})
+    )
+    known = critic(ADD, objective="sums")
+    comparisons = [
+        compared("b", add("when done, check again", "it erred"), Edit("modify", ("L0",), f"{ADD} up")),
+        compared("c", add("when finished, verify")),
+    ]
+    out = consolidate(model, known, "model").invoke(step(*comparisons))
+    (prompt,) = model.prompts
+    for told in (
+        "sums",
+        f"- [L0] {ADD}",
+        "1. add: when done, check again (because: it erred)",
+        "2. modify L0: ",
+        "3. add: when f",
+    ):
+        assert told in prompt, told
+    assert texts(known) == [f"{ADD} up", CHECK]
+    assert out["candidate"] == "r/1"
+    assert out["usage"].calls == 1
+    learned = known.versions.at("r/1").lessons[1]
+    assert (learned.problems, learned.rewards) == (("b", "c"), (1.0, 0.0, 1.0, 0.0))
+    assert reasons(known)["when finished, verify"] == (True, f"consolidated into add {CHECK!r}")
+    assert accounted(known, comparisons)
+
+
+def test_what_the_consolidation_leaves_out_is_in_the_ledger() -> None:
+    model = Scripted(plan({"op": "add", "text": CHECK, "from": [2]}))
+    known = critic()
+    comparisons = [compared("a", add(DRAW)), compared("b", add(CHECK))]
+    consolidate(model, known, "model").invoke(step(*comparisons))
+    assert texts(known) == [CHECK]
+    assert reasons(known)[DRAW] == (False, "dropped by the consolidation")
+    assert accounted(known, comparisons)
+
+
+def test_an_empty_plan_drops_everything_in_the_open() -> None:
+    known, comparisons = critic(ADD), [compared("a", add(DRAW))]
+    consolidate(Scripted(plan()), known, "model").invoke(step(*comparisons))
+    assert texts(known) == [ADD]
+    assert reasons(known)[DRAW] == (False, "dropped by the consolidation")
+
+
+def test_a_consolidation_that_cannot_be_read_is_told_why_and_then_done_by_code() -> None:  # D2
+    model = Scripted("I merged them all.", '{"edits": [{"op": "conjure"}]}', "No.")
+    known, comparisons = critic(ADD), [compared("a", add(CHECK)), compared("b", Edit("delete", ("L0",)))]
+    consolidate(model, known, "model").invoke(step(*comparisons))
+    assert len(model.prompts) == 3
+    assert len(set(model.prompts)) == 3
+    assert "conjure" in model.prompts[2]
+    assert texts(known) == [CHECK]
+    assert all("no consolidation could be read" in reason for _, reason in reasons(known).values())
+    assert "no consolidation could be read" in known.versions.why("r/1")
+    assert accounted(known, comparisons)
+
+
+def test_a_delete_with_null_content_deletes() -> None:  # D1
+    model = Scripted('[{"operation": "DELETE", "id": "L0", "content": null}]')
+    known = critic(ADD, CHECK)
+    consolidate(model, known, "model").invoke(step(compared("a", Edit("delete", ("L0",)))))
+    assert texts(known) == [CHECK]
+
+
+def test_an_unknown_id_is_refused_in_the_open() -> None:  # D8
+    model = Scripted(plan({"op": "add", "text": CHECK, "from": [1]}, {"op": "modify", "id": "L77", "text": DRAW, "from": [1]}))
+    known = critic(ADD)
+    consolidate(model, known, "model").invoke(step(compared("a", add(CHECK))))
+    assert texts(known) == [ADD, CHECK]
+    accepted, reason = reasons(known)[DRAW]
+    assert not accepted
+    assert "L77" in reason
+
+
+MALFORMED = [
+    "",
+    "I would keep everything as it is.",
+    "null",
+    "[]",
+    "{}",
+    "7",
+    '["one", "two"]',
+    '["when asked for a sum, add", "when done, check"]',
+    '{"op": "add", "text": "when asked, answer"}',
+    '{"option": "modify", "experience": "when asked, answer", "modified_from": "[L0]"}',
+    '{"0": {"operation": "ADD", "content": "when asked, answer"}}',
+    '[{"operation": "DELETE", "id": "L0", "content": null}]',
+    '[{"operation": "UPDATE", "id": "[G0]", "content": "when asked, answer"}]',
+    '[{"option": "merge", "experience": "when asked, answer", "merged_from": ["L0"]}]',
+    '[{"option": "merge", "experience": "when asked, answer", "merged_from": "L0"}]',
+    '{"operations": [{"operation": "ADD", "content": "when asked, answer"}], "response": "x", "new_experiences": {"G0": "y"}}',
+    '{"edits": {"op": "add", "text": "when asked, answer"}}',
+    '{"edits": [[{"op": "add", "text": "when asked, answer"}]]}',
+    '{"edits": [{"op": "add", "text": {"a": 1}}, {"op": ["add"], "text": "x y"}, 7, null, {"op": null, "id": {"x": []}}]}',
+    '{"edits": [{"op": "delete", "id": ["L0", "L0", "L9"]}, {"op": "add", "text": ""}]}',
+    r'[{"operation": "ADD", "content": "when \sqrt{x} \le \frac{1}{2}, use \theta"}]',
+    '```json\n[{"operation": "ADD", // new\n "content": "when asked, answer",}, ...]\n```',
+    '```json\n{"edits": [{"op": "add", "text": "when asked, answer"}, {"op": "add", "text": "when cut',
+    '{"edits": [{"op": "add", "text": "' + "word " * 90 + '"}]}',
+    '{"edits": [{"op": "add", "text": "when asked, answer", "from": {"a": "b"}}]}',
+    '{"edits": [{"op": "add", "text": "when asked, answer", "from": ["1", 99, -1, 0, null, "x", 1e9, 1.5, "9999999999999"]}]}',
+    "[" * 3000,
+    '{"edits": ' * 500,
+    '{"edits": [{"op": "add", "text": "\\ud800 half"}]}',
+    "\x00{\x00}",
+]
+
+
+@pytest.mark.parametrize("reply", MALFORMED)
+@pytest.mark.parametrize("how", ["model", "cheatsheet"])
+def test_no_malformed_reply_poisons_the_step(reply: str, how: Any) -> None:  # D3
+    """A group's reply first, the consolidation's afterwards: the other groups' edits are applied or dropped in the open."""
+    task = Task("a", "Add 19 and 23.")
+    rollouts = [Rollout(f"r/a/{n}", task, n, 1.0 - n, "42", "> 42\n") for n in range(2)]
+    state = {"task": task, "run": "r", "step": 0, "library": "r/0", "rollouts": rollouts, "rewards": [1.0, 0.0]}
+    known = critic(ADD)
+    out: Any = propose(Scripted(reply), known).invoke({**state, "insights": [CHECK]})
+    assert out["edits"] or out["rulings"] or reply == "[]"  # which says that nothing is to be changed
+    poisoned = Comparison("a", (1.0, 0.0), edits=out["edits"], rulings=out["rulings"], insights=(CHECK,))
+    comparisons = [poisoned, compared("b", add(DRAW))]
+    good = plan({"op": "add", "text": DRAW, "from": [len(out["edits"]) + 1]})
+    good = json.dumps({"sheet": [ADD, DRAW]}) if how == "cheatsheet" else good
+    assert consolidate(Scripted(good), known, how).invoke(step(*comparisons))["candidate"] == "r/1"
+    assert DRAW in texts(known)
+    assert accounted(known, comparisons)
+
+    again = critic(ADD)
+    assert consolidate(Scripted(reply), again, how).invoke(step(*comparisons))["candidate"] == "r/1"
+    assert accounted(again, comparisons)
+    assert all("\x0c" not in text and "\t" not in text for text in texts(again))  # D10
+
+
+def test_latex_arrives_as_it_was_written() -> None:  # D10
+    told = r"when \sqrt{x} \le \frac{1}{2}, use \theta \neq \rho"
+    model = Scripted('{"edits": [{"op": "add", "text": "' + told + '", "from": [1]}]}')
+    known = critic()
+    consolidate(model, known, "model").invoke(step(compared("a", add(told))))
+    assert texts(known) == [told]
+
+
+def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
+    edits = [add(f"when case {n} comes up, look into chapter {n} of the manual") for n in range(60)]
+    known = critic(room=1500, limits=Limits(lessons=100, tokens=9000))
+    comparisons = [compared(f"t{n:02}", edit) for n, edit in enumerate(edits)]
+    model = Scripted(plan())
+    consolidate(model, known, "model").invoke(step(*comparisons))
+    assert known.count(model.prompts[0]) <= 1500
+    assert 0 < len(texts(known)) < 60
+    assert "which its prompt had no room for, by code" in known.versions.why("r/1")
+    assert accounted(known, comparisons)
+
+
+# The same, whatever happens
+
+
+def test_the_version_does_not_depend_on_which_group_ended_first() -> None:  # D17
+    comparisons = [compared(f"t{n}", add(f"when case {n} comes up, do {n}")) for n in range(6)]
+    for how in ("model", "code", "votes", "cheatsheet"):
+        seen = set()
+        for seed in range(4):
+            known = critic(ADD)
+            reply = json.dumps({"edits": [{"op": "add", "text": CHECK, "from": [1, 2]}], "sheet": [CHECK, ADD]})
+            model = Scripted(reply)
+            consolidate(model, known, how).invoke(step(*random.Random(seed).sample(comparisons, 6)))  # type: ignore[arg-type]
+            seen.add((known.versions.at("r/1").to_yaml(), known.versions.rulings("r/1"), tuple(model.prompts)))
+        assert len(seen) == 1
+
+
+async def test_done_twice_it_is_done_once() -> None:
+    known, reply = critic(ADD), plan({"op": "add", "text": CHECK, "from": [1]})
+    node = consolidate(Scripted(reply), known, "model")
+    assert node.invoke(step(compared("a", add(CHECK)))) == await node.ainvoke(step(compared("a", add(CHECK))))
+    assert known.versions.names() == ["r/0", "r/1"]
+    assert await node.ainvoke(step()) == {"candidate": ""}
+
+
+def test_votes_and_showings_are_counted() -> None:
+    known = critic(ADD, CHECK, tasks={"a": Task("a", "a sum"), "b": Task("b", "check it")})
+    votes = [
+        compared("a", votes=(("L0", 1), ("L1", -1)), shown=(("L0", 2), ("L1", 1))),
+        compared("b", add(DRAW), votes=(("L0", 1),), shown=(("L1", 2),)),
+    ]
+    consolidate(Silent(), known, "code").invoke(step(*votes))
+    first, second, third = known.versions.at("r/1").lessons
+    assert (first.helpful, second.harmful, third.shown) == (2, 1, 0)
+    assert (first.shown, second.shown) == (2, 3)
+    assert third.instruction == "check it"
+
+
+def test_votes_alone_make_a_version_of_the_same_texts() -> None:
+    known = critic(ADD)
+    out = consolidate(Silent(), known, "model").invoke(step(compared("a", votes=(("L0", 1),))))
+    assert out["candidate"] == "r/1"
+    assert known.versions.at("r/1").key == known.versions.at("r/0").key
+    assert known.versions.at("r/1").lesson("L0").helpful == 1
+
+
+@pytest.mark.parametrize("how", ["model", "code"])
+def test_votes_and_showings_are_kept_also_for_the_library_as_it_is(how: Any) -> None:
+    """They hold whatever becomes of the candidate: it may be rejected."""
+    known = critic(ADD, CHECK)
+    harmed = compared("a", add(DRAW), votes=(("L0", -1),), shown=(("L0", 2),))
+    node = consolidate(Scripted(plan({"op": "add", "text": DRAW, "from": [1]})), known, how)
+    for _ in range(2):  # a run that was killed makes the step again
+        assert node.invoke(step(harmed, compared("b", Edit("keep", ("L1",)))))["candidate"] == "r/1"
+    kept = known.versions.at("r/1-kept")
+    assert [(x.text, x.helpful, x.harmful, x.shown) for x in kept.lessons] == [(ADD, 0, 1, 2), (CHECK, 1, 0, 0)]
+    assert (known.versions.parent("r/1-kept"), kept.key) == ("r/0", known.versions.at("r/0").key)
+    again = node.invoke(step(compared("c", add(f"{DRAW} twice")), step=1, library="r/1-kept"))
+    assert again["candidate"] == "r/2"
+    assert "r/2-kept" not in known.versions.names()
+    shown = Comparison("d", (1.0, 1.0), kind="alike", shown=(("L0", 2),))
+    assert node.invoke(step(shown, step=2, library="r/1-kept")) == {"candidate": ""}
+    assert known.versions.at("r/3-kept").lesson("L0").shown == 4
+
+
+def test_a_proposal_whose_opposite_was_done_is_refused_in_the_ledger() -> None:
+    model = Scripted(
+        plan({"op": "keep", "id": "L0", "from": [1]}, {"op": "delete", "id": "L1", "from": [2]}, {"op": "keep", "id": "L2"})
+    )
+    known = critic(ADD, CHECK, DRAW)
+    comparisons = [
+        compared("a", Edit("delete", ("L0",)), Edit("modify", ("L1",), f"{CHECK} twice")),
+        compared("b", Edit("modify", ("L2",), f"{DRAW} twice")),
+    ]
+    consolidate(model, known, "model").invoke(step(*comparisons))
+    assert texts(known) == [ADD, DRAW]
+    told = [(r.edit.op, r.accepted, r.reason) for r in known.versions.rulings("r/1") if r.edit.problems]
+    assert told == [
+        ("delete", False, "decided otherwise: keep L0"),
+        ("modify", False, "decided otherwise: delete L1"),
+        ("modify", False, "decided otherwise: keep L2"),
+    ]
+
+
+def test_an_addition_that_a_lesson_says_already_goes_into_keeping_it() -> None:
+    known = critic(ADD)
+    model = Scripted(plan({"op": "keep", "id": "L0", "from": "1"}))
+    consolidate(model, known, "model").invoke(step(compared("a", add("sums: add"))))
+    assert reasons(known)["sums: add"] == (True, "consolidated into keep L0")
+    assert known.versions.at("r/1").lesson("L0").helpful == 1
+
+
+def test_final_edits_of_one_text_are_told_apart() -> None:
+    model = Scripted(
+        plan(
+            {"op": "modify", "id": "L0", "text": DRAW, "from": [1]},
+            {"op": "modify", "id": "L1", "text": DRAW, "from": [2]},
+        )
+    )
+    known = critic(ADD, CHECK, limits=Limits(similar=2.0))
+    comparisons = [compared("a", Edit("modify", ("L0",), "x y")), compared("b", Edit("modify", ("L1",), "y z"))]
+    consolidate(model, known, "model").invoke(step(*comparisons))
+    assert [lesson.problems for lesson in known.versions.at("r/1").lessons] == [("a",), ("b",)]
+
+
+def test_an_unknown_way_is_an_error_in_words() -> None:
+    with pytest.raises(UserError, match="model, code, votes, cheatsheet"):
+        consolidate(Silent(), critic(), "magic")  # type: ignore[arg-type]
+
+
+# By code
+
+
+def test_the_groups_decide_by_number_where_they_disagree() -> None:
+    known = critic("door black fern", "gate wolf lamp", "fork oak left", plain=True)
+    comparisons = [
+        compared("a", Edit("modify", ("L0",), "door black salt"), Edit("delete", ("L1",)), Edit("delete", ("L2",))),
+        compared("b", Edit("modify", ("L0",), "door black mist"), Edit("delete", ("L1",)), Edit("keep", ("L2",))),
+        compared("c", Edit("modify", ("L0",), "door black mist"), Edit("keep", ("L1",)), add("door red a", "at door red: a")),
+        compared("d", add("door red b", "at door red: b")),
+        compared("e", add("door red b", "at door red: b")),
+    ]
+    consolidate(Silent(), known, "code").invoke(step(*comparisons))
+    assert texts(known) == ["door black mist", "fork oak left", "door red b"]
+    told = reasons(known)
+    assert told["door black salt"] == (False, "L0 is modified by another edit")
+    assert told["keep L1"] == (False, "the groups disagree: 2 for and 1 against deleting L1")
+    assert told["delete L2"] == (False, "the groups disagree: 1 for and 1 against deleting L2")
+    assert told["door red a"] == (False, "contradicts 'door red b', which 2 groups say")
+    assert accounted(known, comparisons)
+
+
+def test_of_a_state_only_one_thing_is_said() -> None:
+    known = critic("fork sun left", "fork oak left", plain=True)
+    comparisons = [
+        compared("a", Edit("modify", ("L0",), "fork sun right", "at fork sun: right"), add("door red a", "at door red: a")),
+        compared("b", Edit("keep", ("L0",), "", "at fork sun: left")),
+        compared("c", Edit("keep", ("L0",), "", "at fork sun: left")),
+        replace(
+            compared("d", add("door red b", "at door red: b")),
+            edits=(replace(add("door red b", "at door red: b"), problems=("d",), rewards=(1.0,)),),
+        ),
+    ]
+    consolidate(Silent(), known, "code").invoke(step(*comparisons))
+    assert texts(known) == ["fork sun left", "fork oak left", "door red b"]
+    assert reasons(known)["fork sun right"] == (False, "contradicts 'fork sun left', which 2 groups say")
+    assert reasons(known)["door red a"] == (False, "contradicts 'door red b', which 1 group says")
+    assert accounted(known, comparisons)
+
+
+def test_the_reason_that_a_model_gives_is_prose() -> None:
+    """`at the end: ...` names no state of which only one thing may be said."""
+    known = critic()
+    comparisons = [compared("a", add(CHECK, "at the end: it erred")), compared("b", add(DRAW, "at the end: nobody looked"))]
+    consolidate(Silent(), known, "code").invoke(step(*comparisons))
+    assert texts(known) == [CHECK, DRAW]
+
+
+def test_a_plain_writer_is_never_asked_to_consolidate() -> None:
+    known = critic(plain=True)
+    consolidate(Silent(), known, "cheatsheet").invoke(step(compared("a", add("door black mist"))))
+    assert texts(known) == ["door black mist"]
+
+
+# Votes
+
+
+def test_votes_begin_at_two_and_end_at_none() -> None:
+    known = critic(limits=Limits(lessons=9))
+    votes = consolidate(Silent(), known, "votes")
+
+    def worth(name: str) -> dict[str, int]:
+        return {lesson.text: lesson.helpful - lesson.harmful for lesson in known.versions.at(name).lessons}
+
+    votes.invoke(step(compared("a", add(ADD), add(CHECK)), compared("b", add(CHECK))))
+    assert worth("r/1") == {ADD: 2, CHECK: 3}
+    changed = Edit("modify", ("L0",), f"{CHECK}, always")  # L0: what two groups want comes first
+    votes.invoke(step(compared("a", Edit("delete", ("L1",)), changed), step=1, library="r/1"))
+    assert worth("r/2") == {ADD: 1, f"{CHECK}, always": 4}
+    votes.invoke(step(compared("a", Edit("delete", ("L1",)), Edit("keep", ("L0",))), step=2, library="r/2"))
+    assert worth("r/3") == {f"{CHECK}, always": 5}
+    rulings = known.versions.rulings("r/3")
+    assert Ruling(compared("a", Edit("delete", ("L1",))).edits[0], True, "a vote against L1", "L1") in rulings
+    assert any(ruling.reason == "no votes left: +2 -2" for ruling in rulings)
+
+
+def test_a_vote_against_a_lesson_goes_where_the_lesson_goes() -> None:
+    known = critic(ADD, CHECK)
+    merge = Edit("merge", ("L0", "L1"), f"{ADD} and check")
+    keep, delete = Edit("keep", ("L0",)), Edit("delete", ("L1",))
+    votes = [compared("a", merge, keep), compared("b", delete, keep), compared("c", delete, keep)]
+    consolidate(Silent(), known, "votes").invoke(step(*votes))
+    (lesson,) = known.versions.at("r/1").lessons
+    assert (lesson.id, lesson.helpful, lesson.harmful) == ("L0", 3, 2)
+
+
+def test_over_the_limits_the_lessons_with_the_fewest_votes_go() -> None:
+    known = critic(limits=Limits(lessons=2))
+    votes = consolidate(Silent(), known, "votes")
+    votes.invoke(step(compared("a", add(ADD), add(CHECK)), compared("b", add(CHECK), add(DRAW)), compared("c", add(DRAW))))
+    assert texts(known) == [CHECK, DRAW]
+    assert any("fewest votes" in reason for _, reason in reasons(known).values())
+
+
+# A sheet written anew
+
+
+def test_a_new_sheet_is_a_list_of_edits() -> None:
+    old = critic(ADD, CHECK, DRAW).versions.at("r/0")
+    edits = sheet_edits(old, [f"{CHECK} if there is time", DRAW, "when stuck, go back", DRAW])
+    assert [(edit.op, edit.lessons, edit.text) for edit in edits] == [
+        ("delete", ("L0",), ""),
+        ("modify", ("L1",), f"{CHECK} if there is time"),
+        ("keep", ("L2",), ""),
+        ("add", (), "when stuck, go back"),
+    ]
+
+
+def test_the_curator_rewrites_the_sheet_from_what_was_learned() -> None:
+    model = Scripted(json.dumps({"sheet": [CHECK, "when a sum is asked for, add the numbers twice"]}))
+    known = critic(ADD, DRAW)
+    comparisons = [compared("a", add(CHECK)), compared("b", add("when poems are asked for, rhyme"))]
+    consolidate(model, known, "cheatsheet").invoke(step(*comparisons))
+    assert f"- {ADD}\n" in model.prompts[0]
+    assert f"- {CHECK}\n" in model.prompts[0]
+    assert texts(known) == [f"{ADD} twice", CHECK]
+    assert known.versions.at("r/1").lesson("L2").problems == ("a",)
+    assert reasons(known)["delete L1"] == (True, "")
+    assert reasons(known)["when poems are asked for, rhyme"] == (False, "not on the new sheet")
+    assert accounted(known, comparisons)
+
+
+def test_a_sheet_that_cannot_be_read_leaves_the_old_one() -> None:
+    known, comparisons = critic(ADD, DRAW), [compared("a", add(CHECK))]
+    model = Scripted("Done!")
+    consolidate(model, known, "cheatsheet").invoke(step(*comparisons))
+    assert texts(known) == [ADD, DRAW]
+    assert len(model.prompts) == 3
+    assert reasons(known)[CHECK] == (False, "the old sheet stays, for no new one could be read")
+
+
+# Properties
+
+IDS = st.sampled_from(["L0", "L1", "L2", "L9", "[L1]", ""])
+TEXTS = st.sampled_from([ADD, CHECK, DRAW, f"{ADD}, twice", "door black mist", "", "word " * 40])
+EDITS = st.builds(
+    Edit,
+    st.sampled_from(["add", "modify", "merge", "delete", "keep", "conjure"]),
+    st.lists(IDS, max_size=3).map(tuple),
+    TEXTS,
+    st.sampled_from(["", "at door black: mist", "too vague"]),
+)
+REPLIES = st.one_of(
+    st.sampled_from(MALFORMED),
+    st.lists(
+        st.fixed_dictionaries(
+            {"op": st.sampled_from(["add", "modify", "merge", "delete", "keep"])},
+            optional={
+                "text": TEXTS,
+                "id": IDS,
+                "ids": st.lists(IDS, max_size=3),
+                "from": st.lists(st.integers(-1, 9), max_size=4),
+            },
+        ),
+        max_size=5,
+    ).map(lambda items: json.dumps({"edits": items, "sheet": [item.get("text", "") for item in items]})),
+)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(EDITS, max_size=4), min_size=1, max_size=4),
+    REPLIES,
+    st.sampled_from(["model", "code", "votes", "cheatsheet"]),
+)
+def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str, how: Any) -> None:
+    limits = Limits(lessons=4)
+    known = critic(ADD, CHECK, "gate wolf lamp", limits=limits)
+    early = Ruling(Edit("add", (), "cut before"), False, "more than were asked for")
+    comparisons = [compared(f"t{n}", *edits) for n, edits in enumerate(groups)]
+    comparisons.append(Comparison("z", (1.0, 0.0), rulings=(early,)))
+    out = consolidate(Scripted(reply), known, how).invoke(step(*comparisons))
+    assert out["candidate"] == "r/1"
+    assert accounted(known, comparisons)
+    library = known.versions.at("r/1")
+    assert len(library.lessons) <= limits.lessons
+    assert all(len(lesson.text.split()) <= limits.words for lesson in library.lessons)
+    now = {lesson.id: lesson.text for lesson in library.lessons}
+    rulings = [ruling for ruling in known.versions.rulings("r/1") if ruling.accepted]
+    gone = {r.lesson for r in rulings if r.edit.op == "delete" and not r.reason.startswith("a vote against")}
+    assert not gone & now.keys(), "an accepted deletion was not done"
+    for ruling in rulings:
+        done = ruling.lesson in gone or now.get(ruling.lesson) == one_line(ruling.edit.text)
+        elsewhere = ruling.reason.startswith(("consolidated into", "says what"))
+        assert ruling.edit.op in ("delete", "keep") or done or elsewhere, ruling
+
+
+@settings(max_examples=50)
+@given(st.lists(EDITS, max_size=12))
+def test_settling_neither_loses_nor_invents_an_edit(edits: list[Edit]) -> None:
+    kept, rulings = settled(edits, cued=True)
+    assert sorted(map(repr, [*kept, *(ruling.edit for ruling in rulings)])) == sorted(map(repr, edits))
+    assert all(not ruling.accepted and ruling.reason for ruling in rulings)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(EDITS, max_size=6), st.lists(EDITS, max_size=6), st.dictionaries(st.integers(0, 5), st.lists(st.integers(0, 5)))
+)
+def test_a_proposal_goes_into_one_final_edit_at_most(
+    proposals: list[Edit], final: list[Edit], named: dict[int, list[int]]
+) -> None:
+    named = {at: [n for n in sources if n < len(proposals)] for at, sources in named.items() if at < len(final)}
+    into = taken_up(proposals, final, named)
+    assert all(0 <= n < len(proposals) and 0 <= at < len(final) for n, at in into.items())
+    assert {n for sources in named.values() for n in sources} <= into.keys()

@@ -1,0 +1,459 @@
+"""Questions over passages: the file, search and lookup by hand, right and wrong answers, and what damaged files say."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.memory.records import Observation, UserError
+from learngraph.tools.environments import passages
+from learngraph.tools.environments.passages import HELP, Passages, exact_match, f1, normalised
+from learngraph.tools.environments.support.ranking import Ranking, words
+
+FOX = ["The fox is red.", "It sleeps by day.", "A Fox eats beetles.", "Its den is dry."]
+OWL = ["The owl is grey.", "It hunts the fox."]
+PEAR = ["A pear is a fruit."]
+SMALL = {
+    "_id": "a1",
+    "type": "bridge",
+    "question": "What does the animal that the owl hunts eat?",
+    "answer": "The Beetles!",
+    "supporting_facts": [["Grey owl", 1], ["Red fox", 2], ["Red fox", 0]],
+    "context": [["Red fox", FOX], ["Pear", PEAR], ["Grey owl", OWL]],
+}
+
+
+def written(tmp_path: Path, *items: Any, name: str = "small.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_text("\n".join(item if isinstance(item, str) else json.dumps(item) for item in items), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Passages:
+    return Passages({"file": str(written(tmp_path, SMALL)), "sentences": "1"})
+
+
+def texts(env: Passages, actions: Sequence[str]) -> list[str]:
+    """What is shown after each action, above what can be done."""
+    task = env.task(0)
+    return [env.observe(task, actions[:n]).text.removesuffix(HELP) for n in range(1, len(actions) + 1)]
+
+
+# The measure
+
+
+@pytest.mark.parametrize(
+    ("answer", "plain"),
+    [
+        ("The Beetles!", "beetles"),
+        ("  an  Apple, a day ", "apple day"),
+        ("U.S.A.", "usa"),
+        ("63,700", "63700"),
+        ("Theatre another", "theatre another"),
+        ("YES.", "yes"),
+        ("the", ""),
+    ],
+)
+def test_normalisation_by_hand(answer: str, plain: str) -> None:
+    assert normalised(answer) == plain
+    assert normalised(plain) == plain
+
+
+def test_exact_match_and_f1_by_hand() -> None:
+    assert exact_match("beetles", "The Beetles!")
+    assert not exact_match("red beetles", "beetles")
+    assert not exact_match("yes", "no")
+    assert f1("The Beetles!", "beetles") == 1
+    # Two of three words are right, and two of two are there: 2 * 2 / (3 + 2).
+    assert f1("the old red fox", "red fox") == pytest.approx(0.8)
+    assert f1("fox fox", "fox") == pytest.approx(2 / 3)  # a word counts as often as both have it
+    assert f1("pear", "fox") == 0
+    assert f1("yes", "yes") == 1
+    assert f1("yes it is", "yes") == 0  # as published
+    assert f1("no", "no fox") == 0
+    assert f1("", "") == 0
+
+
+# The actions
+
+
+def test_search_shows_the_best_passages_and_opens_the_first(small: Passages) -> None:
+    shown = small.observe(small.task(0), ["search[fruit]"])
+    assert shown == Observation("Pear: A pear is a fruit." + HELP, (), 0.0, False)
+    # Both have the word; the title is just what was asked in one of them.
+    assert texts(small, ["search[the red FOX]"]) == ["Red fox: The fox is red.\nGrey owl: The owl is grey."]
+    assert texts(small, ["search[grey owl]", "lookup[hunts]"])[-1] == "Grey owl (1 of 1): It hunts the fox."
+    assert texts(small, ["search[zebra]"]) == ["nothing found for 'zebra'"]
+
+
+def test_settings_of_search(tmp_path: Path) -> None:
+    path = str(written(tmp_path, SMALL))
+    one = Passages({"file": path, "results": "1", "sentences": "3"})
+    assert texts(one, ["search[fox]"]) == ["Red fox: The fox is red. It sleeps by day. A Fox eats beetles."]
+    assert re.fullmatch(r"hotpot\?file=small-[0-9a-f]{8},results=1,sentences=3", one.name)
+    assert Passages({"file": path, "sentences": "2"}).name == Passages({"file": path}).name
+
+
+def test_lookup_goes_through_the_sentences_and_begins_again(small: Passages) -> None:
+    assert texts(small, ["lookup[fox]"]) == ["no passage is open: search first"]
+    seen = texts(small, ["search[red fox]", *["lookup[FOX]"] * 3, "lookup[den]", "lookup[fox]", "lookup[whale]"])
+    assert seen[1:] == [
+        "Red fox (1 of 2): The fox is red.",
+        "Red fox (2 of 2): A Fox eats beetles.",
+        "Red fox: no more sentence with 'fox'",
+        "Red fox (1 of 1): Its den is dry.",
+        "Red fox (1 of 2): The fox is red.",
+        "Red fox: no sentence with 'whale'",
+    ]
+    # Another search begins anew, and a search that finds nothing closes the passage.
+    assert texts(small, ["search[red fox]", "lookup[fox]", "search[red fox]", "lookup[fox]"])[-1].startswith("Red fox (1 of 2)")
+    assert texts(small, ["search[red fox]", "search[zebra]", "lookup[fox]"])[-1] == "no passage is open: search first"
+
+
+def test_what_cannot_be_read_keeps_the_place(small: Passages) -> None:
+    seen = texts(small, ["search[red fox]", "lookup[fox]", "go home", "search[]", "lookup[fox]"])
+    assert seen[2] == seen[3] == "this cannot be read: an action is search[words], lookup[word] or finish[answer]"
+    assert seen[4] == "Red fox (2 of 2): A Fox eats beetles."
+
+
+@pytest.mark.parametrize("action", ["finish[beetles]", "Finish[ the  BEETLES ]", "finish [beetles].", "finish[beetles\n]"])
+def test_a_right_answer_ends_it_with_1(small: Passages, action: str) -> None:
+    assert small.observe(small.task(0), ["search[fox]", action]) == Observation("right", (), 1.0, True)
+
+
+def test_a_wrong_answer_ends_it_with_0_and_tells_nothing(small: Passages) -> None:
+    assert small.observe(small.task(0), ["finish[pears]"]) == Observation("wrong", (), 0.0, True)
+    with pytest.raises(UserError, match="hotpot-test-0 was over after 1 steps, got one more action: 'search\\[fox\\]'"):
+        small.observe(small.task(0), ["finish[pears]", "search[fox]"])
+
+
+def test_refused_input(small: Passages) -> None:
+    task = small.task(0)
+    with pytest.raises(UserError, match="sequence of strings"):
+        small.observe(task, "search[fox]")
+    for wrong in ("", "  ", 3):
+        with pytest.raises(UserError, match="step 0 of hotpot-test-0: the action must be a text"):
+            small.observe(task, [wrong])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="test has tasks 0 to 0, got 1"):
+        small.task(1)
+    with pytest.raises(UserError, match="train has no tasks, got 0"):
+        small.task(0, "train")
+
+
+def test_gold_and_horizon(tmp_path: Path) -> None:
+    path = str(written(tmp_path, SMALL))
+    env = Passages({"file": path})
+    gold = ("search[Grey owl]", "search[Red fox]", "finish[The Beetles!]")
+    assert env.gold(env.task(0)) == gold
+    assert env.observe(env.task(0), gold).reward == 1
+    short = Passages({"file": path}, horizon=2)
+    assert short.gold(short.task(0)) == (gold[0], gold[2])
+    last = short.observe(short.task(0), ["search[fox]", "search[owl]"])
+    assert (last.over, last.reward) == (True, 0.0)
+    with pytest.raises(UserError, match="horizon must be at least 1"):
+        Passages(horizon=0)
+
+
+def test_what_can_be_done_stands_below_what_is_shown_and_nowhere_else(small: Passages) -> None:
+    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
+    task = small.task(0)
+    assert task.instruction == SMALL["question"]
+    path = ["search[fox]", "hm", "finish[beetles]"]
+    shown = [small.observe(task, path[:n]) for n in range(4)]
+    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 0]
+    assert all(one.text.endswith(HELP) for one in shown[:3])
+    states = [small.abstract(one) for one in shown]
+    assert states[0] == f"question: {SMALL['question']}"
+    assert [one.text.removesuffix(HELP) for one in shown] == states
+
+
+# What is listed
+
+
+def test_listed_actions_are_made_of_what_was_read(tmp_path: Path) -> None:
+    path = str(written(tmp_path, SMALL))
+    env = Passages({"file": path, "listed": "1", "sentences": "1"})
+    task = env.task(0)
+    assert env.name.endswith(",listed=1,sentences=1")
+    assert env.observe(task, ()).actions == ("finish[no]", "finish[yes]", "search[animal owl hunts eat]")
+    # `The` is no name, and the number of a result is no answer.
+    assert env.observe(task, ["search[pear]"]).actions == (
+        "finish[Pear]",
+        "finish[no]",
+        "finish[yes]",
+        "lookup[animal]",
+        "lookup[eat]",
+        "lookup[hunts]",
+        "lookup[owl]",
+        "search[Pear]",
+        "search[animal owl hunts eat]",
+    )
+    # What was read stays, also after an action that cannot be read.
+    later = env.observe(task, ["search[pear]", "search[owl]", "hm"]).actions
+    assert {"finish[Pear]", "search[Grey owl]"} <= {*later}
+    assert env.observe(task, ["finish[pear]"]).actions == ()
+
+
+def test_names_of_two_are_also_names_of_one() -> None:
+    assert passages._names("The Miller's Ghost and Bread and Thunder, in 1842, of the Bay of Torrin; 63,700. It is.") == (
+        "1842",
+        "63,700",
+        "Bay of Torrin",
+        "Bread",
+        "Miller's Ghost",
+        "Miller's Ghost and Bread and Thunder",
+        "Thunder",
+    )
+
+
+def test_a_listed_reader_of_our_file_can_get_every_answer() -> None:
+    """Gold searches, then each word of the question looked up in both passages: the answer is among what is listed."""
+    env = Passages({"listed": "1"}, horizon=100)
+    lacking = []
+    for split, count in (("test", 30), ("dev", 15), ("train", 30)):
+        for n in range(count):
+            task, path = env.task(n, split), list[str]()
+            *searches, answer = env.gold(task)
+            for search in searches:
+                path.append(search)
+                path += [action for action in env.observe(task, path).actions if action.startswith("lookup")]
+            if answer not in env.observe(task, path).actions:
+                lacking.append((env.question(task).text, answer))
+    assert lacking == []
+
+
+# Our file
+
+
+def test_our_file_is_consistent() -> None:
+    env = Passages()
+    assert env.name == Passages({"source": "own"}).name == "hotpot?source=own"
+    kinds = [question.kind for question in env.questions]
+    assert (len(kinds), kinds.count("bridge"), kinds.count("comparison")) == (75, 50, 25)
+    assert len({question.text for question in env.questions}) == len({question.id for question in env.questions}) == 75
+    assert len(env.passages) == len({passage.title for passage in env.passages}) == 133
+    by_title = {passage.title: " ".join(passage.sentences) for passage in env.passages}
+    for question in env.questions:
+        first, second = question.titles
+        assert first in question.text or first.removeprefix("River ") in question.text
+        if question.kind == "bridge":  # the first passage names the second, which alone has the answer
+            assert second not in question.text
+            assert second in by_title[first]
+            assert question.answer in by_title[second]
+        else:
+            assert second in question.text
+            assert question.answer in ("yes", "no", first, second)
+
+
+def test_comparisons_of_our_file_by_another_way() -> None:
+    """The answers, worked out again from the passages' numbers."""
+    env = Passages()
+    by_title = {passage.title: " ".join(passage.sentences) for passage in env.passages}
+    patterns = {
+        "born earlier": (r"\((\d{4})–", min),
+        "older": (r"\((\d{4})–", min),
+        "published first": (r"published in (\d{4})", min),
+        "more inhabitants": (r"has ([\d,]+) inhabitants", max),
+        "founded first": (r"founded in (\d{4})", min),
+        "deeper": (r"is (\d+) metres deep", max),
+        "higher": (r", (\d+) metres high", max),
+        "same river": (r"the (River \w+)", None),
+        "same water": (r"ends in the ([\w ]+)\.", None),
+        "same town": (r"was born in (\w+) and", None),
+        "same teacher": (r"craft from ([\w -]+)\.", None),
+    }
+    done = 0
+    for question in env.questions:
+        if question.kind != "comparison":
+            continue
+        pattern, best = next(found for words_, found in patterns.items() if re.search(words_.replace(" ", ".*"), question.text))
+        found = [re.search(pattern, by_title[title], re.IGNORECASE) for title in question.titles]
+        one, other = (match[1].replace(",", "") for match in found if match)
+        if best is None:
+            right = "yes" if one.lower() == other.lower() else "no"
+        else:
+            assert one != other
+            first = best(int(one), int(other)) == int(one)
+            right = ("yes" if first else "no") if question.text.startswith("Was") else question.titles[0 if first else 1]
+        assert question.answer == right, question
+        done += 1
+    assert done == 25
+
+
+def test_splits_share_no_question() -> None:
+    env = Passages()
+    drawn = [env.task(n, split) for split, count in (("test", 30), ("dev", 15), ("train", 30)) for n in range(count)]
+    assert len({task.seed for task in drawn}) == len({task.instruction for task in drawn}) == 75
+    whole = Passages({"split": "dev"})
+    assert [whole.task(n, "dev").seed for n in range(75)] == [*range(75)]
+    assert whole.name == "hotpot?source=own,split=dev"
+
+
+def test_doing_nothing_is_worth_nothing_and_chance_little() -> None:
+    env = Passages({"listed": "1"})
+    total = 0.0
+    for n in range(20):
+        task, draw = env.task(n), random.Random(f"chance {n}")
+        idle = env.observe(task, ["wait"] * env.horizon)
+        assert (idle.reward, idle.over) == (0.0, True)
+        actions, shown = list[str](), env.observe(task, ())
+        while not shown.over:
+            actions.append(draw.choice(shown.actions))
+            shown = env.observe(task, actions)
+        total += shown.reward or 0.0
+    assert total / 20 < 0.3
+
+
+# Files of others
+
+
+def test_a_list_is_read_as_lines_are_and_a_passage_counts_once(tmp_path: Path) -> None:
+    again = SMALL | {"_id": "a2", "question": "Is a pear a fruit?", "answer": "yes", "supporting_facts": [["Pear", 0]]}
+    other = again | {"_id": "a3", "context": [["Pear", ["A pear is green."]]], "question": "Which fruit is green?"}
+    lines = Passages({"file": str(written(tmp_path, SMALL, again, "", other))})
+    listed = Passages({"file": str(written(tmp_path, json.dumps([SMALL, again, other], indent=1), name="small.json"))})
+    assert lines.passages == listed.passages
+    assert lines.questions == listed.questions
+    assert lines.name == listed.name
+    # The same title with another text is another passage; the first of them answers to the title.
+    assert [passage.title for passage in lines.passages] == ["Red fox", "Pear", "Grey owl", "Pear"]
+    assert texts(lines, ["search[pear]"])[0].startswith("Pear: A pear is a fruit.\nPear: A pear is green.")
+    assert [question.id for question in lines.questions] == ["a1", "a2", "a3"]
+
+
+def test_the_layout_of_hubs_is_read_too(tmp_path: Path) -> None:
+    hub = SMALL | {
+        "id": "a1",
+        "context": {"title": ["Red fox", "Pear", "Grey owl"], "sentences": [FOX, PEAR, OWL]},
+        "supporting_facts": {"title": ["Grey owl", "Red fox", "Red fox"], "sent_id": [1, 2, 0]},
+    }
+    del hub["_id"]
+    path, usual = written(tmp_path, hub, name="hub.jsonl"), written(tmp_path, SMALL)
+    one, other = Passages({"file": str(path)}), Passages({"file": str(usual)})
+    assert (one.questions, one.passages) == (other.questions, other.passages)
+    hub["context"] = {"title": ["Red fox", "Pear"], "sentences": [FOX]}
+    with pytest.raises(UserError, match=r"hub\.jsonl line 1: 'context' must be a list of \[title, sentences\]"):
+        Passages({"file": str(written(tmp_path, hub, name="hub.jsonl"))})
+
+
+def test_a_file_without_supporting_facts_has_a_short_gold_path(tmp_path: Path) -> None:
+    bare = {key: SMALL[key] for key in ("question", "answer", "context")}
+    env = Passages({"file": str(written(tmp_path, bare))})
+    assert env.gold(env.task(0)) == ("finish[The Beetles!]",)
+
+
+def changed(**fields: Any) -> Mapping[str, Any]:
+    return SMALL | fields
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": ', r"line 2 is no JSON: .*expected is HotpotQA's layout"),
+        ("[1, 2]", r"line 2: an object was expected, got '\[1, 2\]'"),
+        (changed(question=""), r"line 2: 'question' must be a text, got ''"),
+        ({"question": "Why?"}, r"line 2: 'answer' must be a text, got 'None'"),
+        (changed(answer="The."), r"line 2: nothing is left of the answer 'The\.'"),
+        (changed(context=[]), r"line 2: 'context' must be a list of \[title, sentences\], got '\[\]'"),
+        (
+            changed(context=[["Pear", "A pear."]]),
+            r"line 2: a passage must be \[title, \[sentence, …\]\], got \"\['Pear', 'A pear",
+        ),
+        (changed(context=[["Pear", ["A pear.", 3]]]), r"line 2: a passage must be"),
+        (changed(context=[["", ["A pear."]]]), r"line 2: a passage must be"),
+        (changed(supporting_facts=[["Plum", 0]]), r"line 2: a supporting fact must be .* got \"\['Plum', 0\]\""),
+        (changed(supporting_facts="Pear"), r"line 2: a supporting fact must be .* got 'Pear'"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path: Path, line: Any, said: str) -> None:
+    path = written(tmp_path, SMALL, line)
+    with pytest.raises(UserError, match=said) as raised:
+        Passages({"file": str(path)})
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*none\.jsonl: .*No such file"):
+        Passages({"file": str(tmp_path / "none.jsonl")})
+    with pytest.raises(UserError, match=r"small\.jsonl has no questions; expected is"):
+        Passages({"file": str(written(tmp_path, ""))})
+    with pytest.raises(UserError, match=r"cut\.json line 5 is damaged"):
+        Passages({"file": str(written(tmp_path, json.dumps([SMALL, SMALL], indent=1)[:40], name="cut.json"))})
+    with pytest.raises(UserError, match=r"list\.json item 2: an object was expected"):
+        Passages({"file": str(written(tmp_path, json.dumps([SMALL, None]), name="list.json"))})
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"cannot read .*bytes"):
+        Passages({"file": str(tmp_path / "bytes")})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rooms": "3"}, "no setting 'rooms'; it has source, file, split, results, sentences, listed"),
+        ({"source": "web"}, "no source 'web'; there is own"),
+        ({"source": "own", "file": "x"}, "needs no file"),
+        ({"split": "exam"}, "split must be train, dev or test, got 'exam'"),
+        ({"results": "0"}, "results must be a number from 1 to 20, got '0'"),
+        ({"sentences": "many"}, "sentences must be a number from 1 to 50, got 'many'"),
+        ({"listed": "2"}, "listed must be a number from 0 to 1, got '2'"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Passages(settings)
+
+
+# The ranking
+
+
+def bm25(texts_: Sequence[str], query: str) -> list[float]:
+    """Lucene's BM25, from its formula."""
+    parted = [words(text) for text in texts_]
+    mean = sum(map(len, parted)) / len(parted)
+    scores = []
+    for text in parted:
+        score = 0.0
+        for word in dict.fromkeys(words(query)):
+            have = sum(word in other for other in parted)
+            count = text.count(word)
+            idf = math.log(1 + (len(parted) - have + 0.5) / (have + 0.5))
+            score += idf * count / (count + 1.5 * (0.25 + 0.75 * len(text) / mean))
+        scores.append(score)
+    return scores
+
+
+def test_search_equals_the_formula() -> None:
+    draw = random.Random("bm25")
+    vocabulary = ["ash", "elm", "oak", "fir", "yew", "fig", "box", "bay"]
+    texts_ = [" ".join(draw.choices(vocabulary, range(1, 9), k=draw.randint(1, 30))) for _ in range(60)]
+    index = Ranking(texts_, "test")
+    for _ in range(40):
+        query = " ".join(draw.choices([*vocabulary, "unknown"], k=draw.randint(1, 4)))
+        scores = bm25(texts_, query)
+        order = sorted((n for n in range(60) if scores[n] > 0), key=lambda n: (-round(scores[n], 9), n))
+        assert index.best(query, 60) == order
+        assert index.best(query, 3) == order[:3]
+
+
+def test_ties_go_to_the_earlier_text() -> None:
+    index = Ranking(["b a", "c", "a b", "A, b!"], "test")
+    assert index.best("a", 9) == [0, 2, 3]
+    assert index.best("a a b", 2) == index.best("b a", 2) == [0, 2]
+    assert index.best("", 9) == index.best("zebra ?!", 9) == []
+    assert Ranking([], "test").best("a", 9) == Ranking(["?!"], "test").best("a", 9) == []
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(UserError, match="hotpot: its search needs the package bm25s: pip install bm25s"):
+        Passages()

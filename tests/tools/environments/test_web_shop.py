@@ -1,0 +1,719 @@
+"""The web shop: its reward by hand, its pages step by step, every goal bought, and the same shop over HTTP."""
+
+from __future__ import annotations
+
+import http.client
+import random
+import re
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learngraph.memory.records import Observation, Task, UserError
+from learngraph.tools.environments import web_shop
+from learngraph.tools.environments.support.shop_server import ShopServer
+from learngraph.tools.environments.web_shop import (
+    HELP,
+    SEPARATOR,
+    Goal,
+    Page,
+    Piece,
+    Product,
+    Shop,
+    WebShop,
+    attributes_met,
+    draw_shop,
+    name_words,
+    options_met,
+    reward,
+    token_set_ratio,
+    type_reward,
+)
+
+BOTTLE = Product(
+    "B1",
+    "Steel Bottle with Straw Lid, Leak Proof (Norvik)",
+    ("Kitchen", "Drinkware", "bottles"),
+    "water bottle",
+    1995,
+    (("color", (("black", 0), ("navy blue", 0))), ("size", (("500 ml", 0), ("1 litre", 600)))),
+    ("leak proof", "dishwasher safe", "vacuum insulated"),
+    "A bottle for long walks. It is BPA free.",
+    ("wide mouth opening", "keeps drinks cold"),
+    ("5 of 5 stars: Good.",),
+)
+MUG = Product("B2", "Travel Mug with Straw Lid, Spill Proof", ("Kitchen", "Drinkware", "mugs"), "travel mug", 2500)
+LAMP = Product("B3", "Desk Lamp, Dimmable", ("Home", "Lighting", "desk lamps"), "desk lamp", 4000)
+GOAL = Goal(BOTTLE, ("leak proof", "bpa free"), (("color", "navy blue"), ("size", "1 litre")), 3000)
+SMALL = Shop([MUG, BOTTLE, LAMP], [GOAL] * 4)
+
+
+def titled(title: str, *category: str, query: str = "") -> Product:
+    return Product("B9", title, category, query or title, 100)
+
+
+def after(env: WebShop, task: Task, *actions: str) -> Observation:
+    return env.observe(task, actions)
+
+
+def page(shown: Observation) -> str:
+    """The text above what can be done."""
+    return shown.text.removesuffix(HELP)
+
+
+# The reward
+
+
+def test_the_words_of_a_title() -> None:
+    assert name_words(BOTTLE.title) == {"steel", "bottle", "straw", "lid"}
+    assert name_words("The Lid of the Jar and the Pot, Red") == {"lid", "jar", "pot"}
+    assert name_words(", Red") == frozenset()
+
+
+def test_the_type_by_hand_in_each_branch() -> None:
+    ten = titled("a1 b2 c3 d4 e5 f6 g7 h8 i9 j10")  # ten words
+    assert type_reward(BOTTLE, BOTTLE) == 1
+    assert type_reward(titled("a1 b2 c3 x"), ten) == 1  # overlap 0.3 > 0.2, nothing else in common
+    assert type_reward(titled("a1 b2 x"), ten) == 0.5  # 0.2 is not above 0.2
+    assert type_reward(titled("a1 x"), ten) == 0.5  # 0.1 is not below 0.1
+    assert type_reward(titled("a1 x", query="q"), replace(ten, query="q")) == 1
+    two = replace(ten, category=("Home", "Lighting", "lamps"))
+    assert type_reward(titled("a1 x", "Home", "Lighting", "spots"), two) == 1  # two levels in common
+    assert type_reward(titled("a1 x", "Home", "Bedding", "spots"), two) == 0.5  # one
+    eleven = titled("a1 b2 c3 d4 e5 f6 g7 h8 i9 j10 k11", query="q")
+    assert type_reward(titled("a1 x", query="q"), eleven) == 0.1  # 1 / 11, whatever the query
+    assert type_reward(titled("x y", query="q"), eleven) == 0  # nothing of the title
+    assert type_reward(titled("x"), titled("of the, red")) == 0.5  # no word: counts as 0.2
+    assert type_reward(titled("a1 b2"), titled("a1")) == 1  # the share is of the words wanted
+    # The mug shares straw and lid, 2 of the bottle's 4 words; the lamp shares nothing.
+    assert type_reward(MUG, BOTTLE) == 1
+    assert type_reward(LAMP, BOTTLE) == 0
+
+
+def test_attributes_by_hand() -> None:
+    assert attributes_met(BOTTLE, ["leak proof"]) == 1  # its own
+    assert attributes_met(BOTTLE, ["proof leak", "leak-proof"]) == 2  # the order of words does not matter
+    assert attributes_met(BOTTLE, ["dishwasher safes"]) == 1  # 2 * 15 / 31 = 97 > 85
+    assert attributes_met(BOTTLE, ["straw lid", "wide mouth", "bpa free"]) == 3  # title, features, description
+    assert attributes_met(BOTTLE, ["Long Walks"]) == 1
+    assert attributes_met(BOTTLE, ["spill proof", "oven safe", "cheap"]) == 0
+    assert attributes_met(BOTTLE, []) == 0
+
+
+def test_options_by_hand() -> None:
+    assert options_met(["navy blue", "1 litre"], ["1 litre", "navy blue"]) == 2
+    assert options_met(["navy blue"], ["blue"]) == 1  # all words of one are in the other: 100
+    assert options_met(["black"], ["navy blue"]) == 0
+    assert options_met([], ["black"]) == 0
+    assert options_met(["black"], []) == 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "cap", "met"),
+    [
+        ({"color": "navy blue", "size": "1 litre"}, 3000, 5),  # 2 attributes, 2 options, 25.95 <= 30
+        ({"color": "navy blue", "size": "1 litre"}, 2595, 5),  # just what it costs
+        ({"color": "navy blue", "size": "1 litre"}, 2594, 4),  # a cent too dear
+        ({"color": "navy blue", "size": "500 ml"}, 3000, 4),
+        ({"color": "black"}, 3000, 3),
+        ({}, 3000, 3),
+        ({}, 1994, 2),
+    ],
+)
+def test_the_reward_by_hand(chosen: dict[str, str], cap: int, met: int) -> None:
+    assert reward(BOTTLE, chosen, replace(GOAL, cap=cap)) == pytest.approx(met / 5)
+
+
+def test_the_reward_of_another_product() -> None:
+    # The mug: type 1 (see above), of the attributes none, no options, 25 <= 30.
+    assert reward(MUG, {}, GOAL) == pytest.approx(1 / 5)
+    assert reward(LAMP, {}, GOAL) == 0
+    half = titled("a1 x", "Home")
+    wanted = Goal(titled("a1 b2 c3 d4 e5 f6"), ("x",), (), 500)
+    # 1 / 6 of the words: 0.5 for the type; x stands in the title, and it is cheap enough: 2 of 2.
+    assert reward(half, {}, wanted) == pytest.approx(0.5)
+    assert reward(half, {}, replace(wanted, attributes=("x", "y"), cap=99)) == pytest.approx(0.5 * 1 / 3)
+
+
+def longest(one: str, other: str) -> int:
+    """Longest common subsequence, from its definition."""
+    if not one or not other:
+        return 0
+    if one[0] == other[0]:
+        return 1 + longest(one[1:], other[1:])
+    return max(longest(one[1:], other), longest(one, other[1:]))
+
+
+@given(st.text("ab ", max_size=7), st.text("ab ", max_size=7))
+def test_the_common_subsequence_against_its_definition(one: str, other: str) -> None:
+    assert web_shop._common(one, other) == longest(one, other)
+
+
+def test_token_set_ratio_by_hand() -> None:
+    assert token_set_ratio("Leak Proof", "proof, leak") == 100
+    assert token_set_ratio("navy blue", "blue") == 100
+    assert token_set_ratio("abcd", "abxd") == 75  # 2 * 3 / 8
+    # Both have `free`: `free` to `free bpa` is 2 * 4 / 12 = 67, `free` to `free oil` the same, and `free bpa` to `free oil`
+    # have `free ` in common: 2 * 5 / 16 = 62.5.
+    assert token_set_ratio("bpa free", "oil free") == 67
+    assert token_set_ratio("500 ml", "750 ml") == 83  # `ml 500` and `ml 750` have `ml 50` in common: 2 * 5 / 12
+    assert token_set_ratio("2 metres", "3 metres") == 88  # `metres `, 2 * 7 / 16: such options the reward cannot tell apart
+    assert token_set_ratio("", "blue") == token_set_ratio("?!", "?!") == 0
+
+
+@given(st.text("abc ", max_size=12), st.text("abc ", max_size=12))
+def test_token_set_ratio_is_symmetric_and_ignores_order(one: str, other: str) -> None:
+    ratio = token_set_ratio(one, other)
+    assert 0 <= ratio <= 100
+    assert ratio == token_set_ratio(other, one) == token_set_ratio(" ".join(reversed(one.split())), other)
+
+
+# The pages
+
+
+@pytest.fixture
+def env() -> WebShop:
+    return WebShop(shop=SMALL)
+
+
+def test_a_purchase_page_by_page(env: WebShop) -> None:
+    task = env.task(0, "train")
+    assert task.instruction == "buy water bottle: leak proof, bpa free; color navy blue; size 1 litre; at most $30.00"
+    start = env.observe(task, ())
+    assert page(start) == "Search"
+    assert "search[leak proof water bottle]" in start.actions
+    path = ["search[steel bottle]"]
+    shown = env.observe(task, path)
+    assert page(shown) == (
+        "Back to Search [SEP] Page 1 (Total results: 1) [SEP] B1 [SEP] Steel Bottle with Straw Lid, Leak Proof (Norvik) [SEP] "
+        "$19.95 to $25.95"
+    )
+    assert shown.actions == ("click[b1]", "click[back to search]")
+    path.append("click[B1]")
+    shown = env.observe(task, path)
+    assert page(shown) == (
+        "Back to Search [SEP] < Prev [SEP] color [SEP] black [SEP] navy blue [SEP] size [SEP] 500 ml [SEP] 1 litre [SEP] "
+        "Steel Bottle with Straw Lid, Leak Proof (Norvik) [SEP] Price: $19.95 [SEP] Description [SEP] Features [SEP] Reviews "
+        "[SEP] Attributes [SEP] Buy Now"
+    )
+    assert "click[navy blue]" in shown.actions
+    path += ["click[1 litre]", "click[black]", "click[navy blue]"]  # the last choice counts
+    shown = env.observe(task, path)
+    assert "Chosen: color navy blue, size 1 litre [SEP] Steel Bottle" in shown.text
+    assert "Price: $25.95" in shown.text
+    path.append("click[buy now]")
+    assert env.observe(task, path) == Observation(
+        "Thank you for your purchase [SEP] Steel Bottle with Straw Lid, Leak Proof (Norvik) [SEP] Your score (0 to 1): 1",
+        (),
+        1.0,
+        True,
+    )
+    with pytest.raises(UserError, match=r"was over after 6 steps, got one more action: 'click\[back to search\]'"):
+        env.observe(task, [*path, "click[back to search]"])
+
+
+def test_sub_pages_and_the_way_back(env: WebShop) -> None:
+    task, item = env.task(0, "train"), ("search[bottle]", "click[b1]", "click[1 litre]")
+    for name, said in (
+        ("description", "A bottle for long walks. It is BPA free."),
+        ("features", "wide mouth opening [SEP] keeps drinks cold"),
+        ("reviews", "5 of 5 stars: Good."),
+        ("attributes", "leak proof [SEP] dishwasher safe [SEP] vacuum insulated"),
+    ):
+        shown = after(env, task, *item, f"click[{name}]")
+        assert page(shown) == f"Back to Search [SEP] < Prev [SEP] {said}"
+        assert shown.actions == ("click[< prev]", "click[back to search]")
+        # Back on the item's page the choice still stands.
+        assert after(env, task, *item, f"click[{name}]", "click[< prev]") == after(env, task, *item)
+    assert after(env, task, *item, "click[< prev]") == after(env, task, *item[:1])
+    assert after(env, task, *item, "click[< prev]", "click[b1]") == after(env, task, *item[:2])  # chosen anew
+    assert after(env, task, *item, "click[back to search]") == after(env, task)
+    mug = after(env, task, "search[mug]", "click[b2]", "click[reviews]")
+    assert page(mug).endswith("[SEP] None")
+
+
+def test_pages_of_results() -> None:
+    shop = draw_shop(600)
+    env = WebShop(shop=shop)
+    task = env.task(0)
+    kinds = [product for product in shop.products if product.query == "yoga mat"]
+    assert len(kinds) == 25
+    shown = [after(env, task, "search[yoga mat]", *["click[next >]"] * n) for n in range(3)]
+    found = [re.findall(r"\[SEP\] (B[0-9A-Z]{8}) \[SEP\]", page.text) for page in shown]
+    assert [len(page) for page in found] == [10, 10, 5]
+    assert {name for page in found for name in page} == {product.id for product in kinds}
+    buttons = [{action for action in page.actions if action in ("click[< prev]", "click[next >]")} for page in shown]
+    assert buttons == [{"click[next >]"}, {"click[< prev]", "click[next >]"}, {"click[< prev]"}]
+    assert after(env, task, "search[yoga mat]", "click[next >]", "click[< prev]") == shown[0]
+    # From a product back to the page of results it was found on.
+    assert after(env, task, "search[yoga mat]", "click[next >]", f"click[{found[1][0]}]", "click[< prev]") == shown[1]
+    assert "(Total results: 50)" in after(env, task, "search[the a with]").text  # at most fifty
+    assert page(after(env, task, "search[zebra]")) == "Back to Search [SEP] Page 1 (Total results: 0)"
+
+
+@pytest.mark.parametrize(
+    ("before", "action", "said"),
+    [
+        ([], "fly to the moon", "this cannot be read: an action is search[words] or click[text of a button]"),
+        ([], "search[]", "this cannot be read: an action is search[words] or click[text of a button]"),
+        ([], "click[buy now]", "there is no 'buy now' to click on this page"),
+        (["search[bottle]"], "search[mug]", "there is no search bar on this page"),
+        (["search[bottle]"], "click[b2]", "there is no 'b2' to click on this page"),  # not among the results
+        (["search[bottle]", "click[b1]"], "click[size]", "there is no 'size' to click on this page"),
+        (
+            ["search[bottle]", "click[b1]"],
+            "click[Chosen: color black]",
+            "there is no 'Chosen: color black' to click on this page",
+        ),
+    ],
+)
+def test_what_leads_nowhere_says_so_and_costs_its_step(env: WebShop, before: list[str], action: str, said: str) -> None:
+    task = env.task(0, "train")
+    here, there = env.observe(task, before), env.observe(task, [*before, action])
+    assert there == replace(here, text=said + SEPARATOR + here.text)
+    assert env.observe(task, [*before, action, action]) == there  # said once, not twice
+    for onward in here.actions:  # and forgotten with the next step that leads somewhere
+        assert env.observe(task, [*before, action, onward]) == env.observe(task, [*before, onward])
+    idle = env.observe(task, [action] * env.horizon) if not before else None
+    assert idle is None or (idle.reward, idle.over, idle.actions) == (0.0, True, ())
+
+
+def test_an_action_is_read_in_any_case(env: WebShop) -> None:
+    task = env.task(0, "train")
+    assert after(env, task, " Search [bottle]", "CLICK[b1]", "click[ Navy  Blue ]") == after(
+        env, task, "search[bottle]", "click[b1]", "click[navy blue]"
+    )
+
+
+def test_refused_input(env: WebShop) -> None:
+    task = env.task(0, "train")
+    with pytest.raises(UserError, match="sequence of strings"):
+        env.observe(task, "search[bottle]")
+    for wrong in ("", " ", None):
+        with pytest.raises(UserError, match="step 0 of webshop-train-0: the action must be a text"):
+            env.observe(task, [wrong])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="no split 'exam'; there are train, dev, test"):
+        env.task(0, "exam")
+    with pytest.raises(UserError, match="train has tasks 0 to 3, got 4"):
+        env.task(4, "train")
+    with pytest.raises(UserError, match="has no task x"):
+        env.observe(Task("x", "", 99), [])
+
+
+def test_the_state_leaves_out_what_every_page_has(env: WebShop) -> None:
+    task = env.task(0, "train")
+    shown = after(env, task, "search[bottle]", "click[b1]", "click[black]")
+    assert env.abstract(shown) == (
+        "color | black | navy blue | size | 500 ml | 1 litre | Chosen: color black | "
+        "Steel Bottle with Straw Lid, Leak Proof (Norvik) | Price: $19.95"
+    )
+    assert env.abstract(after(env, task)) == "Search"
+
+
+def test_what_can_be_done_stands_below_the_page_and_nowhere_else(env: WebShop) -> None:
+    """Tasks are compared by their text, and states by theirs: what all have in common would make them all alike."""
+    task, path = env.task(0, "train"), ["search[bottle]", "click[nothing]", "click[b1]", "click[buy now]"]
+    assert task.instruction == f"buy {env.goal(task).text}"
+    shown = [env.observe(task, path[:n]) for n in range(5)]
+    assert [one.text.count("Actions: search[words]") for one in shown] == [1, 1, 1, 1, 0]
+    assert all(one.text.endswith(HELP) for one in shown[:4])
+    assert not any("Actions" in env.abstract(one) for one in shown)
+    assert [env.abstract(one) for one in shown] == [env.abstract(replace(one, text=page(one))) for one in shown]
+
+
+def test_a_catalogue_that_cannot_be_clicked_is_refused() -> None:
+    with pytest.raises(UserError, match="ids of products must differ"):
+        Shop([MUG, replace(LAMP, id="b2")], [])
+    with pytest.raises(UserError, match=r"option values of product B2 must differ .* got red, red"):
+        Shop([replace(MUG, options=(("a", (("red", 0),)), ("b", (("Red", 0),))))], [])
+    with pytest.raises(UserError, match="option values of product B2 must differ"):
+        Shop([replace(MUG, options=(("a", (("Reviews", 0),)),))], [])
+    with pytest.raises(UserError, match="a goal's product B1 is not in the catalogue"):
+        Shop([MUG], [GOAL])
+
+
+# The drawn catalogue
+
+
+def test_every_goal_of_a_small_shop_can_be_bought() -> None:
+    env = WebShop({"products": "150", "seed": "3"})
+    assert env.name == "webshop?products=150,seed=3"
+    count = 0
+    for split, size in (("test", 74), ("dev", 74), ("train", 152)):
+        for n in range(size):
+            task = env.task(n, split)
+            path = env.gold(task)
+            assert len(path) <= env.horizon
+            paid = [env.observe(task, path[: k + 1]).reward for k in range(len(path))]
+            assert paid == [*[0.0] * (len(path) - 1), 1.0], path
+            count += 1
+    assert count == len(env.shop.goals) == 300
+
+
+def test_a_catalogue_is_what_its_seed_says() -> None:
+    one = draw_shop(100, 1)
+    draw_shop.cache_clear()
+    assert draw_shop(100, 1).products == one.products
+    assert draw_shop(100, 1).goals == one.goals
+    assert draw_shop(100, 2).products != one.products
+    for product in one.products:
+        assert len(product.attributes) == 4
+        assert product.price > 0
+    # Pinned, so that results can be told apart by the environment's name.
+    assert (one.products[0].id, one.products[0].title) == (
+        "BV3GT7ZBO",
+        "Yoga Mat with Storage Bag, Tear Resistant, Latex Free (Norvik)",
+    )
+
+
+def test_the_reward_can_tell_the_options_and_qualities_of_a_product_apart() -> None:
+    for product in draw_shop(1000).products:
+        values = [value for _, values in product.options for value, _ in values]
+        for texts in (values, product.attributes):
+            assert all(token_set_ratio(one, other) <= 85 for one in texts for other in texts if one != other), product
+
+
+def test_splits_share_no_goal_and_no_product() -> None:
+    for products, sizes in ((24, (12, 12, 24)), (150, (74, 74, 152)), (750, (500, 500, 500)), (1000, (500, 500, 1000))):
+        env = WebShop(shop=Shop(draw_shop(products).products, draw_shop(products).goals))
+        wanted = []
+        for split, size in zip(("test", "dev", "train"), sizes, strict=True):
+            goals = [env.goal(env.task(n, split)) for n in range(size)]
+            wanted.append({goal.product.id for goal in goals})
+            with pytest.raises(UserError, match=f"{split} has tasks 0 to {size - 1}, got {size}"):
+                env.task(size, split)
+        assert sum(map(len, wanted)) == len(set().union(*wanted)) == products
+        assert len({goal.text for goal in env.shop.goals}) > 0.95 * len(env.shop.goals)
+    assert env.task(0).seed == 0
+    assert env.task(0, "dev").seed == 500
+
+
+def test_the_goal_matters() -> None:
+    """The same purchase is worth less for another wish, and the first result is not always right."""
+    env = WebShop({"products": "500"})
+    worth = []
+    for n in range(100):
+        task = env.task(n)
+        query = max(env.observe(task, ()).actions, key=len)
+        first = re.findall(r"B[0-9A-Z]{8}", env.observe(task, [query]).text)[0]
+        values = [f"click[{value}]" for _, value in env.goal(task).options]
+        worth.append(env.observe(task, [query, f"click[{first}]", *values, "click[buy now]"]).reward)
+    assert 0.5 < sum(w == 1 for w in worth) / 100 < 0.9
+    assert 0.8 < sum(filter(None, worth)) / 100 < 1
+
+
+def test_doing_nothing_is_worth_nothing_and_chance_little() -> None:
+    env, total, solved = WebShop({"products": "500"}), 0.0, 0
+    for n in range(20):
+        task, draw = env.task(n), random.Random(f"chance {n}")
+        assert env.observe(task, ["wait"] * env.horizon).reward == 0
+        actions, shown = list[str](), env.observe(task, ())
+        while not shown.over:
+            actions.append(draw.choice(shown.actions))
+            shown = env.observe(task, actions)
+        assert shown.reward is not None
+        assert 0 <= shown.reward <= 1
+        total += shown.reward
+        solved += shown.reward == 1
+    assert 0.05 < total / 20 < 0.5
+    assert solved <= 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rooms": "3"}, "no setting 'rooms'; it has products, seed"),
+        ({"products": "23"}, "products must be a number from 24 to 20000, got '23'"),
+        ({"products": "all"}, "products must be a number"),
+        ({"seed": "-1"}, "seed must be a number from 0"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        WebShop(settings)
+
+
+def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    with pytest.raises(UserError, match="webshop: its search needs the package bm25s: pip install bm25s"):
+        Shop([MUG], [])
+
+
+# The pages over HTTP
+
+
+class _Reader(HTMLParser):
+    """What a browser finds on a page: the pieces in order, the buttons' values, and the other texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+        self.clicks: list[str] = []
+        self.search = False
+        self.tags: list[str] = []
+        self.all = ""
+        self._in_piece = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        values = dict(attrs)
+        self.search = self.search or values.get("name") == "query"
+        self._in_piece = "data-piece" in values
+        if self._in_piece:
+            self.pieces.append("")
+        if values.get("name") == "click":
+            self.clicks.append(values["value"] or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_piece = False
+
+    def handle_data(self, data: str) -> None:
+        self.all += data
+        if self._in_piece:
+            self.pieces[-1] += data
+
+
+def read(html: str) -> _Reader:
+    reader = _Reader()
+    reader.feed(html)
+    return reader
+
+
+@pytest.fixture
+def serving() -> Iterator[ShopServer]:
+    with running(WebShop({"products": "60"})) as server:
+        yield server
+
+
+class running:  # noqa: N801
+    """A server on a free port, stopped in the end."""
+
+    def __init__(self, env: WebShop) -> None:
+        self.server = ShopServer(env)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self) -> ShopServer:
+        self.thread.start()
+        return self.server
+
+    def __exit__(self, *_: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+def ask(server: ShopServer, path: str, data: bytes | None = None, **form: str) -> tuple[str, str]:
+    """GET, or POST of a form; the address where it ended and the page."""
+    body = data if data is not None else urllib.parse.urlencode(form).encode() if form else None
+    with urllib.request.urlopen(urllib.parse.urljoin(server.url, path), body, timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        return urllib.parse.urlsplit(answer.url).path, answer.read().decode()
+
+
+def refused(server: ShopServer, path: str, data: bytes | None = None, **form: str) -> tuple[int, str]:
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        ask(server, path, data, **form)
+    with raised.value as error:
+        return error.code, read(error.read().decode()).all
+
+
+def field(action: str) -> dict[str, str]:
+    kind, _, text = action.partition("[")
+    return {"query" if kind == "search" else "click": text.removesuffix("]")}
+
+
+def test_a_gold_path_over_http_shows_what_the_environment_shows(serving: ShopServer) -> None:
+    env = serving.environment
+    for n, split in ((0, "test"), (3, "dev"), (7, "train")):
+        task = env.task(n, split)
+        path = list(env.gold(task))
+        # On the way: a sub-page, the way back, a wrong click.
+        path[2:2] = ["click[attributes]", "click[< prev]", "click[nothing of the kind]"]
+        where, html = ask(serving, "/begin", number=str(n), split=split)
+        for step in range(len(path) + 1):
+            shown, seen = env.observe(task, path[:step]), read(html)
+            assert SEPARATOR.join(seen.pieces) == page(shown)
+            if not seen.search:
+                assert tuple(sorted(f"click[{click}]" for click in seen.clicks)) == shown.actions
+            assert seen.search == (step == 0)
+            assert env.goal(task).text in seen.all
+            assert f"Step {step} of 15" in seen.all
+            if step < len(path):
+                assert ask(serving, where) == (where, html)  # looking again changes nothing
+                where, html = ask(serving, where, **field(path[step]))
+        assert "the episode is over, score 1" in seen.all
+        assert "button" not in seen.tags
+        assert refused(serving, where, click="back to search")[0] == 400
+        assert ask(serving, where)[1] == html
+
+
+def test_the_step_limit_over_http() -> None:
+    with running(WebShop({"products": "60"}, horizon=2)) as server:
+        where, _ = ask(server, "/begin", number="0", split="test")
+        ask(server, where, query="tea")
+        page = read(ask(server, where, click="back to search")[1])
+        assert (page.pieces, page.search, "button" in page.tags) == (["Search"], False, False)
+        assert "Step 2 of 2; the episode is over, score 0" in page.all
+        code, said = refused(server, where, query="tea")
+        assert (code, "was over after 2 steps" in said) == (400, True)
+
+
+EVIL = """<script>alert("x")</script> & 'so' </form>"""
+
+
+def test_texts_are_escaped() -> None:
+    product = replace(
+        BOTTLE,
+        id='B"><b>1',
+        title=EVIL,
+        description=EVIL,
+        options=(("<i>color</i>", (('bl"ue<br>', 0), ("red&amp;", 0))),),
+    )
+    goal = Goal(product, (EVIL,), (("<i>color</i>", 'bl"ue<br>'),), 3000)
+    env = WebShop(shop=Shop([product], [goal] * 4))
+    with running(env) as server:
+        where, html = ask(server, "/begin", number="0", split="train")
+        task, actions = env.task(0, "train"), list[str]()
+        for action in (
+            "click[<u>]",
+            *env.gold(task)[:-1],
+            "click[red&amp;]",
+            "click[description]",
+            "click[< prev]",
+            "click[buy now]",
+        ):
+            actions.append(action)
+            where, html = ask(server, where, **field(action))
+            seen = read(html)
+            assert SEPARATOR.join(seen.pieces) == page(env.observe(task, actions))
+            assert not {"script", "b", "i", "u", "br"} & {*seen.tags}
+            assert seen.tags.count("form") == 1
+            assert "<script" not in html
+        assert seen.pieces[1] == EVIL
+        assert refused(server, "/<script>")[1].count("<script>") == 1  # as text
+
+
+def test_unknown_paths_are_not_found(serving: ShopServer) -> None:
+    for path in ("/shop/1", "/shop/", "/shop/x", "/shop/1/2", "/etc/passwd", "/../../etc/passwd", "/begin"):
+        code, said = refused(serving, path)
+        assert (code, "There is no page" in said) == (404, True)
+    assert refused(serving, "/shop/1", click="buy now")[0] == 404
+    assert refused(serving, "/", click="buy now")[0] == 404
+
+
+def test_bad_forms_are_refused_and_change_nothing(serving: ShopServer) -> None:
+    where, html = ask(serving, "/begin", number="0", split="test")
+    for data, said in (
+        (b"", "one field was expected, query or click, got none"),
+        (b"query=a&click=b", "one field was expected, query or click, got click, query"),
+        (b"buy=now", "got buy"),
+        (b"query=a&query=b", "the field 'query' came twice"),
+        (b"query=%ff%fe", "a form in UTF-8"),
+        (b"\xff=1", "a form in UTF-8"),
+        (b"&".join(b"a%d=1" % n for n in range(50)), "a few fields"),
+        (b"query=" + b"a" * 20_000, "a form of at most 16384 bytes"),
+    ):
+        code, text = refused(serving, where, data)
+        assert code == 400
+        assert said in text
+        assert ask(serving, where)[1] == html
+    for form in (
+        {"number": "0"},
+        {"split": "test"},
+        {"number": "x", "split": "test"},
+        {"number": "1", "split": "test", "a": "b"},
+    ):
+        code, text = refused(serving, "/begin", **form)
+        assert (code, "split and number" in text) == (400, True)
+    assert "no split 'exam'" in refused(serving, "/begin", number="0", split="exam")[1]
+    assert "test has tasks 0 to 29, got 30" in refused(serving, "/begin", number="30", split="test")[1]
+
+
+def test_a_form_without_a_length_is_refused(serving: ShopServer) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", serving.server_port, timeout=10)
+    for length in (None, "-1", "many"):
+        connection.putrequest("POST", "/begin")
+        if length is not None:
+            connection.putheader("Content-Length", length)
+        connection.endheaders()
+        with connection.getresponse() as answer:
+            assert answer.status == 400
+            answer.read()
+        connection.close()
+
+
+def test_two_customers_do_not_meet(serving: ShopServer) -> None:
+    env = serving.environment
+    one, first = ask(serving, "/begin", number="0", split="test")
+    other, second = ask(serving, "/begin", number="1", split="test")
+    assert one != other
+    assert first != second
+    paths = {one: env.gold(env.task(0)), other: env.gold(env.task(1))}
+    for step in range(max(map(len, paths.values()))):
+        for n, (where, path) in enumerate(paths.items()):
+            if step < len(path):
+                _, html = ask(serving, where, **field(path[step]))
+                assert SEPARATOR.join(read(html).pieces) == page(env.observe(env.task(n), path[: step + 1]))
+
+
+def test_many_customers_at_once(serving: ShopServer) -> None:
+    env = serving.environment
+
+    def buy(n: int) -> str:
+        where, html = ask(serving, "/begin", number=str(n), split="test")
+        for action in env.gold(env.task(n)):
+            where, html = ask(serving, where, **field(action))
+        return read(html).pieces[-1]
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(buy, range(12))) == {"Your score (0 to 1): 1"}
+
+
+def test_the_first_page_begins_an_episode(serving: ShopServer) -> None:
+    page = read(ask(serving, "/")[1])
+    assert {"form", "select", "input", "button"} <= {*page.tags}
+    assert "60 products" in page.all
+
+
+def test_a_taken_port_is_said(serving: ShopServer) -> None:
+    with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{serving.server_port}: .*--port 0 takes a free port"):
+        ShopServer(serving.environment, port=serving.server_port)
+    with pytest.raises(UserError, match="cannot listen on"):
+        ShopServer(serving.environment, port=99_999)
+
+
+def test_the_command_serves_a_shop_and_says_where() -> None:
+    module = "learngraph.tools.environments.support.shop_server"
+    done = subprocess.run([sys.executable, "-m", module, "--products", "3"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "webshop: products must be a number from 24 to 20000, got '3'\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", module, "--products", "30", "--port", "0"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout
+            url = process.stdout.readline().strip()
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                assert "30 products" in answer.read().decode()
+        finally:
+            process.terminate()
+
+
+def test_a_chosen_option_is_marked() -> None:
+    from learngraph.tools.environments.support.shop_server import _element
+
+    page = replace(Page("item", product=1), chosen=(("color", "black"),))
+    marked = [piece for piece in SMALL.pieces(page) if piece.chosen]
+    assert marked == [Piece("black", "option", True)]
+    assert 'aria-pressed="true"' in _element(marked[0], over=False)

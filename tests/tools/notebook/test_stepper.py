@@ -1,0 +1,126 @@
+"""Walking through a run: any graph with a checkpointer, not only ours."""
+
+import operator
+from typing import Annotated, Any
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from typing_extensions import TypedDict
+
+from learngraph.memory.records import Candidate, Neighbour
+from learngraph.tools.notebook.stepper import StepperError, Walk, bars, compare, start, table
+
+
+class Count(TypedDict):
+    n: int
+    by: int
+    trail: Annotated[list[int], operator.add]
+
+
+def counter(checkpointer: Any = None) -> Any:
+    """Adds `by` to `n` until 5 is reached."""
+
+    def raise_n(state: Count) -> dict[str, Any]:
+        return {"n": state["n"] + state["by"]}
+
+    def note(state: Count) -> dict[str, Any]:
+        return {"trail": [state["n"]]}
+
+    def again(state: Count) -> str:
+        return "add" if state["n"] < 5 else END
+
+    graph = StateGraph(Count)
+    graph.add_node("add", raise_n)
+    graph.add_node("note", note)
+    graph.add_edge(START, "add")
+    graph.add_edge("add", "note")
+    graph.add_conditional_edges("note", again, ["add", END])
+    return graph.compile(checkpointer=checkpointer)
+
+
+def begun(**values: int) -> Walk:
+    return start(counter(InMemorySaver()), {"n": 0, "by": 1, **values})
+
+
+def test_it_pauses_before_every_node_and_before_named_ones() -> None:
+    walk = begun()
+    assert (walk.next, walk.state["n"]) == (("add",), 0)
+    assert walk.step().next == ("note",)
+    assert walk.step(2).state["n"] == 2
+    assert walk.until("add").state == {"n": 2, "by": 1, "trail": [1, 2]}
+    assert walk.until("add").state["n"] == 3
+    assert walk.finish().next == ()
+    assert walk.state["trail"] == [1, 2, 3, 4, 5]
+    assert str(walk) == "step 10, the end"
+    with pytest.raises(StepperError, match="has ended"):
+        walk.step()
+
+
+def test_back_edit_and_on() -> None:
+    walk = begun().step(4)
+    assert walk.back(2).state == {"n": 1, "by": 1, "trail": [1]}
+    assert walk.next == ("add",)
+    assert walk.edit(by=10).finish().state["trail"] == [1, 11]
+    assert [len(moment.values.get("trail", [])) for moment in walk.path()] == [0, 0, 1, 1, 1, 2]
+    with pytest.raises(StepperError, match="back 6 steps: this is step 5"):
+        walk.back(6)
+
+
+def test_forks_do_not_move_each_other() -> None:
+    walk = begun().step(3)
+    other = walk.fork().edit(by=2)
+    assert walk.state["by"] == 1
+    other.finish()
+    assert walk.state == {"n": 2, "by": 1, "trail": [1]}
+    walk.finish()
+    assert other.state["trail"] == [1, 2, 4, 6]
+    assert walk.state["trail"] == [1, 2, 3, 4, 5]
+    differing = compare(walk, other, before="note", show=["n"])
+    assert differing.rows == (("0", "1", "1"), ("1", "2", "2"), ("2", "3", "4"), ("3", "4", "6"), ("4", "5", "–"))
+    assert differing.marked == {2, 3, 4}
+
+
+def test_a_walk_can_take_up_a_run_that_is_there() -> None:
+    graph = counter(InMemorySaver())
+    graph.invoke({"n": 0, "by": 1}, {"configurable": {"thread_id": "7"}})
+    walk = Walk(graph, {"configurable": {"thread_id": "7"}})
+    assert walk.back().next == ("note",)
+    assert walk.state["n"] == 5
+
+
+def test_the_view_marks_what_changed() -> None:
+    shown = begun().step().view("n", "by")
+    assert shown.rows == (("n", "1"), ("by", "1"))
+    assert shown.marked == {0}
+    assert "step 1, before note" in str(shown)
+    assert "<td" in shown._repr_html_()
+
+
+def test_errors_in_words() -> None:
+    with pytest.raises(StepperError, match="no node 'sub'; there are add, note"):
+        begun().until("sub")
+    with pytest.raises(StepperError, match="no channel 'm'"):
+        begun().edit(m=1)
+    with pytest.raises(StepperError, match="InMemorySaver"):
+        start(counter(), {"n": 0, "by": 1})
+
+
+def test_records_as_a_table() -> None:
+    neighbours = [Neighbour("r/0/1", 1.0, "<north>", 3, 0.25), Neighbour("r/1/1", 0.5, "south", 1, 0.123456)]
+    shown = table(neighbours, ["action", "mean"])
+    assert shown.rows == (("<north>", "0.25"), ("south", "0.123"))
+    assert "&lt;north&gt;" in shown._repr_html_()
+    assert table([]).rows == ()
+    with pytest.raises(StepperError, match="no column 'value'"):
+        table(neighbours, ["value"])
+
+
+def test_bars_show_logits_and_probabilities_before_and_after() -> None:
+    state = {"candidates": [Candidate("a", 1.0), Candidate("b", -1.0)], "prior": [-0.7, -0.7], "action": "a"}
+    figure = bars(state)
+    logits, chances = figure.axes
+    assert sorted(p.get_width() for p in logits.patches) == [-1.0, -0.7, -0.7, 1.0]  # type: ignore[attr-defined]
+    assert sum(p.get_width() for p in chances.patches) == pytest.approx(2)  # type: ignore[attr-defined]
+    assert [t.get_text() for t in logits.get_yticklabels()] == ["b", "a"]
+    assert figure._repr_png_().startswith(b"\x89PNG")

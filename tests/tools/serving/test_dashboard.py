@@ -1,0 +1,326 @@
+"""The dashboard: what it shows of odd data, who may see it and press its buttons, and that a real browser renders it."""
+
+import asyncio
+import math
+import random
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
+
+import browser
+import chat_backend
+
+from learngraph.tools.serving import dashboard
+from learngraph.tools.serving.dashboard import Sessions, ages, ago, chart, curves, number
+
+FakeBackend, serving, two = chat_backend.FakeBackend, chat_backend.serving, chat_backend.two
+HOSTILE = "</p><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x00\ud800{{ 7*7 }}"
+
+
+def told(steps: int = 40) -> dict[str, Any]:
+    """A service that has learned for a while."""
+    draw, now = random.Random(0), time.time()
+    updates = [
+        {
+            "step": k,
+            "reward": -0.6 + 1.2 * k / steps + draw.gauss(0, 0.12),
+            "loss": 0.8 * math.exp(-k / 15) + draw.random() * 0.05,
+            "ess": 0.6 + 0.35 * draw.random(),
+            "age": 2 + 3 * draw.random(),
+            "entropy": 1.9 - 0.6 * k / steps + draw.gauss(0, 0.02),
+            "kl": 0.02 * k**0.7,
+        }
+        for k in range(1, steps + 1)
+    ]
+
+    def version(k: int, state: str, passed: bool) -> dict[str, Any]:
+        gate = [
+            {
+                "name": "held-out feedback",
+                "value": 0.31 if passed else -0.2,
+                "limit": 0.05,
+                "passed": passed,
+                "note": "12 of them",
+            },
+            {"name": "retention", "value": -1.02, "limit": -1.2, "passed": True, "note": ""},
+            {"name": "entropy", "value": 0.94, "limit": 0.6, "passed": True, "note": ""},
+            {"name": "kl", "value": 0.12, "limit": 0.5, "passed": True, "note": ""},
+        ]
+        label = f"acme/default@{k:06d}-3f9c2ab1d4e{k % 10}"
+        about = {"label": label, "name": label[13:], "step": k, "state": state, "created": now - 40 * (41 - k), "gate": gate}
+        return about | {
+            "tainted": k == 38,
+            "reward": 0.4 + k / 1000,
+            "feedbacks": 7,
+            "why": "the gate has passed" if passed else "worse",
+        }
+
+    versions = [
+        version(40, "live", True),
+        version(39, "dropped", False),
+        version(38, "retired", True),
+        version(37, "retired", True),
+    ]
+    said = [
+        ("How do I list files?", "Use `ls -la`.", {"reward": 1.0, "text": "", "source": "user"}),
+        (
+            "Summarise this in one line.",
+            "It is a long text about many things, and …",
+            {"reward": -1.0, "text": "One line, please.", "source": "user"},
+        ),
+        ("What is 2 + 2?", "4", None),
+    ]
+    exchanges = [
+        {"id": f"chatcmpl-{i}", "adapter": "default", "version": versions[0]["label"], "state": "ready" if told else "pending",
+         "created": now - 20 * i, "messages": [{"role": "user", "content": asked}], "reply": reply, "feedback": told, "family": "chat"}
+        for i, (asked, reply, told) in enumerate(said)
+    ]  # fmt: skip
+    counts = {"pending": 14, "ready": 31, "leased": 8, "consumed": 120, "held": 16, "rejected": 3}
+    scope = {
+        "adapter": "default",
+        "step": steps,
+        "counts": counts,
+        "ages": {"0": 9, "1": 8, "3": 7, "7": 4, "24": 3},
+        "updates": updates,
+    }
+    adapters = [{"adapter": "default", "live": versions[0]["label"], "canary": "", "versions": versions}]
+    return {"scopes": [scope], "adapters": adapters, "exchanges": exchanges}
+
+
+@contextmanager
+def looking(backend: Any, log_in: bool = True) -> Iterator[httpx.Client]:
+    """A browser, so to say: it keeps cookies and follows redirections."""
+    with serving(backend) as url, httpx.Client(base_url=url, follow_redirects=True) as client:
+        if log_in:
+            assert client.post("/dashboard/login", data={"key": chat_backend.KEY}).status_code == 200
+        yield client
+
+
+def token(page: str) -> str:
+    found = re.search(r'name="token" value="([0-9a-f]+)"', page)
+    assert found is not None
+    return found[1]
+
+
+def test_it_asks_for_a_key_and_keeps_it_out_of_the_scripts_reach() -> None:
+    with looking(FakeBackend(more=told()), log_in=False) as client:
+        assert client.get("/").status_code == 401
+        closed = client.get("/dashboard")
+        assert closed.status_code == 401
+        assert "chatcmpl" not in closed.text
+        assert client.post("/dashboard/login", data={"key": "wrong"}).status_code == 401
+        assert client.post("/dashboard/login", data={"key": "metrics"}).status_code == 401
+        opened = client.post("/dashboard/login", data={"key": chat_backend.KEY}, follow_redirects=False)
+        cookie = opened.headers["set-cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert chat_backend.KEY not in cookie
+        page = client.get("/dashboard")
+        assert page.status_code == 200
+        assert "How do I list files?" in page.text
+        assert page.text.count("<polyline") == 6
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert not re.search(r'(src|href)="(https?:)?//', page.text)
+        kept = client.cookies["learngraph_session"]
+        client.post("/dashboard/logout")
+        assert client.get("/dashboard").status_code == 401
+        assert client.get("/dashboard", headers={"cookie": f"learngraph_session={kept}"}).status_code == 401
+        header = {"authorization": f"Bearer {chat_backend.KEY}"}
+        assert client.get("/dashboard", headers=header).status_code == 200
+        client.cookies.set("learngraph_session", "bm9ib2R5fDk5OTk5OTk5OTl8eA==.00")
+        assert client.get("/dashboard").status_code == 401
+
+
+def test_a_form_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(dashboard, "FORM_SECONDS", 0.2)
+    ask = b"POST /dashboard/login HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nkey="
+    with chat_backend.serving(chat_backend.FakeBackend()) as url:
+        place = ("127.0.0.1", int(url.rpartition(":")[2]))
+        with socket.create_connection(place, 30) as slow:
+            slow.sendall(ask)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        monkeypatch.setattr(dashboard, "FORM_SECONDS", 30.0)
+        with socket.create_connection(place, 30) as gone:
+            gone.sendall(ask)
+        many = "&".join(f"f{i}=1" for i in range(50))
+        headers = {"content-type": "application/x-www-form-urlencoded"}
+        assert httpx.post(f"{url}/dashboard/login", content=many, headers=headers).status_code == 401
+    assert "Traceback" not in caplog.text
+
+
+def test_sessions_end_and_cannot_be_made_up() -> None:
+    now = [1000.0]
+    sessions = Sessions(b"x" * 32, lambda: now[0])
+    cookie = sessions.cookie("acme")
+    assert sessions.tenant(cookie) == "acme"
+    assert sessions.tenant(Sessions(b"y" * 32, lambda: now[0]).cookie("acme")) is None
+    for odd in ("", ".", "é.é", "a.b", cookie[:-1], cookie.upper()):
+        assert sessions.tenant(odd) is None
+    assert not sessions.fits(cookie, sessions.token(sessions.cookie("acme")))
+    now[0] += 13 * 3600
+    assert sessions.tenant(cookie) is None
+
+
+def test_buttons_work_from_the_page_and_from_nowhere_else() -> None:
+    backend = FakeBackend(more=told())
+    with looking(backend) as client:
+        page = client.get("/dashboard").text
+        form = {"adapter": "default", "version": "000038-abc"}
+        for bad in ({}, {"token": "0" * 64}, {"token": "é"}):
+            assert client.post("/dashboard/promote", data=form | bad).status_code == 403
+        other = client.post("/dashboard/promote", data=form | {"token": token(page)}, headers={"origin": "http://evil.example"})
+        assert other.status_code == 403
+        assert backend.live == {}
+        assert client.post("/dashboard/promote", data=form | {"token": token(page)}).status_code == 200
+        assert backend.live == {("acme", "default"): "acme/default@000038-abc"}
+        here = {"origin": str(client.base_url).rstrip("/")}
+        assert (
+            client.post("/dashboard/rollback", data={"adapter": "default", "token": token(page)}, headers=here).status_code
+            == 200
+        )
+        assert backend.live == {("acme", "default"): ""}
+        refused = client.post("/dashboard/promote", data=form | {"token": token(page), "version": "<b>odd"})
+        assert refused.status_code == 409
+        assert "&lt;b&gt;odd" in refused.text
+        assert client.post("/dashboard/promote", content=b"x" * 10_000).status_code == 403
+        client.cookies.clear()
+        assert client.post("/dashboard/promote", data=form | {"token": token(page)}).status_code == 401
+
+
+def test_hostile_words_stay_words() -> None:
+    more = told()
+    more["exchanges"][0] |= {"reply": HOSTILE, "messages": [{"role": "user", "content": HOSTILE}], "family": HOSTILE}
+    more["exchanges"][1]["feedback"] = {"reward": 1, "text": HOSTILE, "source": HOSTILE}
+    more["adapters"][0]["versions"][0] |= {"why": HOSTILE, "name": HOSTILE}
+    more["adapters"][0]["versions"][0]["gate"][0] |= {"name": HOSTILE, "note": '" onmouseover="x'}
+    more["adapters"].append({"adapter": HOSTILE})
+    more["learner"] = {"state": HOSTILE, "error": HOSTILE}
+    with looking(FakeBackend(more=more)) as client:
+        page = client.get("/dashboard").text
+    assert "<img" not in page
+    assert page.count("<script") == 1
+    assert 'onmouseover="x' not in page
+    assert "49" not in re.findall(r"\{\{[^}]*\}\}|onerror=[^ ]*49", page)
+    assert "{{ 7*7 }}" in page
+
+
+ODD: tuple[Any, ...] = (None, 1, "x", [], {}, float("nan"), float("inf"), 10**400, True, [None], {"a": [{}]}, object())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_rows_never_break_the_page(seed: int) -> None:
+    """Any field of any row may be anything."""
+    draw = random.Random(seed)
+
+    def spoiled(value: Any) -> Any:
+        if draw.random() < 0.12:
+            return draw.choice(ODD)
+        if isinstance(value, dict):
+            return {key: spoiled(item) for key, item in value.items()}
+        return [spoiled(item) for item in value] if isinstance(value, list) else value
+
+    backend = FakeBackend()
+    with looking(backend) as client:
+        for _ in range(12):
+            clean = told(8)
+            backend.more = {key: [spoiled(item) for item in value] for key, value in clean.items()}
+            answer = client.get("/dashboard")
+            assert answer.status_code == 200, backend.more
+            assert "nan" not in re.findall(r'points="[^"]*"', answer.text)
+        backend.more = {"scopes": None, "adapters": None, "exchanges": None, "state": 7, "learner": None}
+        assert client.get("/dashboard?adapter=none").status_code == 200
+
+
+def test_another_tenant_sees_its_own() -> None:
+    backend = FakeBackend()
+    with looking(backend) as client:
+        client.post(
+            "/v1/chat/completions",
+            json={"model": "pocket", "messages": [{"role": "user", "content": "my secret"}]},
+            headers={"authorization": f"Bearer {chat_backend.KEY}"},
+        )
+        assert "my secret" in client.get("/dashboard").text
+        client.post("/dashboard/login", data={"key": chat_backend.RIVAL})
+        assert "my secret" not in client.get("/dashboard").text
+
+
+def test_a_curve_is_where_its_numbers_are() -> None:
+    assert chart([]) is None
+    drawn = chart([(1, 0.0), (2, 1.0), (3, 0.5)])
+    assert drawn is not None
+    assert drawn["line"] == "44.0,104.0 178.0,10.0 312.0,57.0"
+    assert drawn["marks"] == [("104.0", "0"), ("57.0", "0.5"), ("10.0", "1")]
+    flat = chart([(5, 2.0)])
+    assert flat is not None
+    assert flat["line"] == "178.0,57.0"
+    long = chart([(k, float(k)) for k in range(1, 501)])
+    assert long is not None
+    assert len(long["dots"]) == 100
+    assert long["value"] == "500"
+    none, *_ = curves([{"step": "x", "reward": 1}, {"reward": 1}, {"step": 1, "reward": float("nan")}])
+    assert none["chart"] is None
+
+
+def test_numbers_ages_and_times() -> None:
+    assert [number(value) for value in (1, 1.5, float("nan"), True, "1", None, 10**400)] == [
+        1,
+        1.5,
+        None,
+        None,
+        None,
+        None,
+        None,
+    ]
+    assert [(bar["name"], bar["count"]) for bar in ages({"0": 2, "1": 1, "x": 5})] == [("0", "2"), ("1", "1")]
+    assert [bar["name"] for bar in ages([0, 30])][-1] == "30–32"
+    assert sum(int(bar["count"]) for bar in ages([0, 5, 5, 30])) == 4
+    assert [ago(1000 - s, 1000) for s in (5, 90, 999)] == ["5 s ago", "2 min ago", "17 min ago"]
+    assert ago("x", 1000) == ago(-5, 1000) == ago(1e300, 1000) == "?"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.EXECUTABLE is None, reason="NOT TESTED: no Chromium (apt-get install chromium)")
+async def test_a_real_browser_logs_in_sees_it_presses_a_button_and_runs_nobody_elses_script(tmp_path: Path) -> None:
+    more = told()
+    more["exchanges"][0]["reply"] = HOSTILE
+    backend = FakeBackend(more=more)
+    with serving(backend) as url:
+        async with browser.Browser.open(tmp_path / "profile") as page:
+            await page.go(f"{url}/dashboard")
+            assert await page.run("document.title") == "learngraph: log in"
+            await page.run(f"document.getElementById('key').value = {chat_backend.KEY!r}")
+            await page.run("document.querySelector('form').submit()")
+            async with asyncio.timeout(30):
+                while await page.run("document.title") != "acme/default · learngraph":
+                    await asyncio.sleep(0.1)
+            await page.loaded()
+            assert await page.run("document.cookie") == ""  # not for scripts
+            assert await page.run("document.querySelectorAll('polyline').length") == 6
+            assert await page.run("document.images.length") == 0
+            colours = []
+            for dark in (False, True):
+                picture = tmp_path / f"{dark}.png"
+                await page.picture(picture, dark=dark)
+                assert picture.stat().st_size > 20_000
+                colours.append(await page.run("getComputedStyle(document.body).backgroundColor"))
+            assert len(set(colours)) == 2
+            more["exchanges"][0]["reply"] = "something new"
+            async with asyncio.timeout(30):  # it brings itself up to date
+                while "something new" not in await page.run("document.body.textContent"):
+                    await asyncio.sleep(0.2)
+            await page.run("document.querySelector('form[action=\"/dashboard/promote\"] button').click()")
+            async with asyncio.timeout(30):
+                while not backend.live:
+                    await page.run("1")
+                    await asyncio.sleep(0.1)
+            assert backend.live == {("acme", "default"): more["adapters"][0]["versions"][2]["label"]}
+            assert [said for said in page.complaints if "401" not in said] == []  # 401: the page that asks for the key

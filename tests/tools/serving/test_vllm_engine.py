@@ -1,0 +1,401 @@
+"""The vLLM engine against a server that mimics vLLM's endpoints and traps (vllm_server.py), and against a real one ($VLLM_URL)."""
+
+import asyncio
+import hashlib
+import json
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import vllm_server
+
+from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling, UserError
+from learngraph.tools.serving.vllm_engine import AdapterError, Unavailable, UnknownVersion, VllmEngine, WindowError
+
+ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
+
+
+def asked(text: str = "where to now", **sampling: Any) -> ChatRequest:
+    return ChatRequest(({"role": "user", "content": text},), Sampling(**({"seed": 1, "max_tokens": 8} | sampling)))
+
+
+async def heard(engine: VllmEngine, request: ChatRequest, version: str = "") -> tuple[list[Piece], Reply]:
+    *pieces, reply = [item async for item in engine.stream(request, version)]
+    assert isinstance(reply, Reply)
+    return [piece for piece in pieces if isinstance(piece, Piece)], reply
+
+
+Serve = Callable[..., Any]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    running = []
+
+    def start(**settings: Any) -> Any:
+        server = vllm_server.VllmServer(**settings).__enter__()
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.__exit__()
+
+
+@pytest.fixture
+def server(serve: Serve) -> Any:
+    return serve(logprobs_mode="processed_logprobs")
+
+
+@pytest.fixture
+async def engine(server: Any) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine("base", server.url, base="f00d")
+    server.requests.clear()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    """Two versions' folders, of other weights."""
+    found = {}
+    for label in (ONE, TWO):
+        folder = found[label] = tmp_path / label.replace("/", "-")
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(label.encode())
+        (folder / "learner.json").write_text(json.dumps({"base": "f00d"}))
+    return found
+
+
+def contents(folder: Path) -> str:
+    return hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def made_by(reply: Reply, prompt: str, weights: str, temperature: float = 1.0) -> bool:
+    """Whether the log-probabilities are those of these weights, to the digit."""
+    probabilities = vllm_server.distribution(prompt, weights, temperature)
+    words = [token - 1 for token in reply.token_ids if token != vllm_server.END]
+    return [round(math.log(probabilities[word]), 9) for word in words] == [round(p, 9) for p in reply.logprobs[: len(words)]]
+
+
+# Replies
+
+
+async def test_a_reply_comes_in_pieces_with_the_token_ids_and_log_probabilities_of_the_server(engine: VllmEngine) -> None:
+    pieces, reply = await heard(engine, asked())
+    assert len(pieces) == 3
+    assert "".join(piece.text for piece in pieces) == reply.text
+    assert reply.prompt_ids == (0, 1, 2)
+    assert len(reply.token_ids) == len(reply.logprobs) == 4
+    assert reply.token_ids[-1] == vllm_server.END
+    assert made_by(reply, "where to now", vllm_server.BASE)
+    assert (reply.finish, reply.version, reply.cached) == ("stop", "", 1)
+    assert engine.window == 64
+    assert all(piece.logprobs == () for piece in pieces)
+
+
+async def test_log_probabilities_and_alternatives_come_with_the_pieces_if_asked_for(engine: VllmEngine) -> None:
+    pieces, reply = await heard(engine, replace(asked(), top_logprobs=2))
+    entries = [entry for piece in pieces for entry in piece.logprobs]
+    assert len(entries) == len(reply.token_ids)  # the end of turn has one, too
+    assert [entry["logprob"] for entry in entries] == list(reply.logprobs)
+    assert all(set(entry) == {"token", "logprob", "bytes", "top_logprobs"} for entry in entries)
+    assert len(entries[0]["top_logprobs"]) == 2
+
+
+async def test_a_length_is_told_from_a_stop(engine: VllmEngine) -> None:
+    assert (await heard(engine, asked(max_tokens=2)))[1].finish == "length"
+
+
+async def test_all_that_was_asked_for_reaches_the_server_and_a_generation_config_does_not_creep_in(
+    engine: VllmEngine, server: Any
+) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    request = replace(
+        asked(temperature=0.5, top_p=0.9, seed=7, stop=("a", "b")),
+        tools=(tool,), tool_choice="auto", response_format={"type": "json_object"}, more={"presence_penalty": 0.5},
+    )  # fmt: skip
+    await heard(engine, request)
+    ((path, body),) = server.requests
+    assert path == "/v1/chat/completions"
+    expected = {"temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["a", "b"], "tools": [tool], "tool_choice": "auto"}
+    expected |= {"response_format": {"type": "json_object"}, "presence_penalty": 0.5, "max_tokens": 8, "model": "base"}
+    expected |= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "return_token_ids": True, "logprobs": True}
+    assert expected.items() <= body.items()
+
+
+async def test_a_text_goes_on_without_a_template(engine: VllmEngine, server: Any) -> None:
+    _, reply = await heard(engine, ChatRequest(raw="once upon a", sampling=Sampling(max_tokens=8, seed=3)))
+    assert server.requests[0][0] == "/v1/completions"
+    assert reply.prompt_ids == (0, 1, 2)
+    assert len(reply.logprobs) == len(reply.token_ids) == 4
+    assert made_by(reply, "once upon a", vllm_server.BASE)
+
+
+# Which distribution the log-probabilities are of
+
+
+async def test_processed_log_probabilities_are_those_sampled_from(engine: VllmEngine) -> None:
+    _, reply = await heard(engine, asked(temperature=0.5))
+    assert engine.processed
+    assert made_by(reply, "where to now", vllm_server.BASE, 0.5)
+
+
+async def test_raw_log_probabilities_are_found_out_and_then_other_temperatures_are_refused(serve: Serve) -> None:
+    server = serve()  # as vLLM is by default
+    engine = VllmEngine("base", server.url)
+    assert not engine.processed
+    for sampling in ({"temperature": 0.5}, {"top_p": 0.9}):
+        with pytest.raises(UserError, match="--logprobs-mode processed_logprobs"):
+            await heard(engine, asked(**sampling))
+    _, reply = await heard(engine, asked())
+    assert made_by(reply, "where to now", vllm_server.BASE)  # at temperature 1 raw is right, as top_k is not the config's 2
+    await engine.close()
+
+
+async def test_a_server_without_token_ids_is_refused_at_the_start(server: Any) -> None:
+    class Old(vllm_server.VllmServer):  # type: ignore[name-defined,misc]
+        async def _answer(self, request: Any, body: dict[str, Any], chat: bool) -> Any:
+            return await super()._answer(request, {**body, "return_token_ids": False}, chat)
+
+    with Old() as old, pytest.raises(UserError, match="does not return token ids"):
+        VllmEngine("base", old.url)
+
+
+async def test_a_wrong_model_key_or_address_is_said_at_the_start(serve: Serve) -> None:
+    server = serve(key="secret")
+    with pytest.raises(UserError, match="no model 'other'; it has \\['base'\\]"):
+        VllmEngine("other", server.url, key="secret")
+    with pytest.raises(Unavailable, match="refuses our key") as caught:
+        VllmEngine("base", server.url, key="guess")
+    assert "guess" not in str(caught.value)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        VllmEngine("base", "http://127.0.0.1:9/v1")
+
+
+# Versions
+
+
+async def test_each_version_has_a_name_of_its_own_and_answers_with_its_own_weights(
+    engine: VllmEngine, server: Any, folders: dict[str, Path]
+) -> None:
+    """Also to a prompt that is cached, and after the one before it is gone."""
+    for label, folder in folders.items():
+        await engine.load(label, folder)
+        await engine.load(label, folder)  # twice is once
+        _, reply = await heard(engine, asked(), label)
+        assert made_by(reply, "where to now", contents(folder))
+        assert reply.version == label
+    assert engine.loaded() == (ONE, TWO)
+    await engine.unload(ONE)
+    assert engine.loaded() == (TWO,)
+    with pytest.raises(UnknownVersion, match="is not loaded"):
+        await heard(engine, asked(), ONE)
+    assert made_by((await heard(engine, asked(), TWO))[1], "where to now", contents(folders[TWO]))
+    assert server.paths.count("/v1/load_lora_adapter") == 2
+    assert {body["lora_name"] for path, body in server.requests if "lora" in path} == {ONE, TWO}
+
+
+async def test_the_mimic_has_the_trap_of_stale_caches(server: Any, folders: dict[str, Path]) -> None:
+    """The public code's way: the same name again for new weights. The answer is the old weights'."""
+    body = {"model": "latest", "messages": [{"role": "user", "content": "where to now"}], "max_tokens": 3, "logprobs": 5}
+    told = []
+    async with aiohttp.ClientSession() as session:
+        for folder in folders.values():
+            await session.post(f"{server.url}/unload_lora_adapter", json={"lora_name": "latest"})
+            await session.post(f"{server.url}/load_lora_adapter", json={"lora_name": "latest", "lora_path": str(folder)})
+            async with session.post(f"{server.url}/chat/completions", json=body) as answer:
+                told.append((await answer.json())["choices"][0]["logprobs"]["top_logprobs"][0])
+    assert told[0] == told[1]
+
+
+async def test_a_load_that_fails_leaves_what_is_there(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
+    await engine.load(ONE, folders[ONE])
+    server.load_status = 500
+    with pytest.raises(Unavailable, match="status 500"):
+        await engine.load(TWO, folders[TWO])
+    server.load_status = 404
+    with pytest.raises(AdapterError, match="does not load version"):
+        await engine.load(TWO, folders[TWO])
+    assert engine.loaded() == (ONE,)
+    assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
+    server.load_status = 200
+    await engine.load(TWO, folders[TWO])  # once the server can
+    assert engine.loaded() == (ONE, TWO)
+
+
+async def test_a_load_that_the_server_only_says_it_did_is_found_out(
+    engine: VllmEngine, server: Any, folders: dict[str, Path]
+) -> None:
+    server.lists = False
+    with pytest.raises(Unavailable, match="does not list it") as caught:  # another replica of it, perhaps
+        await engine.load(ONE, folders[ONE])
+    assert server.url not in caught.value.public
+    assert engine.loaded() == ()
+
+
+async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
+    await engine.load(ONE, folders[ONE])
+    server.loads.clear()
+    loading = asyncio.create_task(engine.load(TWO, folders[TWO]))
+    await asyncio.sleep(0.05)
+    with pytest.raises(UnknownVersion):  # not before it is there
+        await heard(engine, asked(), TWO)
+    await heard(engine, asked(), ONE)
+    assert not loading.done()
+    server.loads.set()
+    await loading
+    assert engine.loaded() == (ONE, TWO)
+
+
+async def test_a_version_left_by_an_engine_before_us_is_taken_over(
+    engine: VllmEngine, server: Any, folders: dict[str, Path]
+) -> None:
+    await engine.load(ONE, folders[ONE])
+    later = VllmEngine("base", server.url)
+    await later.load(ONE, folders[ONE])  # "has already been loaded"
+    assert later.loaded() == (ONE,)
+    await later.close()
+
+
+async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
+    engine: VllmEngine, server: Any, folders: dict[str, Path]
+) -> None:
+    await engine.load(ONE, folders[ONE])
+    server.pause = 0.1
+    running = engine.stream(asked(), ONE)
+    await anext(running)
+    unloading = asyncio.create_task(engine.unload(ONE))
+    await asyncio.sleep(0.05)
+    assert "/v1/unload_lora_adapter" not in server.paths
+    with pytest.raises(UnknownVersion):  # no new ones
+        await heard(engine, asked(), ONE)
+    again = asyncio.create_task(engine.load(ONE, folders[ONE]))  # wanted again meanwhile: that waits, too
+    await asyncio.sleep(0.05)
+    assert not again.done()
+    *_, reply = [item async for item in running]
+    assert isinstance(reply, Reply)
+    await unloading
+    await again
+    assert server.paths.count("/v1/unload_lora_adapter") == 1
+    assert server.paths.index("/v1/unload_lora_adapter") < len(server.paths) - 1 - server.paths[::-1].index(
+        "/v1/load_lora_adapter"
+    )
+    assert engine.loaded() == (ONE,)
+    server.pause = 0.0
+    await engine.load(TWO, folders[TWO])
+    server.restart()
+    await engine.unload(TWO)
+    assert engine.loaded() == (ONE,)
+    await engine.unload("never seen")
+
+
+async def test_a_server_that_was_started_anew_gets_its_versions_back(
+    engine: VllmEngine, server: Any, folders: dict[str, Path]
+) -> None:
+    await engine.load(ONE, folders[ONE])
+    server.restart()
+    assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
+
+
+async def test_versions_of_another_base_or_without_files_never_reach_the_server(
+    engine: VllmEngine, server: Any, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    (folders[ONE] / "learner.json").write_text(json.dumps({"base": "beef"}))
+    with pytest.raises(AdapterError, match="another base model"):
+        await engine.load(ONE, folders[ONE])
+    (folders[TWO] / "learner.json").write_text("{")
+    with pytest.raises(AdapterError, match="corrupt"):
+        await engine.load(TWO, folders[TWO])
+    with pytest.raises(AdapterError, match=r"no adapter_config\.json"):
+        await engine.load(ONE, tmp_path)
+    with pytest.raises(AdapterError, match="base model"):
+        await engine.load("base", folders[TWO])
+    assert server.requests == []
+    (folders[TWO] / "learner.json").unlink()
+    await engine.load(TWO, folders[TWO])
+    with pytest.raises(AdapterError, match="another folder"):
+        await engine.load(TWO, folders[ONE])
+
+
+# What goes wrong
+
+
+async def test_a_stream_that_breaks_off_is_no_reply(engine: VllmEngine, server: Any) -> None:
+    server.breaks = [2]
+    found = engine.stream(asked())
+    assert [isinstance(await anext(found), Piece) for _ in range(2)] == [True, True]
+    with pytest.raises(Unavailable, match="broke off"):
+        await anext(found)
+    await heard(engine, asked())
+
+
+async def test_leaving_a_stream_ends_it_on_the_server(engine: VllmEngine, server: Any) -> None:
+    server.pause = 0.3
+    stream = engine.stream(asked())
+    await anext(stream)
+    assert server.running == 1
+    await stream.aclose()  # type: ignore[attr-defined]
+    for _ in range(1000):
+        if not server.running:
+            break
+        await asyncio.sleep(0.05)
+    assert server.running == 0
+
+
+async def test_what_the_server_refuses_stays_a_refusal_in_its_words(engine: VllmEngine, server: Any) -> None:
+    with pytest.raises(UserError, match="temperature must be non-negative") as caught:
+        await heard(engine, asked(temperature=-1.0))
+    assert not isinstance(caught.value, Unavailable)
+
+
+async def test_a_reply_ends_at_the_windows_end_and_a_prompt_beyond_it_is_an_error(engine: VllmEngine, server: Any) -> None:
+    _, reply = await heard(engine, asked("word " * 60, max_tokens=64))
+    assert server.requests[-1][1]["max_tokens"] == 4
+    assert len(reply.token_ids) == 4
+    with pytest.raises(WindowError, match="maximum context length"):
+        await heard(engine, asked("word " * 64))
+
+
+async def test_a_hundred_streams_at_once(engine: VllmEngine, folders: dict[str, Path]) -> None:
+    for label, folder in folders.items():
+        await engine.load(label, folder)
+    labels = [("", ONE, TWO)[n % 3] for n in range(99)]
+    found = await asyncio.gather(*(heard(engine, asked(f"to {n}", seed=n), label) for n, label in enumerate(labels)))
+    weights = {"": vllm_server.BASE} | {label: contents(folder) for label, folder in folders.items()}
+    assert all(made_by(reply, f"to {n}", weights[labels[n]]) for n, (_, reply) in enumerate(found))
+
+
+async def test_only_known_paths_are_ever_asked_for(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
+    """No /pause, no /sleep, nothing that a client could name."""
+    await engine.load(ONE, folders[ONE])
+    await heard(engine, asked("/pause"), ONE)
+    await engine.unload(ONE)
+    known = {"/v1/models", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/chat/completions"}
+    assert set(server.paths) == known
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif("VLLM_URL" not in os.environ, reason="NOT TESTED: needs a vLLM server ($VLLM_URL, $VLLM_MODEL)")
+async def test_a_real_server() -> None:
+    """With $VLLM_LORA, the folder of a PEFT adapter of its model, versions, too."""
+    engine = VllmEngine(os.environ["VLLM_MODEL"], os.environ["VLLM_URL"])
+    _, reply = await heard(engine, asked("Say yes.", max_tokens=16, seed=1))
+    assert reply.text
+    assert len(reply.token_ids) == len(reply.logprobs) > 0
+    assert reply.prompt_ids
+    if folder := os.environ.get("VLLM_LORA"):
+        await engine.load(ONE, Path(folder))
+        _, changed = await heard(engine, asked("Say yes.", max_tokens=16, seed=1), ONE)
+        assert changed.version == ONE
+        await engine.unload(ONE)
+        assert engine.loaded() == ()
+    with pytest.raises(WindowError):
+        await heard(engine, asked("word " * (engine.window + 1)))
+    await engine.close()

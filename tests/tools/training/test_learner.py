@@ -1,0 +1,608 @@
+"""CLaaS's learner on the pocket model: it learns a preference with every loss, to the byte the same again, and says what it
+cannot learn from."""
+
+import hashlib
+import json
+import math
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
+from learngraph.nodes.prompt import Prompt
+from learngraph.tools.local.model import LocalChatModel, fingerprint
+from learngraph.tools.models.models import POCKET, open_model
+from learngraph.tools.pocket import guard
+from learngraph.tools.training.learner import Learner, VersionError, hindsight_block
+from learngraph.tools.training.lora import LoRA
+from learngraph.tools.training.losses import Objective
+
+KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
+LIKED = (" take", " read")
+"""What a reply should begin with; the pocket model does so with a probability of 0.21."""
+HINDSIGHT = Prompt.load("claas/hindsight").parts[0][1].template
+SMALL = LoRA(rank=8, alpha=16)
+QUICK: dict[str, Any] = {"rate": 3e-3, "warmup_steps": 1}
+
+
+class Shelf:
+    """Versions in a folder, named by their contents: as `memory.adapters` keeps them, without its log."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.told = root, list[dict[str, Any]]()
+
+    def folder(self, label: str) -> Path:
+        return self.root / label.replace("/", "-")
+
+    def write(self, batch: Minibatch, folder: Path, about: dict[str, Any]) -> str:
+        label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{contents(folder)[:12]}"
+        if not self.folder(label).exists():
+            shutil.copytree(folder, self.folder(label))
+        self.told.append(about)
+        return label
+
+
+def contents(folder: Path) -> str:
+    """One hash of names and bytes."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def pocket() -> LocalChatModel:
+    model = open_model("pocket", threads=1)
+    assert isinstance(model, LocalChatModel)
+    return model
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "versions")
+
+
+Make = Callable[..., Learner]
+
+
+@pytest.fixture
+def learner(pocket: LocalChatModel, shelf: Shelf) -> Make:
+    def make(lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any) -> Learner:
+        return Learner(model, shelf.folder, shelf.write, lora, Objective(**(QUICK | settings)), hindsight)
+
+    return make
+
+
+class Talker:
+    """Answers as a version would: PEFT itself reads the folder, so that what we write is what others read."""
+
+    def __init__(self, model: LocalChatModel, folder: Path | None) -> None:
+        import peft
+
+        self.model = LocalChatModel(model=model.model, threads=1)
+        self.network = peft.PeftModel.from_pretrained(self.model.network, str(folder)) if folder else self.model.network
+        self.network.eval()
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def logps(self, ids: tuple[int, ...]) -> torch.Tensor:
+        if ids not in self.known:
+            with torch.no_grad():
+                self.known[ids] = self.network(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
+        return self.known[ids]
+
+    def say(self, question: str, draw: random.Random, tokens: int = 3, temperature: float = 1.0) -> Reply:
+        prompt = tuple(self.model.chat_ids([{"role": "user", "content": question}]))
+        end = self.model.reply_ids("go")[-1]
+        said, logps = list[int](), list[float]()
+        while len(said) < tokens and (not said or said[-1] != end):
+            now = (self.logps(prompt + tuple(said)) / temperature).log_softmax(-1)
+            said.append(draw.choices(range(len(now)), now.exp().tolist())[0])
+            logps.append(min(0.0, float(now[said[-1]])))
+        return Reply(self.model.tokenizer.decode(said), prompt, tuple(said), tuple(logps))
+
+    def liked(self, question: str = KITCHEN) -> float:
+        """How probable it is that a reply is liked, exactly."""
+        now = self.logps(tuple(self.model.chat_ids([{"role": "user", "content": question}]))).exp()
+        return sum(float(now[self.model.get_token_ids(word)[0]]) for word in LIKED)
+
+
+def exchange(model: LocalChatModel, reply: Reply, feedback: Feedback | None, n: int = 0, **more: Any) -> Exchange:
+    request = ChatRequest(({"role": "user", "content": KITCHEN},), Sampling(max_tokens=3))
+    return Exchange(**({"id": f"r{n}", "tenant": "acme", "request": request, "reply": reply, "base": fingerprint(model)}
+                       | {"feedback": feedback} | more))  # fmt: skip
+
+
+def judged(reply: Reply, text: str = "") -> Feedback:
+    return Feedback(1.0 if reply.text.startswith(LIKED) else -1.0, text)
+
+
+def minibatch(exchanges: Sequence[Exchange], step: int = 1, parent: str = "") -> Minibatch:
+    return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=step)
+
+
+def served(model: LocalChatModel, size: int = 8, text: str = "", seed: int = 0, **more: Any) -> list[Exchange]:
+    """Exchanges of the base model, with their feedback."""
+    talker, draw = Talker(model, None), random.Random(seed)
+    replies = [talker.say(KITCHEN, draw) for _ in range(size)]
+    return [exchange(model, reply, judged(reply, text), n, **more) for n, reply in enumerate(replies)]
+
+
+@pytest.fixture(scope="module")
+def batch(pocket: LocalChatModel) -> Minibatch:
+    """Sixteen replies of the base model, a fifth of them liked, and all with a text that says what would do."""
+    return minibatch(served(pocket, 16, "take take take take"))
+
+
+def course(learner: Learner, shelf: Shelf, model: LocalChatModel, steps: int, text: str = "") -> list[float]:
+    """A service in small: a version answers 16 times, learns from that, and so on. How probable a liked reply was, each time."""
+    label, found = "", []
+    for step in range(1, steps + 1):
+        talker, draw = Talker(model, shelf.folder(label) if label else None), random.Random(step)
+        found.append(talker.liked())
+        replies = [talker.say(KITCHEN, draw) for _ in range(16)]
+        exchanges = [exchange(model, reply, judged(reply, text), n, step=step - 1) for n, reply in enumerate(replies)]
+        lot = minibatch(exchanges, step, label)
+        update = learner.step(lot, learner.correct(lot))
+        label = update.version or label
+    return [*found, Talker(model, shelf.folder(label)).liked()]
+
+
+# It learns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"loss": "reinforce"}, ""),
+        ({"loss": "ppo"}, ""),
+        ({"loss": "sdpo", "teacher": "sync", "sync_every": 1}, "take take take take"),
+    ],
+    ids=["reinforce", "ppo", "sdpo"],
+)
+def test_a_preference_is_learned_in_a_few_steps(
+    learner: Make, shelf: Shelf, pocket: LocalChatModel, settings: dict[str, Any], text: str
+) -> None:
+    found = course(learner(hindsight="$feedback", **settings), shelf, pocket, 7, text)
+    assert found[0] == pytest.approx(0.213, abs=0.01)
+    assert found[-1] > 0.8
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo"])
+def test_what_was_rewarded_becomes_likely_and_what_was_punished_unlikely(
+    learner: Make, pocket: LocalChatModel, loss: str
+) -> None:
+    good, bad = (
+        exchange(pocket, said(pocket, word), Feedback(r), n) for n, (word, r) in enumerate([("take", 1.0), ("read", -1.0)])
+    )
+    teaching = learner(loss=loss)
+    lot = minibatch([good, bad])
+    update = teaching.step(lot, teaching.correct(lot))
+    before, after = teaching.measure("", [good, bad]), teaching.measure(update.version, [good, bad])
+    assert after.sums[0] > before.sums[0] + 0.1
+    assert after.sums[1] < before.sums[1] - 0.1
+    assert after.kl > before.kl == 0
+
+
+def test_the_text_of_the_feedback_is_what_sdpo_learns(learner: Make, pocket: LocalChatModel) -> None:
+    """Without any reward. With `feedback=False` nothing of it: other words, the same version to the byte."""
+    lots = [minibatch([exchange(pocket, said(pocket, "read"), Feedback(None, text))]) for text in ("take " * 4, "open " * 4)]
+    texts = [exchange(pocket, said(pocket, word), None) for word in ("take", "open")]
+    for told in (True, False):
+        teaching = learner(loss="sdpo", feedback=told, hindsight="Answer.\n\n$feedback")
+        labels = [teaching.step(lot, teaching.correct(lot)).version for lot in lots]
+        assert (labels[0] == labels[1]) is not told
+        one, two = (teaching.measure(label, texts).sums for label in labels)
+        if told:
+            assert one[0] - one[1] > two[0] - two[1] + 0.1  # each leans to the word that it was told
+
+
+@pytest.mark.parametrize("folder", [None, guard.PROMPTS], ids=["ours", "guard's"])
+def test_without_words_the_teacher_hears_whether_it_was_right(
+    folder: Path | None, learner: Make, pocket: LocalChatModel
+) -> None:
+    """With each template that comes with the package: what the text says makes no difference, and yet something is learned."""
+    template = Prompt.load("claas/hindsight", folder).parts[0][1].template
+    teaching = learner(loss="sdpo", feedback=False, hindsight=template)
+    versions = []
+    for text in ("take", "read read"):
+        lot = minibatch([exchange(pocket, said(pocket, "put"), Feedback(-1.0, text))])
+        update = teaching.step(lot, teaching.correct(lot))
+        assert update.norm > 0
+        versions.append(update.version)
+    assert versions[0] == versions[1]
+
+
+def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make, pocket: LocalChatModel) -> None:
+    """REINFORCE++ whitens over the batch: one reward of each of two families teaches, where each alone is like itself."""
+    lot = minibatch([
+        exchange(pocket, said(pocket, word), Feedback(reward), n, family=word)
+        for n, (word, reward) in enumerate([("put", 1.0), ("take", 0.0)])
+    ])  # fmt: skip
+    whole, apart = learner(loss="reinforce"), learner(loss="reinforce", baseline="family")
+    assert whole.step(lot, whole.correct(lot)).norm > 0
+    assert "all rewards are alike" in apart.step(lot, apart.correct(lot)).skipped
+
+
+def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatModel) -> None:
+    """The arm `RL + feedback`: rewards that are all alike say nothing, the text still does."""
+    lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
+                     for n, word in enumerate(["read", "put", "open", "take"])])  # fmt: skip
+    plain, both = learner(loss="reinforce"), learner(loss="reinforce", hint=1.0, hindsight="$feedback")
+    assert "all rewards are alike" in plain.step(lot, plain.correct(lot)).skipped
+    assert both.step(lot, both.correct(lot)).norm > 0
+    mixed = replace(lot, exchanges=(*lot.exchanges, exchange(pocket, said(pocket, "cook"), Feedback(1.0, "take take"), 9)))
+    liked = [exchange(pocket, said(pocket, "take"), None)]
+    found = []
+    for teaching in (plain, both):
+        update = teaching.step(mixed, teaching.correct(mixed))
+        found.append(teaching.measure(update.version, liked).sums[0])
+    assert found[1] > found[0] + 0.1
+
+
+def said(model: LocalChatModel, word: str) -> Reply:
+    """A reply of the base model, with its log-probabilities."""
+    prompt = tuple(model.chat_ids([{"role": "user", "content": KITCHEN}]))
+    tokens = model.reply_ids(word)
+    talker = Talker(model, None)
+    return Reply(word, prompt, tokens, tuple(float(talker.logps(prompt + tokens[:n])[t]) for n, t in enumerate(tokens)))
+
+
+# To the byte
+
+
+@pytest.mark.parametrize("settings", [{"loss": "reinforce", "passes": 2}, {"loss": "ppo"}, {"loss": "sdpo"}], ids=str)
+def test_the_same_step_makes_the_same_version_whatever_was_learned_in_between(
+    learner: Make, shelf: Shelf, batch: Minibatch, settings: dict[str, Any]
+) -> None:
+    """Another tenant's steps leave no trace, and a step that is done again after a crash has the same label."""
+    first, second = learner(**settings), learner(**settings)
+    small = replace(batch, exchanges=batch.exchanges[:6])
+    ones = [one.step(small, one.correct(small)).version for one in (first, second)]
+    alien = replace(small, id="evil/default/1", tenant="evil", seed=99)
+    alien = replace(alien, exchanges=tuple(replace(e, tenant="evil", feedback=Feedback(1.0, "x") if n % 2 else Feedback(-1.0, "y"))
+                                           for n, e in enumerate(small.exchanges)))  # fmt: skip
+    assert second.step(alien, second.correct(alien)).version.startswith("evil/")
+    nexts = [replace(small, id="acme/default/2", step=2, parent=ones[0]) for _ in range(2)]
+    twos = [one.step(lot, one.correct(lot)).version for one, lot in zip((first, second), nexts, strict=True)]
+    assert ones[0] == ones[1] != ""
+    assert twos[0] == twos[1] != ones[0]
+    assert first.step(nexts[0], first.correct(nexts[0])).version == twos[0]
+
+
+def test_the_seed_of_the_first_minibatch_makes_the_first_adapter(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
+    teaching = learner(loss="reinforce")
+    small = replace(batch, exchanges=batch.exchanges[:4])
+    other = replace(small, seed=5)
+    labels = [teaching.step(lot, teaching.correct(lot)).version for lot in (small, other)]
+    one, two = (load_file(shelf.folder(label) / "adapter_model.safetensors") for label in labels)
+    name = next(name for name in one if "lora_A" in name)
+    assert not torch.equal(one[name], two[name])
+
+
+def test_a_version_is_what_peft_reads_and_tells_nothing_of_this_machine(
+    learner: Make, shelf: Shelf, pocket: LocalChatModel, batch: Minibatch
+) -> None:
+    teaching = learner(loss="sdpo")
+    label = teaching.step(batch, teaching.correct(batch)).version
+    folder = shelf.folder(label)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "optimizer.safetensors",
+        "teacher.safetensors",
+        "learner.json",
+    }
+    talker = Talker(pocket, folder)
+    prompt = batch.exchanges[0].reply.prompt_ids
+    with torch.no_grad():
+        ours = teaching.network(label)(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        base = teaching.network("")(input_ids=torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+    assert torch.allclose(ours, talker.logps(prompt), atol=1e-5)
+    assert torch.allclose(base, Talker(pocket, None).logps(prompt), atol=1e-5)
+    stored = load_file(folder / "adapter_model.safetensors")
+    assert list(stored) == sorted(stored)
+    assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
+    for path in folder.iterdir():
+        assert str(POCKET).encode() not in path.read_bytes()
+        assert str(Path.home()).encode() not in path.read_bytes()
+
+
+def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalChatModel, batch: Minibatch) -> None:
+    before = {name: tensor.clone() for name, tensor in pocket.network.state_dict().items()}
+    teaching = learner(loss="reinforce")
+    teaching.step(batch, teaching.correct(batch))
+    after = pocket.network.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    shared = teaching.network("").get_input_embeddings().weight
+    assert shared.data_ptr() == pocket.network.get_input_embeddings().weight.data_ptr()  # no second copy in memory
+
+
+# From step to step
+
+
+def test_the_rate_asked_for_is_the_one_used_whatever_the_parent_was_made_with(
+    learner: Make, shelf: Shelf, batch: Minibatch
+) -> None:
+    """Defect 11a of the public code: the saved optimizer's rate came back with its moments."""
+    small = replace(batch, exchanges=batch.exchanges[:6])
+    slow = learner(loss="reinforce", rate=1e-5)
+    parent = slow.step(small, slow.correct(small)).version
+    moved = {}
+    for rate in (1e-5, 1e-3):
+        teaching = learner(loss="reinforce", rate=rate)
+        lot = replace(small, id="acme/default/2", step=2, parent=parent)
+        update = teaching.step(lot, teaching.correct(lot))
+        assert update.rate == rate
+        old, new = (load_file(shelf.folder(label) / "adapter_model.safetensors") for label in (parent, update.version))
+        moved[rate] = sum(float((new[name] - old[name]).norm()) for name in old)
+    assert moved[1e-3] / moved[1e-5] == pytest.approx(100, rel=0.02)
+
+
+def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner: Make, batch: Minibatch) -> None:
+    small = replace(batch, exchanges=batch.exchanges[:6])
+    teaching = learner(loss="reinforce", rate=1e-3, warmup_steps=4)
+    correction = teaching.correct(small)
+    first = teaching.step(small, correction)
+    assert first.rate == pytest.approx(1e-3 / 4)
+    second = teaching.step(replace(small, id="acme/default/2", step=2, parent=first.version), replace(correction, scale=0.5))
+    assert second.rate == pytest.approx(1e-3 / 2 / 2)
+
+
+def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
+    small = replace(batch, exchanges=batch.exchanges[:4])
+
+    def steps(count: int, **settings: Any) -> list[Path]:
+        teaching, label, found = learner(loss="sdpo", **settings), "", []
+        for step in range(1, count + 1):
+            lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
+            label = teaching.step(lot, teaching.correct(lot)).version
+            found.append(shelf.folder(label))
+        return found
+
+    one, two = ({kind: load_file(folder / f"{kind}.safetensors") for kind in ("teacher", "adapter_model")}
+                for folder in steps(2, teacher="ema", ema=0.25))  # fmt: skip
+    for name, tensor in two["teacher"].items():
+        assert torch.allclose(tensor, 0.75 * one["teacher"][name] + 0.25 * two["adapter_model"][name], atol=1e-7)
+    early, late = steps(2, teacher="sync", sync_every=2)
+    nothing = load_file(early / "teacher.safetensors")
+    assert all(not tensor.any() for name, tensor in nothing.items() if "lora_B" in name)  # still the base model
+    assert contents_of(late / "teacher.safetensors") == contents_of(late / "adapter_model.safetensors")
+    for teacher in ("base", "trust"):
+        (folder,) = steps(1, teacher=teacher)
+        assert not (folder / "teacher.safetensors").exists()
+
+
+def contents_of(path: Path) -> dict[str, list[float]]:
+    return {name: tensor.flatten().tolist() for name, tensor in load_file(path).items()}
+
+
+def test_the_loss_may_change_from_step_to_step(learner: Make, batch: Minibatch) -> None:
+    small, label = replace(batch, exchanges=batch.exchanges[:6]), ""
+    for step, loss in enumerate(("ppo", "ppo", "reinforce", "sdpo", "ppo"), 1):
+        teaching = learner(loss=loss)
+        lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
+        update = teaching.step(lot, teaching.correct(lot))
+        assert update.version, update.skipped
+        label = update.version
+
+
+# What it is worth
+
+
+def test_replies_of_the_version_that_learns_have_ratios_of_one_at_any_temperature(
+    learner: Make, pocket: LocalChatModel
+) -> None:
+    talker, draw = Talker(pocket, None), random.Random(3)
+    teaching = learner(loss="reinforce")
+    for temperature in (1.0, 0.5):
+        replies = [talker.say(KITCHEN, draw, temperature=temperature) for _ in range(6)]
+        request = ChatRequest(({"role": "user", "content": KITCHEN},), Sampling(temperature, max_tokens=3))
+        lot = minibatch([exchange(pocket, reply, judged(reply), n, request=request) for n, reply in enumerate(replies)])
+        correction = teaching.correct(lot)
+        assert correction.kept == tuple(f"r{n}" for n in range(6))
+        assert correction.ratio == pytest.approx(1, abs=1e-3)
+        assert correction.ess == pytest.approx(1, abs=1e-3)
+        assert correction.kl == pytest.approx(0, abs=1e-3)
+        assert correction.scale == 1
+        assert dict(correction.kls).keys() == set(correction.kept)
+
+
+def test_stale_replies_lower_the_effective_sample_and_with_it_the_rate(learner: Make, pocket: LocalChatModel) -> None:
+    lot = served(pocket, 8)
+    stale = [replace(e, reply=replace(e.reply, logprobs=tuple(p - n for p in e.reply.logprobs))) for n, e in enumerate(lot)]
+    correction = learner(loss="reinforce").correct(minibatch(stale))
+    assert correction.ess < 0.5
+    assert correction.scale == pytest.approx(correction.ess / 0.5)
+    assert correction.clipped > 0
+    assert correction.ratio_max > 2
+    none = learner(loss="reinforce", correction="none").correct(minibatch(stale))
+    assert none.scale == 1
+
+
+def test_measure_agrees_with_the_scores_of_the_model(learner: Make, pocket: LocalChatModel) -> None:
+    """Token ids, or a text alone, as retention sets have it."""
+    from langchain_core.messages import HumanMessage
+
+    expected = pocket.score([HumanMessage(KITCHEN)], ["take lamp", "north"])
+    texts = [exchange(pocket, Reply(text, (), (), ()), None, n) for n, text in enumerate(["take lamp", "north"])]
+    found = learner(loss="reinforce").measure("", texts)
+    assert found.sums == pytest.approx(tuple(expected), abs=1e-4)
+    assert found.logprobs[0] == pytest.approx(expected[0] / len(pocket.reply_ids("take lamp")), abs=1e-4)
+    assert found.kl == 0
+    assert found.entropy > 0
+
+
+# Hindsight
+
+
+def test_paragraphs_without_a_value_are_left_out_of_the_block() -> None:
+    template = "Said:\n$feedback\n\nRight: $solution\n\nNow answer for $$1."
+    assert hindsight_block(template, "too long", "go") == "Said:\ntoo long\n\nRight: go\n\nNow answer for $1."
+    assert hindsight_block(template, "too\n\nlong $x") == "Said:\ntoo\n\nlong $x\n\nNow answer for $1."
+    assert hindsight_block(template) == "Now answer for $1."
+    assert hindsight_block("It was $verdict.\n\nSaid: $feedback", verdict="wrong") == "It was wrong."
+    for wrong in ("no value at all", "$feedback and $price", "$feedback costs 5$"):
+        with pytest.raises(UserError, match="hindsight template"):
+            hindsight_block(wrong)
+
+
+def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: Make, pocket: LocalChatModel) -> None:
+    """Defects 7, 8 and 11c of the public code: it read the last message only, tokenised the reply again, and believed the client."""
+    turns = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "go"}, {"role": "user", "content": KITCHEN})
+    prompt = tuple(pocket.chat_ids(turns))
+    reply = Reply("whatever the text says", prompt, (300, 5, 7), (-1.0, -1.0, -1.0))  # tokens that no text would give
+    given = exchange(pocket, reply, Feedback(-1.0, "no, $5"), request=ChatRequest(turns))
+    found = learner(loss="sdpo")._trainer._material(given, [given])
+    assert found.example.prompt == prompt
+    assert found.hindsight is not None
+    assert found.hindsight.reply == found.example.reply == reply.token_ids
+    text = pocket.tokenizer.decode(found.hindsight.prompt)
+    assert text.startswith(pocket.tokenizer.decode(pocket.chat_ids(turns[:2])).removesuffix("\n>"))
+    assert KITCHEN in text
+    assert "no, $5" in text
+    assert text.index(KITCHEN) < text.index("no, $5")
+    blind = learner(loss="sdpo", feedback=False)._trainer._material(given, [given])
+    assert blind.hindsight is not None
+    assert "no, $5" not in pocket.tokenizer.decode(blind.hindsight.prompt)
+
+
+def test_a_solution_is_somebody_elses_at_the_same_place(learner: Make, pocket: LocalChatModel) -> None:
+    trainer = learner(loss="sdpo")._trainer
+    failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
+    won = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 1)
+    again = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 2)
+    found = trainer._material(failed, [failed, won])
+    assert found.hindsight is not None
+    assert "take lamp" in pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
+    with pytest.raises(UserError, match="neither a text nor a solution"):
+        trainer._material(won, [failed, won, again])  # its own, and one that is the same
+    elsewhere = replace(won, reply=replace(won.reply, prompt_ids=(5, 6)))
+    with pytest.raises(UserError, match="neither"):
+        trainer._material(failed, [failed, elsewhere])
+    same_turn = [replace(e, scenario="s", turn=1) for e in (failed, elsewhere)]
+    assert trainer._material(same_turn[0], same_turn).hindsight is not None
+
+
+def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
+    given = exchange(pocket, replace(said(pocket, "read"), prompt_ids=(5, 6, 7)), Feedback(-1.0, "no"))
+    correction = learner(loss="sdpo").correct(minibatch([given]))
+    assert correction.dropped == (
+        ("r0", "its prompt, rendered again, has other tokens than were served; the teacher would read another one"),
+    )
+
+
+# What it cannot learn from
+
+
+def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, pocket: LocalChatModel) -> None:
+    """One bad exchange spoils no batch (defect 22), and is told apart from the rest."""
+    good = served(pocket, 4)
+    reply = good[0].reply
+    long = replace(reply, token_ids=tuple(range(2, 1002)) * 3, logprobs=(-1.0,) * 3000)
+    greedy = ChatRequest(good[0].request.messages, Sampling(0.0, max_tokens=3))
+    bad = {
+        "base": (replace(good[0], base="f00d"), "another base model"),
+        "words": (replace(good[0], feedback=Feedback(None, "no")), "has no reward"),
+        "short": (replace(good[0], reply=replace(reply, logprobs=())), "0 log-probabilities"),
+        "nan": (replace(good[0], reply=replace(reply, logprobs=(math.nan,) * len(reply.logprobs))), "not finite"),
+        "above": (replace(good[0], reply=replace(reply, logprobs=(0.5,) * len(reply.logprobs))), "above 0"),
+        "long": (replace(good[0], reply=long), "do not fit the window of 2048"),
+        "alien": (replace(good[0], reply=replace(reply, token_ids=(99999,) * len(reply.token_ids))), "vocabulary of 2000"),
+        "greedy": (replace(good[0], request=greedy), "temperature 0"),
+        "none": (replace(good[0], feedback=None), "has no feedback"),
+    }
+    lot = minibatch([*good, *(replace(e, id=name) for name, (e, _) in bad.items())])
+    teaching = learner(loss="reinforce")
+    correction = teaching.correct(lot)
+    assert correction.kept == tuple(e.id for e in good)
+    dropped = dict(correction.dropped)
+    assert dropped.keys() == bad.keys()
+    for name, (_, why) in bad.items():
+        assert why in dropped[name]
+    clean = minibatch(good)
+    assert teaching.step(lot, correction).norm == teaching.step(clean, teaching.correct(clean)).norm
+
+
+def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
+    silent = minibatch([exchange(pocket, said(pocket, "read"), Feedback(-1.0))])
+    teaching = learner(loss="sdpo")
+    correction = teaching.correct(silent)
+    assert correction.kept == ()
+    update = teaching.step(silent, correction)
+    assert (update.version, bool(update.skipped)) == ("", True)
+    assert not shelf.root.exists()
+
+
+def test_an_exchange_of_another_tenant_stops_the_batch(learner: Make, batch: Minibatch) -> None:
+    mixed = replace(batch, exchanges=(*batch.exchanges[:2], replace(batch.exchanges[2], tenant="evil")))
+    with pytest.raises(UserError, match="an exchange of evil/default in it; nothing was learned"):
+        learner(loss="reinforce").correct(mixed)
+
+
+def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: LocalChatModel) -> None:
+    with pytest.raises(UserError, match="do not fit the window"):
+        learner().measure("", [exchange(pocket, Reply("x", (5,) * 2000, (5,) * 100, ()), None)])
+    assert learner().measure("", []).sums == ()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 40),
+            "adapter_model.safetensors cannot be read",
+        ),
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be read"),
+        (lambda folder: (folder / "learner.json").write_text("{"), "learner.json cannot be read"),
+        (lambda folder: (folder / "optimizer.safetensors").write_bytes(b""), "optimizer"),
+        (lambda folder: rewrite(folder, lambda t: t * math.nan), "not finite"),
+        (lambda folder: rewrite(folder, lambda t: t[:1].clone()), "other names or shapes"),
+        (lambda folder: note(folder, base="f00d"), "another base model"),
+    ],
+    ids=["corrupt", "missing", "notes", "moments", "nan", "shapes", "base"],
+)
+def test_a_version_that_cannot_be_gone_on_from_is_named(
+    learner: Make, shelf: Shelf, batch: Minibatch, spoil: Callable[[Path], Any], said: str
+) -> None:
+    small = replace(batch, exchanges=batch.exchanges[:4])
+    teaching = learner(loss="reinforce")
+    label = teaching.step(small, teaching.correct(small)).version
+    spoil(shelf.folder(label))
+    lot = replace(small, id="acme/default/2", step=2, parent=label)
+    fresh = learner(loss="reinforce")
+    with pytest.raises(UserError, match=said):
+        fresh.step(lot, fresh.correct(lot))
+
+
+def rewrite(folder: Path, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file({name: change(tensor) for name, tensor in load_file(path).items()}, path)
+
+
+def note(folder: Path, **changed: Any) -> None:
+    path = folder / "learner.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+def test_an_adapter_of_another_rank_is_refused(learner: Make, batch: Minibatch) -> None:
+    small = replace(batch, exchanges=batch.exchanges[:4])
+    teaching = learner(loss="reinforce")
+    label = teaching.step(small, teaching.correct(small)).version
+    other = learner(LoRA(rank=4, alpha=16), loss="reinforce")
+    with pytest.raises(VersionError, match=r"'rank': 8.*this learner makes.*'rank': 4"):
+        other.correct(replace(small, parent=label))
+
+
+def test_a_model_behind_an_api_cannot_be_trained(shelf: Shelf) -> None:
+    with pytest.raises(UserError):
+        Learner("nonsense", shelf.folder, shelf.write, SMALL, Objective())

@@ -1,0 +1,209 @@
+"""The learner in a process of its own: the same bytes, errors as they were raised, restarts, and no orphans."""
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
+from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.models.models import open_model
+from learngraph.tools.training.learner import Learner, VersionError
+from learngraph.tools.training.learner_worker import WorkerDied, WorkerLearner
+from learngraph.tools.training.lora import LoRA
+from learngraph.tools.training.losses import Objective
+
+pytestmark = pytest.mark.slow  # a process that imports torch takes seconds to start
+
+SMALL, QUICK = LoRA(rank=4, alpha=8), Objective(loss="reinforce", rate=1e-3)
+
+
+def contents(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+class Shelf:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def folder(self, label: str) -> Path:
+        return self.root / label.replace("/", "-")
+
+    def write(self, batch: Minibatch, folder: Path, about: dict[str, Any]) -> str:
+        label = f"{batch.tenant}/{batch.adapter}@{batch.step:06d}-{contents(folder)[:12]}"
+        if not self.folder(label).exists():
+            shutil.copytree(folder, self.folder(label))
+        return label
+
+
+@pytest.fixture(scope="module")
+def pocket() -> LocalChatModel:
+    model = open_model("pocket", threads=1)
+    assert isinstance(model, LocalChatModel)
+    return model
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerLearner]:
+    shelf = Shelf(tmp_path_factory.mktemp("worker"))
+    learner = WorkerLearner(
+        "pocket", shelf.folder, shelf.write, SMALL, QUICK, nice=1
+    )  # at 19 a busy machine makes the tests slow
+    yield learner
+    learner.close()
+
+
+def minibatch(model: LocalChatModel, base: str, step: int = 1, parent: str = "", size: int = 4) -> Minibatch:
+    question = {"role": "user", "content": "look at the map"}
+    prompt = tuple(model.chat_ids([question]))
+    exchanges = [
+        Exchange(
+            *(f"r{n}", "acme", ChatRequest((question,), Sampling(max_tokens=4))),
+            reply=Reply("x", prompt, (300 + n, 301, 302), (-1.0 - n, -2.0, -3.0)),
+            base=base,
+            feedback=Feedback(1.0 if n % 2 else -1.0),
+        )
+        for n in range(size)
+    ]
+    return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=7)
+
+
+def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
+    worker: WorkerLearner, pocket: LocalChatModel, tmp_path: Path
+) -> None:
+    """Two steps, so that moments, too, come from a folder: hash equal across processes."""
+    shelf = Shelf(tmp_path)
+    here = Learner(pocket, shelf.folder, shelf.write, SMALL, QUICK)
+    assert worker.base == here.base
+    labels: list[list[str]] = [[""], [""]]
+    for step in (1, 2):
+        for learner, line in zip((here, worker), labels, strict=True):
+            batch = minibatch(pocket, here.base, step, line[-1])
+            line.append(learner.step(batch, learner.correct(batch)).version)
+    assert labels[0] == labels[1]
+    assert all(labels[0][1:])
+    texts = minibatch(pocket, here.base).exchanges
+    assert worker.measure(labels[0][-1], texts) == here.measure(labels[0][-1], texts)
+    assert worker.measure("", texts) == here.measure("", texts)
+
+
+def test_it_works_at_the_priority_asked_for_in_a_process_of_its_own(worker: WorkerLearner) -> None:
+    assert worker.process not in (None, os.getpid())
+    assert os.getpriority(os.PRIO_PROCESS, worker.process or 0) == 1
+
+
+def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: LocalChatModel, tmp_path: Path) -> None:
+    batch = minibatch(pocket, worker.base)
+    alien = replace(batch, exchanges=(replace(batch.exchanges[0], tenant="other"),))
+    with pytest.raises(UserError, match="has an exchange of other/default in it") as caught:
+        worker.correct(alien)
+    assert caught.value.__cause__ is None  # of the batch, not of the machine
+    with pytest.raises(UserError, match="has no reply to read"):
+        worker.measure("", [replace(batch.exchanges[0], reply=Reply("", (1,), (), ()))])
+    with pytest.raises(VersionError, match="cannot be read") as lost:
+        worker.correct(replace(batch, parent="acme/default@000009-000000000000"))
+    assert isinstance(lost.value.__cause__, OSError)  # a file that is not there is the machine's
+    assert worker.correct(batch).kept  # it goes on
+
+
+def test_an_adapter_for_weights_that_are_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    with pytest.raises(UserError, match="targets 'no_such_proj'"):
+        WorkerLearner("pocket", shelf.folder, shelf.write, LoRA(targets="no_such_proj"), QUICK, nice=0)
+
+
+def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatModel) -> None:
+    """Killed in the middle of a call: another worker does the same again, to the same label."""
+    large, restarts = minibatch(pocket, worker.base, size=8), worker.restarts
+    correction = worker.correct(large)
+    whole = worker.step(large, correction).version
+    os.kill(worker.process or 0, signal.SIGSTOP)  # so that it cannot be done before it is killed
+    killer = threading.Timer(0.15, lambda: os.kill(worker.process or 0, signal.SIGKILL))
+    killer.start()
+    assert worker.step(large, correction).version == whole
+    killer.join()
+    assert worker.restarts == restarts + 1
+
+
+def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLearner, pocket: LocalChatModel) -> None:
+    """Not the batch's, so that nobody rejects the batch; the next call starts another worker, which does the same as the first."""
+    large = minibatch(pocket, worker.base, size=8)
+    correction = worker.correct(large)
+    expected = worker.step(large, correction).version
+    os.kill(worker.process or 0, signal.SIGSTOP)
+    done = threading.Event()
+
+    def kill_all() -> None:
+        while not done.wait(0.2):
+            if (process := worker.process) is not None:
+                os.kill(process, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_all)
+    killer.start()
+    try:
+        with pytest.raises(WorkerDied, match=r"died 2 times of the same work: signal SIGKILL"):
+            worker.step(large, correction)
+    finally:
+        done.set()
+        killer.join()
+    assert worker.step(large, correction).version == expected
+
+
+def test_close_ends_a_step_that_runs(worker: WorkerLearner, pocket: LocalChatModel) -> None:
+    """Of the worker of all tests before."""
+    root = worker._folder("x").parent
+    large = minibatch(pocket, worker.base, step=2, size=8)
+    correction, before = worker.correct(large), sorted(root.iterdir())
+    process = worker.process
+    os.kill(process or 0, signal.SIGSTOP)
+    threading.Timer(0.15, worker.close).start()
+    with pytest.raises(WorkerDied, match="closed"):
+        worker.step(large, correction)
+    assert process is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    with pytest.raises(WorkerDied, match="closed"):
+        worker.correct(large)
+    worker.close()
+    assert sorted(root.iterdir()) == before
+
+
+def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
+    """Also where the parent is killed and can tell nobody."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from learngraph.tools.training.learner_worker import WorkerLearner\nfrom learngraph.tools.training.lora import LoRA\n"
+        "from learngraph.tools.training.losses import Objective\n"
+        "worker = WorkerLearner('pocket', Path, lambda *_: '', LoRA(rank=2), Objective(), nice=0)\n"
+        "print(worker.process, flush=True)\ntime.sleep(60)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    process = int(parent.stdout.readline())
+    os.kill(process, 0)
+    parent.kill()
+    parent.wait()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and _alive(process):
+        time.sleep(0.05)
+    assert not _alive(process)
+
+
+def _alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,537 @@
+"""LoRA on tiny random models: the loss by hand and against `score`, gradients that do not depend on how a batch is cut."""
+
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from langchain_core.messages import HumanMessage, SystemMessage
+
+from learngraph.memory.records import UserError
+from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.models.models import open_model
+from learngraph.tools.training import lora, losses, sft
+from learngraph.tools.training.lora import Example, LoRA, Objective
+
+QUICK = LoRA(rank=4, alpha=8, batch=4, rate=0.01)
+
+
+def chat(question: str, reply: str, system: str = "") -> sft.Chat:
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+
+
+CHATS = [
+    chat("hello", "go north"),
+    chat("You are in the kitchen. There is a lamp on the table. " * 3, "take the lamp", "You are in a game."),
+    chat("look at the map", "naïve café 42"),
+    chat("how are you", "g"),
+    chat("open the door", "open the door and go west, then look"),
+    chat("go", "eat"),
+]
+
+
+@pytest.fixture
+def model(tiny: str) -> LocalChatModel:
+    return LocalChatModel(model=tiny, threads=1)
+
+
+def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
+    """What `LocalChatModel.score` says of each reply."""
+    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage}
+    return [model.score([kinds[m["role"]](m["content"]) for m in c[:-1]], [c[-1]["content"]])[0] for c in chats]
+
+
+# The loss
+
+
+def test_the_loss_is_the_mean_surprise_of_the_tokens_by_hand() -> None:
+    """L = -E[ log pi(z | s) ]: two tokens of probability 1/2 and 1/8 out of four."""
+    logits = torch.tensor([[3.0, 3.0, -99.0, -99.0], [math.log(1 / 8), math.log(7 / 8), -99.0, -99.0]])
+    loss = lora.surprise(logits, torch.tensor([1, 0]))
+    assert float(loss) == pytest.approx((math.log(2) + math.log(8)) / 2, abs=1e-6)
+
+
+def test_the_gradient_of_the_loss_is_the_probability_less_the_target_by_hand() -> None:
+    logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]], requires_grad=True)
+    torch.autograd.backward(lora.surprise(logits, torch.tensor([0, 1])))
+    assert logits.grad is not None
+    assert logits.grad.flatten().tolist() == pytest.approx([-0.25, 0.25, 0.375, -0.375])
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "GPT2"])
+def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) -> None:
+    """On all tokens of all replies, whatever shares a pass: L = - (sum of the scores) / (tokens of the replies)."""
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    examples = [sft.encode(model, c) for c in CHATS]
+    expected = -sum(scored(model, CHATS)) / sum(len(e.reply) for e in examples)
+    with torch.no_grad():
+        assert float(lora.surprise(*lora.replies(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+
+
+def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [sft.encode(model, c) for c in CHATS]
+    with torch.no_grad():
+        chosen, targets = lora.replies(model.network, examples)
+        monkeypatch.setattr(lora, "_chooses", lambda network: False)
+        whole, again = lora.replies(model.network, examples)
+    assert chosen.shape == (len(targets), len(model.tokenizer))
+    assert torch.equal(targets, again)
+    assert torch.allclose(chosen, whole, atol=1e-5)
+
+
+def test_the_loss_of_pocket_is_what_score_says() -> None:
+    model: Any = open_model("pocket", threads=1)
+    chats = [
+        chat("Task: reach the exit\ndoor black\n> mist\n= 1\ngate troll\nStrategy:", "gate troll lamp. door black mist"),
+        chat("Task: reach the exit\ndoor black", "fern", "a system message, which pocket's template leaves out"),
+    ]
+    examples = [sft.encode(model, c) for c in chats]
+    assert all(model.tokenizer.decode(e.reply).endswith("\n") for e in examples)
+    expected = -sum(scored(model, chats)) / sum(len(e.reply) for e in examples)
+    with torch.no_grad():
+        assert float(lora.surprise(*lora.replies(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+
+
+# A step
+
+
+def gradients(model: LocalChatModel, micro: int) -> tuple[lora.Stepped, list[torch.Tensor]]:
+    lora.adapt(model.network, QUICK)
+    for name, weight in model.network.named_parameters():
+        if "lora_B" in name:  # zero at first, which would leave A without a gradient
+            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    trained = [weight for weight in model.network.parameters() if weight.requires_grad]
+    still = torch.optim.SGD(trained, lr=0.0)
+    done = lora.step(model.network, still, [sft.encode(model, c) for c in CHATS], micro=micro, clip=1e9)
+    return done, [weight.grad for weight in trained if weight.grad is not None]
+
+
+def test_a_batch_may_be_cut_into_passes_of_any_size(tiny: str) -> None:
+    """The mean is over the tokens of the whole batch: passes with long replies count for more."""
+    whole, one = gradients(LocalChatModel(model=tiny, threads=1), 6)
+    for micro in (1, 2, 4):
+        cut, many = gradients(LocalChatModel(model=tiny, threads=1), micro)
+        assert cut.loss == pytest.approx(whole.loss, abs=1e-5)
+        assert cut.norm == pytest.approx(whole.norm, rel=1e-4)
+        assert len(many) == len(one) > 0
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, many, strict=True))
+
+
+def test_a_step_goes_down_the_gradient_of_score(model: LocalChatModel) -> None:
+    """The slope of the loss along a step equals the change of the scores, and nothing but the changes moves."""
+    frozen = {name: weight.clone() for name, weight in model.network.named_parameters()}
+    lora.adapt(model.network, QUICK)
+    examples = [sft.encode(model, c) for c in CHATS]
+    updates = lora.optimizer(model.network, LoRA(rate=1e-3))
+    before = sum(scored(model, CHATS))
+    done = lora.step(model.network, updates, examples)
+    model.forget()
+    after = sum(scored(model, CHATS))
+    assert done.tokens == sum(len(e.reply) for e in examples)
+    assert done.loss == pytest.approx(-before / done.tokens, abs=1e-4)
+    assert after > before
+    now = {name.replace(".base_layer", ""): weight for name, weight in model.network.named_parameters() if "lora" not in name}
+    assert all(torch.equal(now[name], weight) for name, weight in frozen.items())
+
+
+def test_another_loss_may_take_the_place_of_the_surprise(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    seen: list[tuple[int, ...]] = []
+
+    def constant(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(tuple(logits.shape))
+        return 2.0 + 0.0 * logits.sum()
+
+    batch = [sft.encode(model, c) for c in CHATS]
+    done = lora.step(model.network, lora.optimizer(model.network, QUICK), batch, micro=2, loss=constant)
+    assert done.loss == pytest.approx(2.0)
+    assert sum(rows for rows, _ in seen) == done.tokens
+    assert len(seen) == 3
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    before = [weight.clone() for weight in model.network.parameters()]
+    with pytest.raises(UserError, match=r"gradient is nan .* smaller rate"):
+        lora.step(
+            model.network,
+            lora.optimizer(model.network, QUICK),
+            [sft.encode(model, CHATS[0])],
+            loss=lambda logits, targets: logits.sum() * math.nan,
+        )
+    assert all(torch.equal(a, b) for a, b in zip(before, model.network.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rank": 0}, "rank is at least 1"),
+        ({"rate": math.nan}, "rate is a number above 0"),
+        ({"warmup": 1.5}, "warmup is from 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        LoRA(**settings)
+
+
+def test_some_layers_only(model: LocalChatModel, tiny: str) -> None:
+    lora.adapt(model.network, LoRA(rank=2, targets="q_proj, v_proj"))
+    trained = {name.split(".lora")[0].rpartition(".")[2] for name, w in model.network.named_parameters() if w.requires_grad}
+    assert trained == {"q_proj", "v_proj"}
+    with pytest.raises(UserError, match="targets 'nothing_here'"):
+        lora.adapt(LocalChatModel(model=tiny).network, LoRA(targets="nothing_here"))
+
+
+def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[lora\]'"):
+        lora.adapt(model.network, QUICK)
+
+
+def test_an_example_knows_its_length() -> None:
+    assert len(Example((1, 2), (3,))) == 3
+
+
+# Passes
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 40), max_size=7), st.integers(1, 120), st.sampled_from([0.0, 3.0, 50.0, 1e9]))
+def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed: float) -> None:
+    """Against all divisions of the sorted sizes."""
+
+    def cost(parts: list[list[int]]) -> float:
+        return sum(len(part) * max(part) + fixed for part in parts)
+
+    ordered = sorted(sizes)
+    cheapest = math.inf
+    for cuts in itertools.product([False, True], repeat=max(0, len(sizes) - 1)):
+        parts: list[list[int]] = [[]] if sizes else []
+        for size, cut in zip(ordered, (False, *cuts), strict=True) if sizes else []:
+            if cut:
+                parts.append([])
+            parts[-1].append(size)
+        if all(len(part) == 1 or len(part) * max(part) <= cap for part in parts):
+            cheapest = min(cheapest, cost(parts))
+    found = lora.packs(sizes, cap, fixed)
+    assert sorted(n for pack in found for n in pack) == list(range(len(sizes)))
+    assert all(len(pack) == 1 or len(pack) * max(sizes[n] for n in pack) <= cap for pack in found)
+    assert cost([[sizes[n] for n in pack] for pack in found]) == pytest.approx(cheapest)
+
+
+def several(model: LocalChatModel) -> list[Example]:
+    return [sft.encode(model, c) for c in CHATS]
+
+
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[..., str], kind: str) -> None:
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    examples = several(model)
+    expected = scored(model, CHATS)
+    for cap in (1, 100, 10_000):
+        found = lora.read(model.network, examples, cap=cap)
+        assert [float(one.logprobs.sum()) for one in found] == pytest.approx(expected, abs=1e-3)
+        assert [len(one.logprobs) for one in found] == [len(example.reply) for example in examples]
+        assert all((one.entropy > 0).all() and one.kl is None and one.values is None for one in found)
+
+
+def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) -> None:
+    examples = several(model)
+    with torch.no_grad():
+        logits = [lora.replies(model.network, [example])[0] for example in examples]
+    wrapper = scattered(model)
+    head = lora.critic(model.network)
+    torch.nn.init.ones_(head.bias)
+    found = lora.read(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
+    for example, plain, one in zip(examples, logits, found, strict=True):
+        with torch.no_grad():
+            own = lora.replies(model.network, [example])[0]
+        at = (own / 0.5).log_softmax(-1).gather(1, torch.tensor(example.reply)[:, None])[:, 0]
+        assert torch.allclose(one.logprobs, at, atol=1e-4)
+        assert torch.allclose(one.entropy, losses.entropy(own), atol=1e-4)
+        assert one.kl is not None
+        assert torch.allclose(one.kl, losses.kl_to(plain, own), atol=1e-4)
+        assert float(one.kl.min()) > 0
+        assert one.values is not None
+        assert one.values.tolist() == pytest.approx([1.0] * len(example.reply))
+
+
+# Updates from feedback
+
+
+def scattered(model: LocalChatModel, seed: int = 1) -> Any:
+    """The network with changes that are not nothing."""
+    wrapper = lora.adapt(model.network, QUICK)
+    place = torch.Generator().manual_seed(seed)
+    for name, weight in model.network.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1, generator=place)
+    return wrapper
+
+
+def told(model: LocalChatModel) -> list[lora.Sample]:
+    """Every chat with a reward and a hindsight prompt, as sampled by a slightly other policy."""
+    samples = []
+    for n, (c, example) in enumerate(zip(CHATS, several(model), strict=True)):
+        more = sft.encode(model, [{"role": "system", "content": "go north"}, *c[-2:]])
+        hindsight = Example(more.prompt, example.reply)
+        noise = 0.1 * torch.randn(len(example.reply), generator=torch.Generator().manual_seed(n))
+        mu = lora.read(model.network, [example])[0].logprobs
+        samples.append(lora.Sample(example, mu + noise, mu, torch.full((len(mu),), (-1.0) ** n), hindsight))
+    return samples
+
+
+OBJECTIVES = [
+    Objective(loss="sdpo", teacher="base"),
+    Objective(loss="sdpo", teacher="ema"),
+    Objective(loss="sdpo", teacher="trust", correction="truncated", kl=0.1),
+    Objective(loss="reinforce", kl=0.1, entropy=0.01),
+    Objective(loss="reinforce", hint=0.5, teacher="base"),
+    Objective(loss="ppo"),
+]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss}-{o.teacher}-{o.kl}-{o.hint}")
+def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tiny: str, objective: Objective) -> None:
+    seen = []
+    for cap in (1, 150, 10_000, 150):
+        model = LocalChatModel(model=tiny, threads=1)
+        wrapper = scattered(model)
+        samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
+        head = lora.critic(model.network) if objective.needs_critic else None
+        updates = lora.optimizer(model.network, objective, head)
+        before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+        passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
+        done, said = lora.learn(model.network, updates, samples, objective, cap=cap, **passes)
+        gradient = torch.cat(
+            [weight.grad.flatten() for weight in lora.changes(model.network).values() if weight.grad is not None]
+        )
+        seen.append((done, said, gradient, {name: weight.clone() for name, weight in lora.changes(model.network).items()}))
+        assert any(not torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+        assert done.tokens == sum(len(s.example.reply) for s in samples)
+        assert said["entropy"] > 0
+        assert ("kl" in said) == (objective.kl > 0)
+        if head is not None:
+            assert float(head.bias.detach().abs().sum()) > 0
+            assert said["value"] == pytest.approx(0.5)
+    one, cut, whole, again = seen
+    for other in (cut, whole):
+        assert other[0].loss == pytest.approx(one[0].loss, abs=1e-5)
+        assert other[0].norm == pytest.approx(one[0].norm, rel=1e-3)
+        assert other[1] == pytest.approx(one[1], abs=1e-4)
+        assert torch.allclose(other[2], one[2], atol=1e-5)
+    assert all(torch.equal(weight, again[3][name]) for name, weight in cut[3].items())
+
+
+def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: LocalChatModel) -> None:
+    """A network that copies the teacher is where the gradient is 0; and afterwards the learner has its own weights back."""
+    scattered(model)
+    samples = [replace(s, hindsight=s.example) for s in told(model)]
+    own = {name: weight.detach().clone() for name, weight in lora.changes(model.network).items()}
+
+    @contextmanager
+    def other(scale: float) -> Iterator[None]:
+        lora.put(model.network, {name: scale * weight for name, weight in own.items()})
+        yield
+        lora.put(model.network, own)
+
+    updates = lora.optimizer(model.network, Objective())
+    away, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
+    same, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
+    assert same.norm < 1e-4 < 1e-2 < away.norm
+    assert same.loss == pytest.approx(0, abs=1e-6)
+    assert all(torch.equal(weight, own[name]) for name, weight in lora.changes(model.network).items())
+
+
+def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None:
+    """Praised replies become more probable, others less; towards the teacher the divergence falls."""
+    wrapper = lora.adapt(model.network, QUICK)
+    samples, before = told(model), scored(model, CHATS)
+    objective = Objective(loss="reinforce", rate=0.01)
+    updates = lora.optimizer(model.network, objective)
+    for _ in range(5):
+        lora.learn(model.network, updates, samples, objective)
+    model.forget()
+    moved = [after - then for after, then in zip(scored(model, CHATS), before, strict=True)]
+    assert sum(change * (-1) ** n for n, change in enumerate(moved)) > 1
+    objective = Objective(loss="sdpo", teacher="base", rate=0.01)
+    updates = lora.optimizer(model.network, objective)
+    seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter)[0].loss for _ in range(20)]
+    assert seen[-1] < 0.7 * seen[0]
+
+
+def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Defect 11b: a pass of the base model for a KL of weight 0."""
+    wrapper = lora.adapt(model.network, QUICK)
+    samples, made = told(model), []
+    forward = model.network.forward
+
+    def counted(*args: Any, **more: Any) -> Any:
+        made.append(torch.is_grad_enabled())
+        return forward(*args, **more)
+
+    monkeypatch.setattr(lora, "_chooses", lambda network: False)
+    monkeypatch.setattr(model.network, "forward", counted)
+    for objective, expected in (
+        (Objective(loss="reinforce"), [True]),
+        (Objective(loss="reinforce", kl=0.1), [False, True]),
+        (Objective(loss="sdpo", teacher="base"), [False, True]),
+        (Objective(loss="sdpo", teacher="trust", kl=0.1), [False, False, False, True]),
+    ):
+        made.clear()
+        updates = lora.optimizer(model.network, objective)
+        monkeypatch.setattr(lora, "_fixed", lambda network: 1e9)
+        lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, cap=100_000)
+        assert made == expected
+
+
+def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    samples = told(model)
+    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+    updates = lora.optimizer(model.network, Objective())
+    with pytest.raises(UserError, match="nothing to learn from"):
+        lora.learn(model.network, updates, [replace(s, hindsight=None) for s in samples], Objective(), teacher=nullcontext)
+    with pytest.raises(UserError, match="nothing to learn from"):
+        lora.learn(model.network, updates, [], Objective(loss="reinforce"))
+    with pytest.raises(UserError, match="needs base and teacher passes"):
+        lora.learn(model.network, updates, samples, Objective())
+    broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
+    with pytest.raises(UserError, match="gradient is nan"):
+        lora.learn(model.network, updates, broken, Objective(loss="reinforce"))
+    assert all(torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+
+
+# Between updates
+
+
+def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: str, tmp_path: Path) -> None:
+    """Defect 11a. And with the same rate, going on from the files is going on."""
+
+    def fresh(rate: float) -> tuple[LocalChatModel, Any, torch.optim.Optimizer]:
+        model = LocalChatModel(model=tiny, threads=1)
+        wrapper = lora.adapt(model.network, QUICK)
+        return model, wrapper, lora.optimizer(model.network, Objective(rate=rate, decay=0.01))
+
+    one, _, updates = fresh(1e-3)
+    examples = several(one)
+    lora.step(one.network, updates, examples)
+    lora.write_optimizer(updates, tmp_path / "a.safetensors", {"critic.bias": torch.ones(1)})
+    kept = {name: weight.detach().clone() for name, weight in lora.changes(one.network).items()}
+    lora.step(one.network, updates, examples)
+    moved = {}
+    for rate in (1e-3, 1e-2):
+        model, _, again = fresh(rate)
+        lora.put(model.network, kept)
+        assert lora.read_optimizer(again, tmp_path / "a.safetensors")["critic.bias"].tolist() == [1.0]
+        assert [group["lr"] for group in again.param_groups] == [rate]
+        lora.step(model.network, again, examples)
+        moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.changes(model.network).items()}
+        if rate == 1e-3:
+            assert all(
+                torch.equal(weight, lora.changes(one.network)[name]) for name, weight in lora.changes(model.network).items()
+            )
+            lora.write_optimizer(again, tmp_path / "b.safetensors")
+            lora.write_optimizer(updates, tmp_path / "c.safetensors")
+            assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "c.safetensors").read_bytes()
+    for name in kept:
+        assert torch.allclose(moved[1e-2][name], 10 * moved[1e-3][name], rtol=1e-2, atol=1e-6), "ten times the rate"
+
+
+def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> None:
+    lora.adapt(model.network, QUICK)
+    samples, objective = told(model), Objective(loss="reinforce", rate=1e-2)
+    updates = lora.optimizer(model.network, objective)
+    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+    lora.learn(model.network, updates, samples, objective, scale=0.25)
+    largest = max(float((weight - before[name]).detach().abs().max()) for name, weight in lora.changes(model.network).items())
+    assert largest == pytest.approx(0.25e-2, rel=1e-2), "AdamW's first step is as long as its rate"
+    assert [group["lr"] for group in updates.param_groups] == [1e-2]
+
+
+def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, tmp_path: Path) -> None:
+    lora.adapt(model.network, QUICK)
+    updates = lora.optimizer(model.network, QUICK)
+    lora.step(model.network, updates, several(model)[:1])
+    lora.write_optimizer(updates, tmp_path / "a.safetensors")
+    other = LocalChatModel(model=tiny, threads=1)
+    for asked, said in ((LoRA(rank=2), "other shapes there"), (LoRA(rank=4, targets="q_proj"), "not trained here")):
+        network = LocalChatModel(model=tiny, threads=1).network
+        lora.adapt(network, asked)
+        with pytest.raises(UserError, match=said):
+            lora.read_optimizer(lora.optimizer(network, asked), tmp_path / "a.safetensors")
+        with pytest.raises(UserError, match="of another adapter"):
+            lora.put(network, lora.changes(model.network))
+    (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
+    lora.adapt(other.network, QUICK)
+    for name in ("b.safetensors", "absent.safetensors"):
+        with pytest.raises(UserError, match="cannot read the optimizer's state"):
+            lora.read_optimizer(lora.optimizer(other.network, QUICK), tmp_path / name)
+
+
+def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = LocalChatModel(model=tiny, threads=1)
+    wrapper = scattered(model)
+    for name in ("a", "b"):
+        lora.write_adapter(wrapper, tmp_path / name, None)
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+    again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "a")).eval()
+    with torch.no_grad():
+        ours, _ = lora.replies(model.network, several(model))
+        theirs, _ = lora.replies(again.get_base_model(), several(model))
+    assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2"])
+def test_changed_layers_say_what_those_of_peft_say(
+    checkpoint: Callable[..., str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their gradients; and where changes are switched off, in another format, or dropped, it is PEFT's layers themselves."""
+    model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
+    wrapper = scattered(model)
+    examples = several(model)
+
+    def said() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        model.network.zero_grad()
+        logits, targets = lora.replies(model.network, examples)
+        lora.surprise(logits, targets).backward()  # type: ignore[no-untyped-call]
+        return logits.detach(), [w.grad.clone() for w in lora.changes(model.network).values() if w.grad is not None]
+
+    calls = []
+    apply = lora._Changed.apply
+    monkeypatch.setattr(lora._Changed, "apply", lambda *args: calls.append(args) or apply(*args))  # type: ignore[no-untyped-call]
+    own, slopes = said()
+    layers = len(calls)
+    assert layers == 7 * 2
+    with wrapper.disable_adapter(), torch.no_grad():
+        off, _ = lora.replies(model.network, examples)
+    assert len(calls) == layers
+    assert float((off - own).abs().max()) > 0.01
+    assert not any("forward" in vars(layer) for layer in model.network.modules())
+    with monkeypatch.context() as without:
+        without.setattr(lora, "_lean", lambda network: nullcontext())
+        plain, expected = said()
+        with wrapper.disable_adapter(), torch.no_grad():
+            assert torch.equal(lora.replies(model.network, examples)[0], off)
+    assert len(calls) == layers
+    assert torch.allclose(own, plain, atol=1e-4)
+    assert len(slopes) == len(expected) == 2 * layers
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slopes, expected, strict=True))
+    wrapper.merge_adapter()
+    lora.replies(model.network, examples)
+    wrapper.unmerge_adapter()
+    assert len(calls) == layers

@@ -1,0 +1,216 @@
+"""Fine-tuning on chats: what is trained is what is scored, what is written can be opened, seeds decide, data is checked."""
+
+import itertools
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from langchain_core.messages import HumanMessage, SystemMessage
+
+from learngraph.memory.records import UserError
+from learngraph.tools.local.model import LocalChatModel
+from learngraph.tools.models.models import open_model
+from learngraph.tools.training import lora, sft
+from learngraph.tools.training.lora import LoRA
+from learngraph.tools.training.sft import DataError
+
+QUICK = LoRA(rank=4, alpha=8, batch=4, rate=0.01)
+
+
+def chat(question: str, reply: str, system: str = "") -> sft.Chat:
+    before = [{"role": "system", "content": system}] if system else []
+    return [*before, {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+
+
+CHATS = [
+    chat("hello", "go north"),
+    chat("You are in the kitchen. There is a lamp on the table. " * 3, "take the lamp", "You are in a game."),
+    chat("look at the map", "naïve café 42"),
+    chat("how are you", "g"),
+    chat("open the door", "open the door and go west, then look"),
+    chat("go", "eat"),
+]
+
+
+@pytest.fixture
+def model(tiny: str) -> LocalChatModel:
+    return LocalChatModel(model=tiny, threads=1)
+
+
+def written(chats: list[sft.Chat], path: Path) -> Path:
+    path.write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
+    return path
+
+
+def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
+    """What `LocalChatModel.score` says of each reply."""
+    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage}
+    return [model.score([kinds[m["role"]](m["content"]) for m in c[:-1]], [c[-1]["content"]])[0] for c in chats]
+
+
+def test_the_rate_rises_and_falls() -> None:
+    shares = [sft.schedule(n, 20, 0.1) for n in range(20)]
+    assert shares[:3] == pytest.approx([0.5, 1.0, 1.0])
+    assert shares[11] == pytest.approx(0.5)  # half-way between the peak and the end
+    assert all(a > b > 0 for a, b in itertools.pairwise(shares[2:]))
+    assert [sft.schedule(n, 1, 0.1) for n in range(1)] == [1.0]
+    assert sft.schedule(0, 4, 0.0) == 1.0
+    assert [sft.schedule(n, 4, 1.0) for n in range(4)] == [0.25, 0.5, 0.75, 1.0]
+
+
+# A training
+
+
+def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = LocalChatModel(model=tiny, threads=1)
+    before = scored(model, CHATS)
+    done = sft.train(CHATS, model, LoRA(rank=4, alpha=8, epochs=30, batch=6, rate=0.01), tmp_path / "out")
+    assert (done.examples, done.left_out, len(done.losses)) == (6, 0, 30)
+    assert done.losses[0] == pytest.approx(-sum(before) / done.tokens, abs=1e-4)
+    assert done.losses[-1] < done.losses[0] / 2
+    merged: Any = open_model(f"local:{tmp_path / 'out'}", threads=1)
+    after = scored(merged, CHATS)
+    assert sum(after) > sum(before) / 2
+    assert after == pytest.approx(scored(model, CHATS), abs=1e-3), "the model that was trained is the trained one"
+    # PEFT itself reads the adapter, over the model that was trained.
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "out" / "adapter")).eval()
+    examples = [sft.encode(model, c) for c in CHATS]
+    with torch.no_grad():
+        loss = lora.surprise(*lora.replies(adapted.get_base_model(), examples))
+    assert float(loss) == pytest.approx(-sum(after) / done.tokens, abs=1e-3)
+
+
+def test_what_is_written_names_no_place_of_this_machine(tiny: str, tmp_path: Path) -> None:
+    sft.train(CHATS, LocalChatModel(model=tiny, threads=1), QUICK, tmp_path / "out")
+    files = {
+        str(path.relative_to(tmp_path / "out")): path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()
+    }
+    assert {"config.json", "model.safetensors", "training.json", "adapter/adapter_model.safetensors"} <= files.keys()
+    assert not any(str(place).encode() in text for text in files.values() for place in (tiny, tmp_path, Path.home()))
+    assert json.loads(files["adapter/adapter_config.json"])["base_model_name_or_path"] is None
+    assert json.loads(files["training.json"])["model"] == Path(tiny).name
+    assert not (tmp_path / "out.part").exists()
+
+
+def test_a_seed_decides_everything(tiny: str, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        torch.manual_seed(random.randrange(1000))  # the global generator plays no part
+        state = torch.random.get_rng_state()
+        settings = LoRA(rank=4, batch=2, rate=0.01, seed=seed)
+        sft.train(CHATS, LocalChatModel(model=tiny, threads=1), settings, tmp_path / name)
+        assert torch.equal(state, torch.random.get_rng_state())
+    adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in "abc"]
+    assert adapters[0] == adapters[1] != adapters[2]
+    configs = [(tmp_path / name / "adapter" / "adapter_config.json").read_bytes() for name in "ab"]
+    assert configs[0] == configs[1]
+
+
+def test_examples_longer_than_the_window_are_counted_and_left_out(
+    model: LocalChatModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = [chat("go " * 600, "north"), chat("hello", "go " * 505)]
+    with pytest.raises(UserError, match="does not fit its window of 512"):
+        sft.encode(model, long[1])
+    done = sft.train([*CHATS, *long], model, QUICK, tmp_path / "out")
+    assert (done.examples, done.left_out) == (6, 2)
+    assert done.longest > 512
+    assert (
+        f"2 of 8 examples are left out: they do not fit the window of 512 tokens (the longest has {done.longest})"
+        in caplog.text
+    )
+    with pytest.raises(UserError, match="none of 2 examples fits the window of 512 tokens"):
+        sft.train(long, model, QUICK, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_reply_that_cannot_be_one_is_refused_by_its_number(tmp_path: Path) -> None:
+    pocket: Any = open_model("pocket", threads=1)
+    with pytest.raises(DataError, match=r"example 2: .* has the end of a turn in it"):
+        sft.train([chat("door black", "mist"), chat("door black", "mist\nfern")], pocket, QUICK, tmp_path / "out")
+
+
+def test_a_folder_that_is_there_is_left_alone(model: LocalChatModel, tmp_path: Path) -> None:
+    (tmp_path / "note").write_text("mine")
+    with pytest.raises(UserError, match="is there already"):
+        sft.train(CHATS, model, QUICK, tmp_path)
+    assert (tmp_path / "note").read_text() == "mine"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write"):
+        sft.train(CHATS, model, QUICK, tmp_path / "file" / "out")
+
+
+def test_an_interrupted_training_leaves_nothing(model: LocalChatModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sft, "_write_merged", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sft.train(CHATS, model, QUICK, tmp_path / "out")
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_killed_training_leaves_no_folder_that_looks_finished(tiny: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from learngraph.tools import lora, sft; from learngraph.tools.local.model import LocalChatModel\n"
+        "chats = sft.read_chats(sys.argv[2])\n"
+        "sft.train(chats, LocalChatModel(model=sys.argv[1]), lora.LoRA(epochs=100_000), Path(sys.argv[3]))\n"
+    )
+    data = written(CHATS, tmp_path / "data.jsonl")
+    process = subprocess.Popen([sys.executable, "-c", code, tiny, str(data), str(tmp_path / "out")])
+    until = time.monotonic() + 60
+    while not (tmp_path / "out.part").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (tmp_path / "out.part").exists()
+    assert not (tmp_path / "out").exists()
+    sft.train(CHATS, LocalChatModel(model=tiny, threads=1), QUICK, tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").exists()
+    assert not (tmp_path / "out.part").exists()
+
+
+# Data and settings
+
+
+def test_chats_are_read_back(tmp_path: Path) -> None:
+    assert sft.read_chats(written(CHATS, tmp_path / "data.jsonl")) == CHATS
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: "),
+        ("[]", r'line 2: expected an object with "messages"'),
+        ('{"messages": []}', "a list of two or more"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "me", "content": "b"}]}', r"a role \(system, user"),
+        ('{"messages": [{"role": "user", "content": ["a"]}, {"role": "assistant", "content": "b"}]}', "a text as content"),
+        ('{"messages": [{"role": "assistant", "content": "a"}, {"role": "user", "content": "b"}]}', "the last message"),
+        ('{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}', "that says something"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, said: str, tmp_path: Path) -> None:
+    path = written(CHATS[:1], tmp_path / "data.jsonl")
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(DataError, match=said):
+        sft.read_chats(path)
+
+
+def test_no_data_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(DataError, match="holds no chats"):
+        sft.read_chats(tmp_path / "empty.jsonl")
+    with pytest.raises(DataError, match="cannot read"):
+        sft.read_chats(tmp_path / "absent.jsonl")

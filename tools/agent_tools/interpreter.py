@@ -1,0 +1,643 @@
+"""The code interpreter: Python cells of a model, run in a process of their own that can be killed.
+
+    with Interpreter(seconds=10) as interpreter:
+        interpreter.run("x = 6 * 7")
+        interpreter.run("x").text              # '42\\n'
+        tool = python_tool(interpreter)        # for an agent
+
+One `Interpreter` is one session: variables live from cell to cell, and nobody else sees them. A rollout has its own. Cells are
+those of a notebook: what they print is shown, then the value of a last expression or the traceback, with the lines of cells
+alone. What is too long loses its middle. A session that was stopped (out of time, crashed, too large) loses its variables; the
+next cell starts a new one, and its output begins with a line that says so.
+
+What keeps a cell in, on Linux (`walls` of a session that has started says which of them hold):
+
+| wall | by | against |
+|---|---|---|
+| `limits` | `setrlimit` | memory, size of a file, open files, CPU seconds; the host stops what runs too long, has too many threads, or fills its folder (looked at four times a second, and after each cell) |
+| `files` | Landlock (Linux 5.13; before 6.2 only together with `calls`, without which files elsewhere could be emptied) | reading anything but the Python installation and the own folder, writing anywhere else |
+| `calls` | seccomp (x86_64, aarch64) | new processes and programs (so no fork bomb, and nothing that outlives the session), sockets, signals to other processes or a look into them, changes of owners and rights |
+
+These three are security boundaries as far as the kernel is one: they hold for whatever machine code a cell gets to run. They
+need no root and no container; root's privileges are dropped. They are no virtual machine: a kernel bug is a way out, the time
+that others take can be measured, and many sessions together may use more memory than there is. Packages that hold the answers to
+tasks (`HIDDEN`) cannot be read.
+
+An audit hook in the session is a second line, which only says in words what is refused. It is NO boundary (a cell that wants to
+gets around it), and where the kernel does not offer `files` or `calls` (macOS, gVisor, old kernels) it is all there is: then run
+only code of models that mean no harm, or put the whole program in a container. `strict=True` refuses to start instead.
+
+Between host and session there are only bytes, whose form and size the host checks: a cell can forge the answers of its own
+session, which is worth nothing, and no others. The host's own working directory, output, limits and signal handlers are not
+touched. If the host is killed, so are its sessions; their folders in the temporary directory then stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from langchain_core.tools import BaseTool, StructuredTool
+
+from ...memory.records import UserError
+
+__all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
+
+HIDDEN = ("learngraph", "reasoning_gym")
+"""Packages (beginnings of names) that sessions do not see: they hold tasks and their answers."""
+START = 30.0
+"""Seconds until a session must have begun; 0.05 are usual."""
+GRACE = 0.25
+"""Seconds for a session that is stopped to say where it was."""
+LOOK = 0.25
+"""Seconds between two looks at what a running cell takes up."""
+FRAME = 1 << 16
+"""Bytes of a session's longest answer, without what it prints."""
+_CHILD = Path(__file__).with_name("interpreter_child.py")
+_CONTINUES = bytes(range(0x80, 0xC0))
+"""Bytes within a character of UTF-8."""
+_ESCAPED = {n: f"\\x{n:02x}" for n in (*range(0x09), *range(0x0B, 0x0D), *range(0x0E, 0x20), 0x7F)}
+
+DESCRIPTION = (
+    "Runs Python code and returns what it prints, and the value of the last line if it is an expression. Variables, functions and "
+    "imports stay for the next call. There is no network and no input; files can only be written in the working directory."
+)
+
+
+class InterpreterError(UserError):
+    """A session that cannot be used: it was closed, or this machine cannot keep it in as `strict` asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What came of a cell."""
+
+    text: str
+    """What it printed, its value or its traceback, and what the interpreter has to say, in square brackets."""
+    status: Literal["done", "raised", "stopped", "died"] = "done"
+    """`raised`: it ended with an error; `stopped`: it was taking too long or too much; `died`: its process ended. After the last
+    two the variables are lost."""
+    seconds: float = 0.0
+    """Wall time."""
+
+
+class _Wait(NamedTuple):
+    """What a cell waits for."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    seconds: float
+
+
+class _Printed:
+    """Bytes as they come, of which the beginning and the end are kept: of a gigabyte as little as of a line."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.room = most, 4 * most
+        self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
+
+    def add(self, data: bytes) -> None:
+        if not self.tail:
+            taken = _seam(data, max(self.room - len(self.head), 0))
+            self.head += data[:taken]
+            data = data[taken:]
+        self.tail += data
+        if len(self.tail) > 2 * self.room + FRAME:
+            self._drop(len(self.tail) - self.room)
+
+    def _drop(self, count: int) -> None:
+        count = _seam(self.tail, count)
+        self.dropped += len(self.tail[:count].translate(None, _CONTINUES))
+        del self.tail[:count]
+
+    def text(self) -> str:
+        """All of it, or the beginning and the end with what was cut between."""
+        if not self.dropped:
+            whole = _plain(bytes(self.head + self.tail))
+            cut = len(whole) - self.most
+            if cut <= 0:
+                return whole
+            return _joined(whole[: self.most // 2], cut, whole[len(whole) - (self.most - self.most // 2) :])
+        head, tail = _plain(bytes(self.head)), _plain(bytes(self.tail))
+        first, last = head[: self.most // 2], tail[len(tail) - (self.most - self.most // 2) :]
+        return _joined(first, len(head) - len(first) + self.dropped + len(tail) - len(last), last)
+
+
+def _seam(data: bytes | bytearray, at: int) -> int:
+    """The next place, at most three bytes on, that is not within a character."""
+    return next((place for place in range(at, at + 3) if place >= len(data) or data[place] & 0xC0 != 0x80), at)
+
+
+def _joined(head: str, cut: int, tail: str) -> str:
+    return f"{head}\n[… {cut:,} characters cut …]\n{tail}"
+
+
+def _plain(data: bytes) -> str:
+    """Bytes as text that any message can hold: what is no UTF-8, and control characters, as escapes."""
+    return data.decode("utf-8", "backslashreplace").translate(_ESCAPED)
+
+
+class _Live:
+    """A running session: its process, its folder, its ends of the pipes. Ends with its `end`, at the latest with this process."""
+
+    def __init__(self, argument: dict[str, Any]) -> None:
+        self.owner, self.walls, self.cells = os.getpid(), frozenset[str](), 0
+        self.received = bytearray()
+        self.folder = tempfile.mkdtemp(prefix="learngraph-python-")
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            here, there = socket.socketpair()
+            self.channel, channel = here.detach(), there.detach()
+            ours.append(self.channel)
+            theirs.append(channel)
+            self.out, out = os.pipe()
+            self.reads: tuple[int, ...] = (self.channel, self.out)
+            ours.append(self.out)
+            theirs.append(out)
+            line, held = os.pipe()
+            ours.append(held)
+            theirs.append(line)
+            for fd in (self.channel, self.out):
+                os.set_blocking(fd, False)
+            told = json.dumps({**argument, "folder": self.folder, "channel": channel, "line": line})
+            self.process = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-P", "-B", "-X", "utf8", str(_CHILD), told],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                cwd=self.folder,
+                env=_environment(self.folder),
+                pass_fds=(channel, line),
+                start_new_session=True,
+            )
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            os.rmdir(self.folder)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        self.end = weakref.finalize(self, _ended, self.process, self.folder, ours, self.owner)
+
+    def kill(self) -> None:
+        """Kill the process with all of its threads, and whatever is in its process group."""
+        _killed(self.process)
+
+
+def _killed(process: subprocess.Popen[bytes]) -> None:
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _ended(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
+    """Nothing of a session is left."""
+    if os.getpid() != owner:
+        return  # a fork of the host: the session is not its own
+    _killed(process)
+    process.wait()
+    for fd in fds:
+        os.close(fd)
+    _removed(folder)
+
+
+def _removed(folder: str) -> None:
+    """Delete a folder whatever a cell made of it: any depth, any rights, links (which are not followed)."""
+    rest = [folder]
+    shelf = tempfile.mkdtemp(prefix="learngraph-python-")
+    moved = 0
+    while rest:
+        at = rest.pop()
+        with suppress(FileNotFoundError):
+            os.chmod(at, 0o700)
+            for entry in list(os.scandir(at)):
+                if entry.is_dir(follow_symlinks=False):
+                    os.chmod(entry.path, 0o700)
+                    moved += 1
+                    os.rename(entry.path, f"{shelf}/{moved}")  # so that no path grows longer than the system allows
+                    rest.append(f"{shelf}/{moved}")
+                else:
+                    os.unlink(entry.path)
+            os.rmdir(at)
+    os.rmdir(shelf)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """What a session sees of the environment: no key of the host's."""
+    own = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
+    own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return own | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+
+
+@dataclass(kw_only=True, eq=False)
+class Interpreter:
+    """A session. It starts with its first cell; close it, or use it in a `with` statement. Safe to share between threads and
+    event loops: its cells run one at a time."""
+
+    seconds: float = 10.0
+    """Wall time of a cell."""
+    cpu: int = 120
+    """CPU seconds of a session, all its cells and threads together."""
+    memory: int = 1024
+    """MiB of addresses; NumPy and SciPy take 300 of them."""
+    disk: int = 64
+    """MiB in the session's folder, and of a file."""
+    files: int = 1000
+    """Files and folders in it."""
+    threads: int = 64
+    output: int = 8000
+    """Characters of a cell's output that are kept: half of them from its beginning, half from its end."""
+    strict: bool = False
+    """Refuse to start where the kernel does not keep a session in (see above)."""
+    seed: str = ""
+    """Of `random`, when a session starts."""
+    _live: _Live | None = field(default=None, init=False, repr=False)
+    _lost: bool = field(default=False, init=False, repr=False)
+    """Whether variables were lost, which the next cell has to say."""
+    _closed: bool = field(default=False, init=False, repr=False)
+    _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            *(("seconds", 0.01), ("cpu", 1), ("memory", 64), ("disk", 1), ("files", 1), ("threads", 1), ("output", 100)),
+        ):
+            if getattr(self, name) < least:
+                raise InterpreterError(f"interpreter: {name} is at least {least:g}, got {getattr(self, name)!r}")
+
+    def __enter__(self) -> Interpreter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def walls(self) -> frozenset[str]:
+        """Which of `limits`, `files`, `calls` keep the running session in; empty before its first cell."""
+        return self._live.walls if self._live else frozenset()
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the running session may write; gone with it."""
+        return Path(self._live.folder) if self._live else None
+
+    def run(self, code: str) -> Cell:
+        """Run a cell.
+
+        Raises:
+            InterpreterError: the session is closed, or cannot be kept in as `strict` asks.
+        """
+        self._turn.acquire()
+        moves = self._cell(code)
+        try:
+            while True:
+                _ready(next(moves))
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            moves.close()
+            self._over()
+
+    async def arun(self, code: str) -> Cell:
+        """The same, without keeping the event loop waiting (a session starts in 2 ms of it). Cancelled, it kills the session."""
+        while not self._turn.acquire(blocking=False):
+            await asyncio.sleep(0.005)
+        moves = self._cell(code)
+        try:
+            while True:
+                await _aready(next(moves))
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+        finally:
+            moves.close()
+            self._over()
+
+    def close(self) -> None:
+        """End the session for good, from any thread, also while a cell runs: that then says so, and sweeps up behind itself."""
+        self._closed = True
+        if live := self._live:
+            live.kill()
+        if self._turn.acquire(blocking=False):
+            self._drop()
+            self._turn.release()
+
+    def _over(self) -> None:
+        """It is the next cell's turn."""
+        self._turn.release()
+        if self._closed:
+            self.close()
+
+    def _drop(self) -> None:
+        if self._live:
+            self._live.end()
+            self._live = None
+
+    # One cell
+
+    def _cell(self, code: str) -> Generator[_Wait, None, Cell]:
+        """Yields what to wait for, returns what came of the cell. Left in the middle, it ends the session."""
+        began, lost, whole = time.monotonic(), self._lost, False
+        printed = _Printed(self.output)
+        try:
+            live = yield from self._begun(printed)
+            status, said = yield from self._played(live, code, printed)
+            whole = status in ("done", "raised")
+        finally:
+            if not whole or self._closed:
+                self._lost = self._live is not None
+                self._drop()
+        self._lost = not whole
+        note = "[A new session: the variables of earlier cells are lost.]\n" if lost else ""
+        text = printed.text()
+        gap = "\n" if said and text and not text.endswith("\n") else ""
+        return Cell(f"{note}{text}{gap}{said}", status, time.monotonic() - began)
+
+    def _begun(self, printed: _Printed) -> Generator[_Wait, None, _Live]:
+        """The running session, started if there is none."""
+        if self._closed:
+            raise InterpreterError("this interpreter is closed; a rollout's sessions end with it")
+        if self._live is not None:
+            return self._live
+        live = self._live = _Live(
+            {
+                **{"memory": self.memory << 20, "disk": self.disk << 20, "cpu": self.cpu, "seed": self.seed},
+                **{"packages": _packages(), "hidden": HIDDEN},
+            }
+        )
+        until = time.monotonic() + START
+        while True:
+            alive, frame = _read(live, printed), _frame(live)
+            if frame is not None:
+                break
+            if time.monotonic() > until or not alive:
+                said = "it was closed" if self._closed else printed.text()[-500:] or "it said nothing"
+                raise InterpreterError(f"the interpreter's process did not start: {said}")
+            yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
+        live.walls = frozenset(frame.get("walls", ()))
+        if self.strict and not {"limits", "files", "calls"} <= live.walls:
+            raise InterpreterError(
+                f"interpreter: strict asks for Landlock and seccomp, and this machine offers {sorted(live.walls)}; run on Linux 5.13 "
+                "or later on x86_64 or aarch64, or use strict=False within a container"
+            )
+        return live
+
+    def _played(self, live: _Live, code: str, printed: _Printed) -> Generator[_Wait, None, tuple[Any, str]]:
+        """Send the cell, gather what it prints until it is over or has to be stopped."""
+        live.cells += 1
+        body = json.dumps({"cell": live.cells, "code": code}).encode()
+        rest = memoryview(struct.pack(">I", len(body)) + body)
+        until = time.monotonic() + self.seconds
+        look = time.monotonic() + LOOK
+        too_much = ""
+        while True:
+            rest = _write(live, rest)
+            alive, frame = _read(live, printed), _frame(live)
+            if frame is not None and frame.get("cell") == live.cells and frame.get("status") in ("done", "raised", "exit"):
+                _drain(live, printed)
+                if too_much := self._too_much(live):
+                    return "stopped", f"[Stopped: {too_much}. Its variables are lost.]\n"
+                if frame["status"] == "exit":
+                    return "done", "[The cell called exit; its variables are kept.]\n"
+                return frame["status"], ""
+            if frame is not None:
+                return (
+                    "died",
+                    "[The session answered something else than it was asked, and was ended. Its variables are lost.]\n",
+                )
+            if not alive:
+                why = yield from self._death(live)
+                return "died", f"[{why}. Its variables are lost.]\n"
+            now = time.monotonic()
+            if now >= look:
+                too_much, look = self._too_much(live), now + LOOK
+            if now >= until or too_much:
+                where = yield from self._stopped(live, printed)
+                why = too_much or f"it ran for more than {self.seconds:g} s"
+                return "stopped", f"[Stopped: {why}{where}. Its variables are lost.]\n"
+            writes = (live.channel,) if rest else ()
+            yield _Wait(live.reads, writes, max(min(until, look) - time.monotonic(), 0.0))
+
+    def _stopped(self, live: _Live, printed: _Printed) -> Generator[_Wait, None, str]:
+        """Ask the session where it is, for a moment; then kill it, and wait until it is gone."""
+        with suppress(ProcessLookupError):
+            os.kill(live.process.pid, signal.SIGTERM)
+        said = ""
+        until = time.monotonic() + GRACE
+        killed = False
+        while True:
+            alive = _read(live, printed)
+            if (frame := _frame(live)) is not None and isinstance(frame.get("at"), str) and frame["at"]:
+                said = f" ({_plain(frame['at'][:100].encode('utf-8', 'backslashreplace'))})"
+            if not killed and time.monotonic() >= until:
+                live.kill()
+                killed, until = True, time.monotonic() + START  # freeing its memory may take a while
+            if not alive or time.monotonic() >= until:
+                return said
+            yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
+
+    def _death(self, live: _Live) -> Generator[_Wait, None, str]:
+        """Why the process ended."""
+        until = time.monotonic() + 2 * GRACE
+        while (code := live.process.poll()) is None and time.monotonic() < until:
+            yield _Wait((), (), 0.002)
+        if self._closed:
+            return "The interpreter was closed"
+        if code is None:
+            return "The cell closed the session's channel, and was ended"
+        if code >= 0:
+            return f"The cell ended its process (exit code {code})"
+        if code == -signal.SIGXCPU:
+            return f"The session used up its {self.cpu} s of CPU time"
+        why = ", as when memory runs out" if code == -signal.SIGKILL else ""
+        return f"The cell's process was ended by {signal.Signals(-code).name}{why}"
+
+    def _too_much(self, live: _Live) -> str:
+        """What the session has too much of; empty if nothing."""
+        with suppress(OSError, IndexError, ValueError):
+            stat = Path(f"/proc/{live.process.pid}/stat").read_text()
+            if (threads := int(stat[stat.rindex(")") :].split()[18])) > self.threads:
+                return f"it has {threads} threads, and may have {self.threads}"
+        count, size, rest = 0, 0, [live.folder]
+        while rest:
+            try:
+                for entry in os.scandir(rest.pop()):
+                    found = entry.stat(follow_symlinks=False)
+                    count, size = count + 1, size + found.st_blocks * 512
+                    if count > self.files:
+                        return f"its folder holds more than {self.files} files"
+                    if size > self.disk << 20:
+                        return f"its folder holds more than {self.disk} MiB"
+                    if entry.is_dir(follow_symlinks=False):
+                        rest.append(entry.path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                return f"its folder cannot be looked into ({error.strerror})"
+        return ""
+
+
+def _packages() -> list[str]:
+    """Where this Python's packages are."""
+    return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)]
+
+
+def _write(live: _Live, rest: memoryview) -> memoryview:
+    while rest:
+        try:
+            rest = rest[os.write(live.channel, rest) :]
+        except BlockingIOError:
+            break
+        except OSError:
+            return rest[:0]  # nobody reads: the end will be noticed where answers are read
+    return rest
+
+
+def _read(live: _Live, printed: _Printed) -> bool:
+    """Take what has come; whether more may come on the channel."""
+    if live.out in live.reads:
+        with suppress(BlockingIOError):
+            if data := os.read(live.out, FRAME):
+                printed.add(data)
+            else:
+                live.reads = (live.channel,)  # all that could print was closed
+    try:
+        data = os.read(live.channel, FRAME)
+    except BlockingIOError:
+        return True
+    except OSError:
+        data = b""
+    live.received += data
+    if data:
+        return True
+    _drain(live, printed)
+    return False
+
+
+def _drain(live: _Live, printed: _Printed) -> None:
+    """Take what lies in the pipe, and not what a thread may go on printing."""
+    with suppress(BlockingIOError):
+        for _ in range(32):
+            if not (data := os.read(live.out, FRAME)):
+                break
+            printed.add(data)
+
+
+def _frame(live: _Live) -> dict[str, Any] | None:
+    """The next whole frame, if there is one. What is none (a cell wrote into the channel) is an empty one."""
+    received = live.received
+    if len(received) < 4:
+        return None
+    (size,) = struct.unpack(">I", received[:4])
+    if size > FRAME:
+        received.clear()
+        return {}
+    if len(received) < 4 + size:
+        return None
+    body = bytes(received[4 : 4 + size])
+    del received[: 4 + size]
+    try:
+        frame = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return frame if isinstance(frame, dict) else {}
+
+
+def _ready(wait: _Wait) -> None:
+    poll = select.poll()
+    for fd in {*wait.reads, *wait.writes}:
+        poll.register(fd, select.POLLIN * (fd in wait.reads) | select.POLLOUT * (fd in wait.writes))
+    poll.poll(wait.seconds * 1000)
+
+
+async def _aready(wait: _Wait) -> None:
+    loop = asyncio.get_running_loop()
+    woken = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(wait.seconds, wake)
+    for fd in wait.reads:
+        loop.add_reader(fd, wake)
+    for fd in wait.writes:
+        loop.add_writer(fd, wake)
+    try:
+        await woken
+    finally:
+        timer.cancel()
+        for fd in wait.reads:
+            loop.remove_reader(fd)
+        for fd in wait.writes:
+            loop.remove_writer(fd)
+
+
+def python_tool(interpreter: Interpreter) -> BaseTool:
+    """The interpreter as a LangChain tool named `python`, which takes `code`."""
+
+    def run(code: str) -> str:
+        return interpreter.run(_unfenced(code)).text or "[No output.]"
+
+    async def arun(code: str) -> str:
+        return (await interpreter.arun(_unfenced(code))).text or "[No output.]"
+
+    return StructuredTool.from_function(run, arun, name="python", description=DESCRIPTION)
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of rollouts: to each an interpreter of its own, closed when the rollout ends, and to all what remembers nothing.
+
+        toolbox = Toolbox(python={"seconds": 10}, shared=(search_tool(),))
+        with toolbox("run", "task-3", 0) as tools: ...
+
+    Equal rollouts (run, task, episode) draw equal random numbers.
+    """
+
+    python: Mapping[str, Any] | None = field(default_factory=dict)
+    """Arguments of `Interpreter`; None: there is no interpreter."""
+    shared: Sequence[BaseTool] = field(default=(), repr=False)
+    names: tuple[str, ...] = field(init=False)
+    """Of the shared tools: with `python`, this is what `repr` tells."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(tool.name for tool in self.shared))
+        if self.python is not None:
+            known = {one.name for one in fields(Interpreter) if one.init}
+            if unknown := sorted(self.python.keys() - known):
+                raise InterpreterError(f"interpreter: there is no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+            Interpreter(**self.python)  # settings that cannot work are refused now
+
+    @contextmanager
+    def __call__(self, run: str, task: str, episode: int) -> Iterator[Sequence[BaseTool]]:
+        """The tools of one rollout. The interpreter starts with its first cell."""
+        if self.python is None:
+            yield self.shared
+            return
+        with Interpreter(**{"seed": f"{run}/{task}/{episode}", **self.python}) as interpreter:
+            yield (python_tool(interpreter), *self.shared)
+
+
+def _unfenced(code: str) -> str:
+    """Code without the Markdown fence that models like to put around it."""
+    lines = code.strip().splitlines()
+    if len(lines) > 1 and lines[0].strip() in ("```", "```python", "```py") and lines[-1].strip() == "```":
+        return "\n".join(lines[1:-1])
+    return code

@@ -1,0 +1,198 @@
+"""LoRA adapters of a local model that can be switched from pass to pass, and within one.
+
+An adapter's tensors are read, checked and put into the form that passes multiply with on any thread; from then on it is there,
+and to use it costs nothing but its two products a layer. Several adapters stay in memory, and rows of one pass may each have
+another: y = W x + B A x (alpha / r), with A and B of the row's adapter. Where no adapter is on, layers compute what they always
+did, bit for bit. Files are PEFT's: `adapter_config.json`, `adapter_model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ...memory.records import UserError
+
+__all__ = ["Adapter", "AdapterError", "Switch", "read_adapter"]
+
+BEFORE = "base_model.model."
+"""What PEFT puts before a layer's name in a file."""
+OTHERS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "layer_replication")
+"""What PEFT knows besides plain LoRA, and passes here do not."""
+
+
+class AdapterError(UserError, ValueError):
+    """An adapter's folder that does not fit this model."""
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """An adapter, ready for passes."""
+
+    pairs: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
+    """For each layer of the `Switch`, in its order: A^T (inputs, r) and alpha / r B^T (r, outputs); None: not changed."""
+    bytes: int
+
+
+class _Adapted:
+    """Stands for a linear layer's `forward`. A copy of the layer gets its plain forward back."""
+
+    def __init__(self, layer: Any, index: int, spans: list[tuple[int, int, Adapter]]) -> None:
+        self._layer = layer
+        self._plain = type(layer).forward
+        self._index = index
+        self._spans = spans
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Adapted:
+        import copy
+
+        return _Adapted(copy.deepcopy(self._layer, memo), self._index, [])
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._plain(self._layer, x)
+        for start, end, adapter in self._spans:
+            pair = adapter.pairs[self._index]
+            if pair is not None:
+                # Four rows at least, as everywhere: a product of fewer is another one in its last bits.
+                low = max(0, min(start, end - 4))
+                high = max(end, min(low + 4, x.shape[-2]))
+                inner = x[0, low:high] @ pair[0]  # (rows, r)
+                if (low, high) == (start, end):
+                    y[0, start:end].addmm_(inner, pair[1])
+                else:
+                    y[0, start:end] += (inner @ pair[1])[start - low : end - low]
+        return y
+
+
+class Switch:
+    """The linear layers of a network that adapters may change, and which adapters are on.
+
+    Layers keep their place, name and weights; only their `forward` is another.
+    """
+
+    def __init__(self, network: Any, rank: int, targets: str) -> None:
+        from transformers.pytorch_utils import Conv1D
+
+        if rank < 1:
+            raise UserError(f"adapters need a rank of 1 or more, got {rank}")
+        self.rank = rank
+        """Adapters have this rank at most."""
+        wanted = [name.strip() for name in targets.split(",") if name.strip()]
+        head = network.get_output_embeddings()
+        self._spans: list[tuple[int, int, Adapter]] = []
+        self.layers: dict[str, tuple[int, int, int]] = {}
+        """Name -> place in an adapter's `pairs`, inputs and outputs."""
+        for path, layer in network.named_modules():
+            if not isinstance(layer, torch.nn.Linear | Conv1D) or layer is head or ".lora_" in path:
+                continue
+            name = path.removeprefix(BEFORE).removesuffix(".base_layer")
+            if wanted != ["all-linear"] and not any(name == one or name.endswith("." + one) for one in wanted):
+                continue
+            sizes = tuple(layer.weight.shape) if isinstance(layer, Conv1D) else tuple(reversed(layer.weight.shape))
+            index = len(self.layers)
+            self.layers[name] = (index, sizes[0], sizes[1])
+            layer.forward = _Adapted(layer, index, self._spans)  # type: ignore[method-assign]
+        if not self.layers:
+            raise UserError(f"no linear layer of this model is called {targets!r}; 'all-linear' would do")
+        weight = next(network.parameters())
+        self.dtype, self.device = weight.dtype, weight.device
+
+    @contextmanager
+    def on(self, spans: Sequence[tuple[int, int, Adapter]]) -> Iterator[None]:
+        """Meanwhile rows from `start` to `end` of what layers get, (1, rows, inputs), have an adapter."""
+        self._spans[:] = spans
+        try:
+            yield
+        finally:
+            self._spans.clear()
+
+
+def read_adapter(folder: Path, switch: Switch, base: str) -> Adapter:
+    """Read an adapter that PEFT (or `tools.lora`) has written, for any thread.
+
+    `base` is the fingerprint of the model it is for (`tools.local_model.fingerprint`). An adapter that names its base, in its
+    tensors' metadata, `manifest.json` or `learner.json` as `base`, must name this one.
+
+    Raises:
+        AdapterError: files are missing or corrupt, it is for another base, or its rank, layers, shapes or numbers do not fit.
+    """
+    where = f"adapter {folder.name}"
+    config = _config(folder, where)
+    tensors, metadata = _tensors(folder, where)
+    named = metadata.get("base") or _noted(folder / "manifest.json") or _noted(folder / "learner.json")
+    if named and named != base:
+        raise AdapterError(f"{where} is for another base model: its base is {named}, this one is {base}")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or not 1 <= rank <= switch.rank:
+        raise AdapterError(f"{where} has rank {rank}; this service was started for ranks from 1 to {switch.rank}")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
+        raise AdapterError(f"{where}: lora_alpha in adapter_config.json is {alpha!r}; a number above 0 would do")
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.removeprefix(BEFORE).rpartition(".lora_")
+        if kind not in ("A.weight", "B.weight") or layer not in switch.layers:
+            raise AdapterError(
+                f"{where} changes {name!r}, which is not among the {len(switch.layers)} layers that adapters change here"
+            )
+        found.setdefault(layer, {})[kind[0]] = tensor
+    pairs: list[tuple[torch.Tensor, torch.Tensor] | None] = [None] * len(switch.layers)
+    total = 0
+    for layer, both in found.items():
+        index, inputs, outputs = switch.layers[layer]
+        if set(both) != {"A", "B"}:
+            raise AdapterError(f"{where} has only lora_{next(iter(both))} of {layer}; it needs A and B")
+        shapes = tuple(both["A"].shape), tuple(both["B"].shape)
+        if shapes != ((rank, inputs), (outputs, rank)):
+            raise AdapterError(
+                f"{where}: {layer} has A {shapes[0]} and B {shapes[1]}, not {(rank, inputs)} and {(outputs, rank)}"
+            )
+        if not all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in both.values()):
+            raise AdapterError(f"{where}: {layer} has numbers that are not finite; the version before it would do")
+        down = both["A"].float().t().contiguous().to(switch.device, switch.dtype)
+        up = (both["B"].float() * (alpha / rank)).t().contiguous().to(switch.device, switch.dtype)
+        pairs[index] = (down, up)
+        total += down.nbytes + up.nbytes
+    if not total:
+        raise AdapterError(f"{where} holds no tensors")
+    return Adapter(tuple(pairs), total)
+
+
+def _config(folder: Path, where: str) -> Mapping[str, Any]:
+    try:
+        config = json.loads((folder / "adapter_config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{where}: adapter_config.json cannot be read: {_reason(error)}") from error
+    if not isinstance(config, dict) or config.get("peft_type", "LORA") != "LORA":
+        raise AdapterError(f"{where}: adapter_config.json does not describe a LoRA adapter")
+    special = [name for name in OTHERS if config.get(name)]
+    if special or config.get("bias", "none") != "none":
+        raise AdapterError(f"{where} uses {special or ['bias']}; plain LoRA would do")
+    return config
+
+
+def _tensors(folder: Path, where: str) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
+    try:
+        with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (no dict)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise AdapterError(f"{where}: adapter_model.safetensors is corrupt or missing: {_reason(error)}") from error
+
+
+def _noted(path: Path) -> str | None:
+    try:
+        notes = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    base = notes.get("base") if isinstance(notes, dict) else None
+    return base if isinstance(base, str) else None
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,113 @@
+"""What stands around a local model's replies: messages as chat templates take them, and reply texts as they may be shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+
+from ...memory.records import UserError
+
+__all__ = ["Frame", "openai_turn", "spelled_bytes", "turn", "visible"]
+
+ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the chat template puts around a reply."""
+
+    opening: str = ""
+    """A one-message prompt, up to where the reply begins."""
+    opening_ids: tuple[int, ...] = ()
+    lead: str = ""
+    """What stands before the reply's text, and is the model's to say (often nothing, sometimes a space)."""
+    ending: str = ""
+    """Text that ends the turn; empty where a token in `stops` does."""
+    stops: frozenset[int] = frozenset()
+    """Tokens that end the turn."""
+    trailing: int = 0
+    """How many tokens the template adds after the one that ends the turn."""
+
+
+@lru_cache(maxsize=1)
+def _alphabet() -> dict[str, int]:
+    """The letters by which byte-level tokenizers name bytes: printable ones as they are, others from 256 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def spelled_bytes(name: str) -> bytes | None:
+    """The bytes of a token, by its name in byte-level (`Ġgo`) and byte-fallback (`<0xE6>`) vocabularies."""
+    if len(name) == 6 and name.startswith("<0x"):
+        return bytes.fromhex(name[3:5])
+    letters = _alphabet()
+    return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
+
+
+def turn(message: BaseMessage) -> dict[str, str]:
+    """A LangChain message as chat templates take it. Raises `UserError` for what is not text."""
+    role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
+    if isinstance(message, ChatMessage):
+        role = message.role
+    if role is None:
+        raise UserError(f"a {type(message).__name__} has no role in a local model's chat; it knows {[*ROLES.values()]}")
+    if not isinstance(message.content, str):
+        kinds = {"text" if isinstance(block, str) else str(block.get("type")) for block in message.content}
+        if kinds - {"text"}:
+            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
+    return {"role": role, "content": str(message.text)}
+
+
+def openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message in OpenAI's shape as chat templates take it; see `LocalChatModel.chat_ids`. Raises `UserError` for what is none."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise UserError(f"a message needs a role, got {dict(message)!r:.80}")
+    if isinstance(content, list):
+        kinds = {str(part.get("type")) if isinstance(part, dict) else type(part).__name__ for part in content}
+        if kinds - {"text"}:
+            raise UserError(f"a local model reads text only; a {role} message has {sorted(kinds - {'text'})}")
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str | None):
+        raise UserError(f"a {role} message's content is a text, a list of text parts or null, got {content!r:.80}")
+    made: dict[str, Any] = {"role": {"developer": "system"}.get(role, role), "content": content or ""}
+    made |= {key: message[key] for key in ("name", "tool_call_id") if message.get(key) is not None}
+    if message.get("tool_calls"):
+        made["tool_calls"] = [_openai_call(call) for call in message["tool_calls"]]
+    return made
+
+
+def _openai_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(f'a tool call is {{"id", "type", "function": {{"name", "arguments"}}}}, got {call!r:.80}')
+    arguments = function.get("arguments", "{}")
+    with contextlib.suppress(ValueError):  # a model's own slip: the template writes it down as it was
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
+    """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
+
+    The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
+    an unfinished character is held back.
+    """
+    if text.startswith(lead):
+        text = text[len(lead) :]
+    elif not over and lead.startswith(text):
+        return "", False
+    cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if cuts:
+        return text[: min(cuts)], True
+    if over:
+        return text, False
+    held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
+    return text[: len(text) - held].rstrip("\ufffd"), False

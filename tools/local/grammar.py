@@ -1,0 +1,161 @@
+"""Replies that must have a form: JSON, JSON by a schema, or a tool call. Which tokens may come next is worked out by llguidance.
+
+Optional (`pip install 'learngraph[structured]'`): without the package, or with a tokenizer it cannot work with, `open_grammars`
+gives None and the engine honours neither `response_format` nor a `tool_choice` that forces a call.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...memory.records import ChatRequest, UserError
+
+if TYPE_CHECKING:
+    from .model import LocalChatModel
+
+__all__ = ["Grammar", "Grammars", "open_grammars"]
+
+log = logging.getLogger(__name__)
+
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as models mostly write it, on one line. With free white space, a model may write nothing else until its last token."""
+
+
+class Grammar:
+    """What one reply may still say. Of one reply only, and for one thread at a time."""
+
+    def __init__(self, matcher: Any, vocabulary: int) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Whether each token may come next, shape (vocabulary,)."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        found = np.zeros(self._vocabulary, dtype=np.bool_)
+        known = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)
+        found[: len(known)] = known
+        if self._matcher.is_error() or not found.any():
+            raise UserError(f"the reply's form cannot be kept: {self._matcher.get_error() or 'no token may follow'}")
+        return found
+
+    def take(self, token: int) -> None:
+        """A token that was drawn."""
+        self._matcher.consume_token(token)
+
+
+class Grammars:
+    """Makes grammars for the tokenizer of a model."""
+
+    def __init__(self, model: LocalChatModel) -> None:
+        import llguidance  # type: ignore[import-not-found, unused-ignore]
+        import llguidance.hf  # type: ignore[import-not-found, unused-ignore]
+
+        self._library = llguidance
+        self._lead = model.chat_frame().lead
+        self._vocabulary = int(model.network.get_output_embeddings().weight.shape[0])
+        self._tokens = llguidance.hf.from_tokenizer(
+            model.tokenizer, n_vocab=len(model.tokenizer), eos_token=sorted(model.chat_frame().stops)
+        )
+        text = '{"a": ["b c", 1.5, true]}'
+        if self._tokens.decode_str(model.get_token_ids(text)) != text:
+            raise ValueError("its tokens cannot write JSON")
+        self._make({"start": "%json " + json.dumps({"type": "object", "x-guidance": COMPACT})}).allowed()
+
+    def make(self, request: ChatRequest) -> Grammar | None:
+        """What a request asks for, or None for a reply that is free. May take a while: not for an event loop.
+
+        Raises:
+            UserError: the schema is none, or says what cannot be kept to; or a tool by that name is not there.
+        """
+        schema = _schema(request.response_format)
+        choice = request.tool_choice
+        forced = _forced(request.tools, choice)
+        if schema is None and not forced:
+            return None
+        rules: dict[str, str] = {}
+        starts = []
+        if forced:
+            starts.append("calls" if choice == "required" else "call")
+        else:
+            starts.append("content")
+            rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT})
+            if request.tools and choice != "none":  # a schema is about what is said; a call may still come instead
+                starts.append("calls")
+                forced = tuple(request.tools)
+        if forced:
+            rules["calls"] = 'call ("\\n" call)*'
+            rules["call"] = f"{json.dumps('<tool_call>' + chr(10))} one {json.dumps(chr(10) + '</tool_call>')}"
+            rules["one"] = "%json " + json.dumps({"anyOf": [_call(tool) for tool in forced], "x-guidance": COMPACT})
+        lead = json.dumps(self._lead) + " " if self._lead else ""
+        return self._make({"start": f"{lead}({' | '.join(starts)})", **rules})
+
+    def _make(self, rules: Mapping[str, str]) -> Grammar:
+        lark = "\n".join(f"{name}: {rule}" for name, rule in rules.items())
+        matcher = self._library.LLMatcher(self._tokens, self._library.LLMatcher.grammar_from_lark(lark), log_level=0)
+        if matcher.is_error():
+            raise UserError(f"replies cannot be held to this form: {matcher.get_error().strip().splitlines()[0]}")
+        return Grammar(matcher, self._vocabulary)
+
+
+def open_grammars(model: LocalChatModel) -> Grammars | None:
+    """What makes grammars for a model; None where the package is missing, or the model's tokenizer is not fit for it."""
+    frame = model.chat_frame()
+    if not frame.stops or frame.ending:  # a turn must end with a token, which no text can contain
+        return None
+    try:
+        return Grammars(model)
+    except ImportError:
+        return None
+    except Exception as error:  # a tokenizer of another kind: whatever the library says of it
+        log.info("response_format is refused: replies of this tokenizer cannot be held to a form (%s)", error)
+        return None
+
+
+def _schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    kind = (form or {}).get("type", "text")
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        described = form.get("json_schema")
+        schema = described.get("schema") if isinstance(described, Mapping) else None
+        if isinstance(schema, Mapping):
+            return dict(schema)
+    raise UserError(
+        f'response_format is {{"type": "text"}}, "json_object", or "json_schema" with {{"json_schema": {{"schema": {{...}}}}}}; got {form!r:.120}'
+    )
+
+
+def _forced(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapping[str, Any], ...]:
+    """The tools of which one must be called."""
+    if choice in (None, "auto", "none"):
+        return ()
+    if choice == "required":
+        found = tuple(tools)
+    else:
+        function = choice.get("function") if isinstance(choice, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        found = tuple(tool for tool in tools if tool.get("function", {}).get("name") == name)
+    if not found:
+        names = [tool.get("function", {}).get("name") for tool in tools]
+        raise UserError(f"tool_choice {choice!r:.80} is none of the tools that were offered: {names}")
+    return found
+
+
+def _call(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function", {})
+    return {
+        "type": "object",
+        "properties": {
+            "name": {"const": function.get("name")},
+            "arguments": function.get("parameters") or {"type": "object"},
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }

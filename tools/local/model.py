@@ -1,0 +1,843 @@
+"""A chat model on this machine: any causal transformers checkpoint, with exact scores of whole replies.
+
+Besides chatting (streaming, stop sequences, log-probabilities), it answers the question the policies ask: how probable is
+each of these actions as the reply? `LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose
+nodes are fed as one sequence under a mask that lets every node see the prompt and its own ancestors only. The prompt's keys
+and values stay cached between calls, so a prompt that grows step by step costs only what is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LangSmithParams
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    BaseMessage,
+)
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from pydantic import AliasChoices, Field, PrivateAttr
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from typing_extensions import override
+
+from ...memory.records import UserError
+from .chats import Frame, openai_turn, spelled_bytes, turn, visible
+
+__all__ = ["LocalChatModel", "Scores", "Token", "Usage", "WindowError", "common", "draw", "fingerprint"]
+
+PLAIN_TEMPLATE = (
+    "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""What a tokenizer without a chat template is given: `User: ...`, `Assistant: ...`, a line each; the end-of-sequence token
+(the line's end if there is none) ends a turn."""
+
+LOW = torch.finfo(torch.float16).min
+"""Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
+
+NODES = 1024
+"""Tokens of replies that share a pass at most: each needs a row of log-probabilities over the vocabulary."""
+
+REPLIES = 100_000
+"""How many replies' token ids are remembered."""
+
+FUSED = 384
+"""Up to so many new prompt tokens go in one pass with the replies, in one dense mask; more are cheaper in a causal pass of
+their own, which needs no mask (tests/performance/bench_scoring.py)."""
+
+PROBE = "Qzq"
+SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+
+
+SAMPLE = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
+"""A text that tokenizers cut differently, where they differ at all."""
+
+
+class WindowError(UserError, ValueError):
+    """A prompt, or a prompt and its reply, is longer than the model's window."""
+
+    def __init__(self, message: str, tokens: int) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
+@dataclass
+class Usage:
+    """What a model has done since it was loaded (or since its caller set a new `Usage`)."""
+
+    prompt_tokens: int = 0
+    """Tokens of all prompts, cached or not."""
+    prefilled_tokens: int = 0
+    """Those of them that had to be computed."""
+    reply_tokens: int = 0
+    """Tokens fed for scoring: nodes of the token tries."""
+    generated_tokens: int = 0
+    forwards: int = 0
+    """Passes through the network."""
+
+
+@dataclass
+class _Prefix:
+    """Tokens whose keys and values are in `cache`, and the log-probabilities, shape (vocabulary,), of what follows them."""
+
+    cache: Any
+    ids: list[int] = field(default_factory=list)
+    logps: torch.Tensor | None = None
+    weights: int = 0
+
+
+@dataclass(frozen=True)
+class _Trie:
+    """Replies as one tree of tokens. Their last tokens are read off the parents, and are no nodes."""
+
+    tokens: list[int]
+    depths: list[int]
+    """1 for tokens that follow the prompt."""
+    mask: torch.Tensor
+    """(nodes, nodes): 0 where a node sees an ancestor or itself, else `LOW`."""
+    firsts: torch.Tensor
+    """(replies,): their first tokens."""
+    owners: torch.Tensor
+    """(scored,): of every other token of a reply, the reply it belongs to, ..."""
+    heads: torch.Tensor
+    """... the node before it ..."""
+    targets: torch.Tensor
+    """... and the token itself."""
+
+
+class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
+    """A cache layer with room to grow, so that a step copies what is new, not everything that is old."""
+
+    @override
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        size = self.get_seq_length()
+        end = size + key_states.shape[-2]
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.room: list[torch.Tensor] = []
+        if not self.room or self.room[0].shape[-2] < end:
+            room = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (key_states, value_states)]
+            for old, spare in zip((self.keys, self.values), room, strict=True):
+                if size and old is not None:
+                    spare[..., :size, :] = old
+            self.room = room
+        self.room[0][..., size:end, :], self.room[1][..., size:end, :] = key_states, value_states
+        self.keys, self.values = (room[..., :end, :] for room in self.room)
+        return self.keys, self.values
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    top_logprobs: int | None
+    stop: tuple[str, ...]
+    generator: torch.Generator
+
+
+@dataclass(frozen=True)
+class Token:
+    """One generated token; log-probabilities in nats."""
+
+    id: int
+    sampled: float
+    """Under the distribution it was drawn from (temperature and top-p applied; 0 for greedy decoding)."""
+    own: float
+    """Under the model's own distribution."""
+    top: tuple[tuple[int, float], ...]
+
+
+class Scores(list[float]):
+    """Log-probabilities in nats, one per option."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompt behind them, cached or not."""
+
+
+class LocalChatModel(BaseChatModel):
+    """A transformers causal language model as a LangChain chat model, with `score` for whole replies.
+
+    Two calls with the same messages and the same `seed` give the same reply; the global random generator is never used.
+    The reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the
+    distribution sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or
+    bound with `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`,
+    `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `stop`.
+
+    Raises `UserError` for a checkpoint that cannot be loaded, messages that are not text or that the chat template refuses,
+    and prompts that do not fit the window.
+    """
+
+    model: str
+    """Folder of a checkpoint, or its name on the Hugging Face hub."""
+    device: str = "cpu"
+    """Where it runs, as torch names it: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    dtype: str = "float32"
+    """Number format. In bfloat16 scores differ by about 0.02 nats with what else is in the pass; float32 is exact to 1e-5."""
+    temperature: float = 1.0
+    """0 takes the most probable token; 1 samples from the model's own distribution."""
+    top_p: float = 1.0
+    """Samples from the fewest most probable tokens whose probabilities reach this sum."""
+    max_new_tokens: int = Field(default=256, validation_alias=AliasChoices("max_new_tokens", "max_tokens"))
+    """Longest reply, in tokens."""
+    seed: int | None = None
+    """Of every call's own random generator; None draws a new one each time."""
+    stop: list[str] | None = None
+    """Texts that end a reply, and are not part of it."""
+    threads: int | None = None
+    """Threads torch computes with, in the whole process; None leaves torch's setting alone."""
+    prefixes: int = Field(default=4, ge=1)
+    """How many prompts' keys and values are kept between calls: two for an agent that asks two kinds of question by turns."""
+
+    usage: Usage = Field(default_factory=Usage, exclude=True, repr=False)
+    """Counts tokens and passes."""
+    seeded: ClassVar[bool] = True
+    """It takes `seed` with every call: the same messages and seed, the same reply."""
+
+    _network: Any = PrivateAttr()
+    _tokenizer: Any = PrivateAttr()
+    _window: int = PrivateAttr()
+    _tree: bool = PrivateAttr()
+    _ends: frozenset[int] = PrivateAttr()
+    _frame: Frame | None = PrivateAttr(default=None)
+    _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
+    _kept: list[_Prefix] = PrivateAttr(default_factory=list)
+    _weights: int = PrivateAttr(default=0)
+    _print: tuple[int, str] | None = PrivateAttr(default=None)
+    _lock: Any = PrivateAttr(default_factory=threading.RLock)
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        import transformers
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        dtype = getattr(torch, self.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UserError(f"dtype {self.dtype!r} is not a torch dtype; float32, bfloat16 or float16 would do")
+        bars = transformers.utils.logging.is_progress_bar_enabled()
+        transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(self.model)
+            network: Any = transformers.AutoModelForCausalLM.from_pretrained(self.model, dtype=dtype)
+            self._network = network.to(self.device).eval()
+        except (OSError, ValueError, RuntimeError, AssertionError, ImportError) as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(
+                f"model {self.model!r} cannot be loaded on {self.device}: {reason} "
+                "(a folder with config.json, weights and tokenizer.json would do, or a causal model's name on the hub)"
+            ) from error
+        finally:
+            if bars:
+                transformers.utils.logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        config = network.config.get_text_config(decoder=True)
+        self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
+        self._tree = self._can_share_a_pass()
+        ends = [self._tokenizer.eos_token_id, getattr(network.generation_config, "eos_token_id", None)]
+        self._ends = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
+
+    def _can_share_a_pass(self) -> bool:
+        """Whether replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
+
+        Sliding-window and recurrent layers forget, so their caches cannot be cut back; models that derive positions from
+        the order of tokens cannot place a trie's nodes.
+        """
+        layers = DynamicCache(config=self._network.config).layers
+        positions = "position_ids" in inspect.signature(self._network.forward).parameters
+        masks = self._network.config._attn_implementation in ("sdpa", "eager")
+        return positions and masks and all(type(layer) is DynamicLayer for layer in layers)
+
+    def _empty(self) -> Any:
+        cache = DynamicCache(config=self._network.config)
+        if self._tree:
+            cache.layers = [_RoomyLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
+        return cache
+
+    @property
+    def network(self) -> Any:
+        """The `PreTrainedModel` itself. Call `forget` after changing its weights."""
+        return self._network
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer."""
+        return self._tokenizer
+
+    @property
+    def window(self) -> int:
+        """Longest prompt and reply together, in tokens."""
+        return self._window
+
+    def forget(self) -> None:
+        """Drop all cached keys and values: the weights have changed."""
+        with self._lock:
+            self._weights += 1
+            self._kept.clear()
+
+    # Text to tokens
+
+    @override
+    def get_token_ids(self, text: str) -> list[int]:
+        """Token ids of a text as it is; `get_num_tokens` counts them."""
+        return self._encode(text)
+
+    def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
+        """Token ids of the messages through the chat template, up to where the reply begins."""
+        return self._prompt([turn(message) for message in messages])
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """Token ids of a chat in OpenAI's shape through the chat template, up to where the reply begins.
+
+        `messages` have `role` and `content` (a text, text parts, or None) and may have `tool_calls`, `tool_call_id` and
+        `name`; `tools` are functions in OpenAI's shape, which the template must know how to write. The arguments of tool
+        calls go to the template as objects, which is what templates expect.
+        """
+        return self._prompt([openai_turn(message) for message in messages], tools)
+
+    def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        if not turns:
+            raise UserError(f"{self.model}: asked with no messages; one message at least would do")
+        ids = self._encode(self.rendered(turns, reply=True, tools=tools))
+        self.check_window(ids)
+        return ids
+
+    def check_window(self, ids: Sequence[int]) -> None:
+        """Raises `WindowError` for a prompt that leaves no room for a reply."""
+        if len(ids) >= self._window:
+            raise WindowError(
+                f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
+                "send fewer or shorter messages",
+                len(ids),
+            )
+
+    def reply_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of `text` as a whole assistant reply: from the end of the prompt to the end of the turn, inclusive.
+
+        The reply is tokenised where the template puts it, behind the generation prompt, because tokens depend on what
+        stands before them (" go" and "go" differ). What the template puts before and after the text (a space, a token that
+        ends the turn) belongs to the reply; what it adds after an end-of-sequence token does not, as generation stops there.
+
+        Raises `UserError` if the template does not render a reply behind its own generation prompt, or if the tokenizer
+        merges the end of that prompt with the reply (then no sequence of tokens is "the reply"), or if the text has the
+        end of a turn in it.
+        """
+        found = self._replies.get(text)
+        if found is not None:
+            return found
+        frame = self.around()
+        ids = self._encode(self._render_reply(text, frame.opening))
+        before = len(frame.opening_ids)
+        if tuple(ids[:before]) != frame.opening_ids:
+            raise UserError(
+                f"{self.model}: its tokenizer merges the end of the generation prompt {frame.opening[-12:]!r} with the "
+                f"reply {text!r}; a chat template whose generation prompt ends with a special token or a line end would do"
+            )
+        end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stops), len(ids) - 1)
+        if len(ids) - 1 - end != frame.trailing or (frame.ending and frame.ending in text):
+            raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; one turn's text would do")
+        if len(self._replies) >= REPLIES:
+            self._replies.clear()
+        reply = self._replies[text] = tuple(ids[before : end + 1])
+        return reply
+
+    def _render_reply(self, text: str, opening: str) -> str:
+        turns = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": text}]
+        whole = self.rendered(turns, reply=False)
+        if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
+            raise UserError(
+                f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
+                f"generation prompt {opening!r} and go on with the reply; a template where it does would do"
+            )
+        return whole
+
+    def around(self) -> Frame:
+        """What stands around a reply; found out by rendering one, once."""
+        if self._frame is None:
+            opening = self.rendered([{"role": "user", "content": PROBE}], reply=True)
+            whole = self._render_reply(PROBE, opening)
+            lead, _, ending = whole[len(opening) :].partition(PROBE)
+            tokens = self._encode(ending)
+            stops = self._ends
+            # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
+            if tokens and not stops.intersection(tokens) and tokens[0] in self._tokenizer.all_special_ids:
+                stops = stops | {tokens[0]}
+            trailing = 0
+            if stops.intersection(tokens):
+                ending = ""
+                trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
+            self._frame = Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
+        return self._frame
+
+    def rendered(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Turns through the chat template; with `reply`, up to where the next reply begins."""
+        import jinja2
+
+        plain = PLAIN_TEMPLATE if self._tokenizer.chat_template is None else None
+        known = [dict(tool) for tool in tools] or None
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tools=known, chat_template=plain, tokenize=False, add_generation_prompt=reply
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(turn["role"] for turn in turns)
+            raise UserError(f"{self.model}: its chat template refuses messages in the roles {roles}: {error}") from error
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        # The template writes its special tokens itself.
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    # Scores
+
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Scores:
+        """Log-probability in nats (<= 0) of each option as the whole assistant reply, end of turn included.
+
+        Equal to the sum of the token log-probabilities that a separate pass over prompt and option would give (within
+        1e-4 in float32), but all options share one pass. Returns one number per option, in their order. They are
+        comparable as they are: a longer option is not penalised beyond its own probability, and "go" and "go north"
+        exclude each other through the end of turn.
+
+        Raises `UserError` for no options, empty or repeated ones, options that are the same tokens to this model (words it
+        does not know), and prompts that do not fit the window.
+        """
+        if isinstance(options, str) or not options:
+            raise UserError(f"{self.model}: asked to score {options!r}; a list of at least one option would do")
+        replies: list[tuple[int, ...]] = []
+        seen: dict[tuple[int, ...], str] = {}
+        for option in options:
+            if not option.strip():
+                raise UserError(f"{self.model}: cannot score the empty option among {list(options)}")
+            reply = self.reply_ids(option)
+            if reply in seen:
+                same = "twice" if seen[reply] == option else f"like {seen[reply]!r}: the same tokens to this model"
+                raise UserError(f"{self.model}: option {option!r} stands {same}; options must differ")
+            seen[reply] = option
+            replies.append(reply)
+        prompt = self.prompt_ids(messages)
+        longest = max(len(reply) for reply in replies)
+        if len(prompt) + longest > self._window:
+            raise WindowError(
+                f"{self.model}: prompt of {len(prompt)} tokens and option of {longest} do not fit "
+                f"its window of {self._window}; send fewer or shorter messages",
+                len(prompt) + longest,
+            )
+        with self._lock:
+            self.usage.prompt_tokens += len(prompt)
+            if self._tree:
+                scores = Scores(score for part in _passes(replies) for score in self._score_tree(prompt, part))
+            else:
+                scores = Scores(self._score_each(prompt, replies))
+        scores.prompt_tokens = len(prompt)
+        return scores
+
+    def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
+        trie = _trie(tuple(replies))
+        prefix = self._take(prompt)
+        if len(prompt) - len(prefix.ids) > FUSED:
+            self._prefill(prefix, prompt)
+        past, size = len(prefix.ids), len(trie.tokens)
+        new = prompt[past:]
+        fed = len(new)
+        logps = torch.empty(0, 0)
+        if fed or size:
+            mask = torch.zeros(fed + size, past + fed + size)
+            if fed:
+                mask[:fed, past:] = torch.full((fed, fed + size), LOW).triu_(1)
+            mask[fed:, past + fed :] = trie.mask
+            positions = [*range(past, past + fed), *(past + fed - 1 + depth for depth in trie.depths)]
+            logps = self._forward(new + trie.tokens, prefix.cache, keep=size + bool(fed), mask=mask, positions=positions)
+            if size:
+                prefix.cache.crop(-size)
+            if fed:
+                prefix.ids, prefix.logps, logps = prompt, logps[0].clone(), logps[1:]
+        self.usage.prefilled_tokens += fed
+        self.usage.reply_tokens += size
+        assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
+        # A reply's first token follows the prompt, its others a node of the trie.
+        scores = prefix.logps[trie.firsts].double()
+        if size:
+            scores = scores.index_add(0, trie.owners.to(scores.device), logps[trie.heads, trie.targets].double())
+        self._keep(prefix)
+        return [min(0.0, score) for score in scores.tolist()]
+
+    def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
+        """One pass per reply, for models whose layers forget."""
+        scores: list[float] = []
+        for reply in replies:
+            logps = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
+            values = logps.gather(1, torch.tensor(reply, device=logps.device)[:, None])
+            scores.append(min(0.0, float(values.double().sum())))
+        self.usage.prefilled_tokens += len(prompt) * len(replies)
+        self.usage.reply_tokens += sum(len(reply) - 1 for reply in replies)
+        return scores
+
+    # The network and its cache
+
+    @torch.inference_mode()
+    def _forward(
+        self,
+        ids: list[int],
+        cache: Any,
+        *,
+        keep: int,
+        mask: torch.Tensor | None = None,
+        positions: list[int] | None = None,
+    ) -> torch.Tensor:
+        """Log-probabilities of what follows each of the last `keep` tokens, shape (keep, vocabulary), in float32."""
+        device = self._network.device
+        self.usage.forwards += 1
+        extra: dict[str, Any] = {}
+        if positions is not None and mask is not None:
+            extra["position_ids"] = torch.tensor([positions], device=device)
+            extra["attention_mask"] = mask[None, None].to(device, self._network.dtype)
+        output = self._network(
+            input_ids=torch.tensor([ids], device=device),
+            past_key_values=cache,
+            use_cache=cache is not None,
+            logits_to_keep=keep,
+            **extra,
+        )
+        logits: torch.Tensor = output.logits[0, -keep:]
+        return logits.log_softmax(-1, dtype=torch.float32)  # ten times faster than logsumexp on a CPU
+
+    def _prefill(self, prefix: _Prefix, prompt: list[int]) -> None:
+        """Extend the prefix to the whole prompt by a causal pass, so that its `logps` are those of the reply's first token."""
+        new = prompt[len(prefix.ids) :]
+        if new:
+            prefix.logps = self._forward(new, prefix.cache, keep=1)[0]
+            prefix.ids = prompt
+            self.usage.prefilled_tokens += len(new)
+
+    def _take(self, prompt: list[int]) -> _Prefix:
+        """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
+
+        While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
+        log-probabilities only if it is the whole prompt. Where most of a prefix would have to go, the shared part is copied.
+        """
+        with self._lock:
+            found, shared = None, 0
+            for kept in self._kept:
+                if (length := common(kept.ids, prompt)) > shared:
+                    found, shared = kept, length
+            if found is not None and shared == len(prompt) < len(found.ids):
+                shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
+            if found is None or not shared:
+                return _Prefix(self._empty(), weights=self._weights)
+            if 2 * shared < len(found.ids):
+                fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
+                with torch.inference_mode():
+                    for i, layer in enumerate(found.cache.layers):
+                        fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
+                return fresh
+            self._kept = [kept for kept in self._kept if kept is not found]
+            if shared < len(found.ids):
+                found.cache.crop(shared - len(found.ids))
+            if shared < len(prompt):
+                found.logps = None
+            found.ids = prompt[:shared]
+            return found
+
+    def _keep(self, prefix: _Prefix) -> None:
+        with self._lock:
+            if self._tree and prefix.weights == self._weights:
+                self._kept.append(prefix)
+                del self._kept[: -self.prefixes]
+
+    # Chat
+
+    def chat_frame(self) -> Frame:
+        """As `around`; of a template that cannot frame a reply, but can still be talked to, just its ends."""
+        try:
+            return self.around()
+        except UserError:
+            return Frame(stops=self._ends)
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Tokens that end any text, as the checkpoint has it."""
+        return self._ends
+
+    @property
+    def packs(self) -> bool:
+        """Whether sequences can share a pass, and prompts a cache: full attention in all layers."""
+        return self._tree
+
+    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: Frame) -> _Sampling:
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        given.pop("stream", None)  # LangChain's own
+        unknown = sorted(set(given) - set(SETTINGS))
+        if unknown:
+            raise UserError(f"{self.model}: a local model has no {unknown}; it has {list(SETTINGS)} and 'stop'")
+        temperature = float(given.get("temperature", self.temperature))
+        top_p = float(given.get("top_p", self.top_p))
+        if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
+            raise UserError(f"{self.model}: temperature {temperature} and top_p {top_p}: wanted >= 0, and above 0 up to 1")
+        length = int(given.get("max_new_tokens", given.get("max_tokens", self.max_new_tokens)))
+        if length < 1:
+            raise UserError(f"{self.model}: asked for a reply of {length} tokens at most; 1 or more would do")
+        top = given.get("top_logprobs", 0) if given.get("logprobs") else None
+        generator = torch.Generator()
+        seed = given.get("seed", self.seed)
+        if seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(int(seed))
+        stops = tuple(text for text in (*(stop or self.stop or ()), frame.ending) if text)
+        return _Sampling(temperature, top_p, length, top, stops, generator)
+
+    def _decode(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[Token]:
+        """Sample token by token, each fed back through the cache, until the window or the longest reply is reached."""
+        self._prefill(prefix, prompt)
+        token: Token | None = None
+        for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
+            if token is not None:
+                prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
+                prefix.ids = [*prefix.ids, token.id]
+            assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
+            token = draw(prefix.logps, sampling.temperature, sampling.top_p, sampling.generator, top=sampling.top_logprobs or 0)
+            self.usage.generated_tokens += 1
+            yield token
+
+    def _parts(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
+    ) -> Iterator[tuple[str, AIMessage | None]]:
+        """The reply's text in parts as it grows, and at last an empty part with a message that has its metadata."""
+        frame = self.chat_frame()
+        sampling = self._sampling(stop, kwargs, frame)
+        prompt = self.prompt_ids(messages)
+        prefix = self._take(prompt)
+        reused = len(prefix.ids)
+        self.usage.prompt_tokens += len(prompt)
+        drawn: list[Token] = []
+        spoken: list[int] = []
+        shown = ""
+        reason = "length"
+        for token in self._decode(prefix, prompt, sampling):
+            drawn.append(token)
+            stopped = token.id in frame.stops
+            if not stopped:
+                spoken.append(token.id)
+            text, cut = visible(self.text(spoken), frame.lead, sampling.stop, over=stopped)
+            if text[len(shown) :]:
+                yield text[len(shown) :], None
+                shown = text
+            if stopped or cut:
+                reason = "stop"
+                break
+        text, _ = visible(self.text(spoken), frame.lead, sampling.stop, over=True)
+        if text[len(shown) :]:
+            yield text[len(shown) :], None
+        self._keep(prefix)
+        metadata: dict[str, Any] = {
+            "model_name": self.model,
+            "finish_reason": reason,
+            "token_ids": [token.id for token in drawn],
+            "sampled_logprobs": [token.sampled for token in drawn],
+            "model_logprobs": [token.own for token in drawn],
+        }
+        if sampling.top_logprobs is not None:
+            content = [
+                self.logprob(token.id, token.own) | {"top_logprobs": [self.logprob(id_, value) for id_, value in token.top]}
+                for token in drawn[: len(spoken)]
+            ]
+            metadata["logprobs"] = {"content": content}
+        usage = UsageMetadata(
+            input_tokens=len(prompt),
+            output_tokens=len(drawn),
+            total_tokens=len(prompt) + len(drawn),
+            input_token_details={"cache_read": reused},
+        )
+        yield "", AIMessage(content=text, response_metadata=metadata, usage_metadata=usage)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text of generated tokens, without special ones."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def logprob(self, id_: int, value: float) -> dict[str, Any]:
+        """A token and its log-probability in the shape of OpenAI's API."""
+        token: str = self._tokenizer.decode([id_])
+        spelled = token.encode()
+        if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
+            spelled = spelled_bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
+        return {"token": token, "logprob": value, "bytes": list(spelled)}
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        *_, (_, message) = self._parts(messages, stop, kwargs)
+        assert message is not None  # the last part always has one
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    @override
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        for part, end in self._parts(messages, stop, kwargs):
+            chunk = AIMessageChunk(content=part)
+            if end is not None:
+                chunk = AIMessageChunk(
+                    content="",
+                    response_metadata=end.response_metadata,
+                    usage_metadata=end.usage_metadata,
+                    chunk_position="last",
+                )
+            yield ChatGenerationChunk(message=chunk)
+
+    @property
+    @override
+    def _llm_type(self) -> str:
+        return "learngraph-local"
+
+    @property
+    @override
+    def _identifying_params(self) -> dict[str, Any]:
+        names = ("model", "dtype", "temperature", "top_p", "max_new_tokens", "seed", "stop")
+        return {name: getattr(self, name) for name in names}
+
+    @override
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        params = super()._get_ls_params(stop=stop, **kwargs)
+        params["ls_provider"] = "local"
+        params["ls_max_tokens"] = int(kwargs.get("max_tokens") or self.max_new_tokens)
+        return params
+
+
+def fingerprint(model: LocalChatModel) -> str:
+    """What a model is, as 32 hexadecimal digits: its weights, its tokenizer and its chat template.
+
+    An adapter fits one base only, and this tells which. The same on every machine and however the checkpoint is cut into
+    files; changes that PEFT has put into the network do not count. Weights count as the values computed with: a bfloat16
+    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. Reads all weights
+    once (about a second per gigabyte), and again only after `LocalChatModel.forget`.
+    """
+    found = model._print
+    if found is not None and found[0] == model._weights:
+        return found[1]
+    digest = hashlib.sha256()
+    weights = {
+        name.replace(".base_layer.", ".").removeprefix("base_model.model."): weight
+        for name, weight in model.network.state_dict().items()
+        if ".lora_" not in name
+    }
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        for part in weight.detach().reshape(-1).split(1 << 22):  # not a second copy of all of a large layer
+            digest.update(part.to("cpu", torch.float32).numpy().tobytes())
+    tokenizer = model.tokenizer
+    words = {
+        "vocabulary": sorted(tokenizer.get_vocab().items()),
+        "special": sorted(tokenizer.all_special_ids),
+        "sample": model._encode(SAMPLE),
+        "template": tokenizer.chat_template or PLAIN_TEMPLATE,
+    }
+    digest.update(json.dumps(words, sort_keys=True).encode())
+    model._print = (model._weights, digest.hexdigest()[:32])
+    return model._print[1]
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix of two lists, or two tuples."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:  # comparing slices is quick, comparing numbers one by one is not
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+def _passes(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    part: list[tuple[int, ...]] = []
+    size = 0
+    for reply in replies:
+        if part and size + len(reply) > NODES:
+            yield part
+            part, size = [], 0
+        part.append(reply)
+        size += len(reply)
+    yield part
+
+
+@lru_cache(maxsize=16)
+def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
+    """Games list the same actions again and again: the last few tries are kept."""
+    tokens: list[int] = []
+    depths: list[int] = []
+    lines: list[tuple[int, ...]] = []  # each node's ancestors and itself
+    nodes: dict[tuple[int, int], int] = {}
+    owners, heads, targets = [], [], []
+    for owner, reply in enumerate(replies):
+        node = -1
+        for depth, token in enumerate(reply, 1):
+            if depth > 1:
+                owners.append(owner)
+                heads.append(node)
+                targets.append(token)
+            if depth == len(reply):
+                break
+            child = nodes.setdefault((node, token), len(tokens))
+            if child == len(tokens):
+                tokens.append(token)
+                depths.append(depth)
+                lines.append((*(lines[node] if node >= 0 else ()), child))
+            node = child
+    mask = torch.full((len(tokens), len(tokens)), LOW)
+    for node, line in enumerate(lines):
+        mask[node, list(line)] = 0.0
+    firsts = torch.tensor([reply[0] for reply in replies])
+    return _Trie(tokens, depths, mask, firsts, torch.tensor(owners), torch.tensor(heads), torch.tensor(targets))
+
+
+@torch.inference_mode()
+def draw(
+    logps: torch.Tensor,
+    temperature: float,
+    top_p: float,
+    generator: torch.Generator,
+    *,
+    top: int = 0,
+    own: torch.Tensor | None = None,
+) -> Token:
+    """One token from log-probabilities of shape (vocabulary,), with the `top` most probable ones.
+
+    `own`: the model's own log-probabilities, where `logps` (then not normalised, maybe) are what was made of them.
+    """
+    logps = logps.cpu()
+    own = logps if own is None else own.cpu()
+    if temperature == 0:
+        choice, sampled = int(logps.argmax()), 0.0
+    else:
+        drawn = (logps / temperature).log_softmax(-1)
+        if top_p < 1:
+            ordered, order = drawn.sort(descending=True)
+            before = ordered.exp().cumsum(-1) - ordered.exp()
+            drawn = drawn.index_fill(0, order[before >= top_p], -torch.inf).log_softmax(-1)
+        choice = int(torch.multinomial(drawn.exp(), 1, generator=generator))
+        sampled = float(drawn[choice])
+    best = own.topk(min(top, len(own)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return Token(choice, sampled, float(own[choice]), tuple(pairs))

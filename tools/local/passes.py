@@ -1,0 +1,256 @@
+"""Passes of a local model that many sequences share, each with keys and values and an adapter of its own.
+
+The tokens of all sequences stand one after the other in one row: linear layers see one large matrix, attention runs sequence by
+sequence over its own cache, and nothing is padded. A prompt of any length and single new tokens of other replies mix freely.
+What a token gets does not depend on what else is in the pass, bit for bit where matrix products do not (see `LEAST`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import DynamicCache
+
+from .adapters import Adapter, Switch
+from .model import LocalChatModel, common
+
+__all__ = ["Part", "Passes", "Past", "Prefixes"]
+
+log = logging.getLogger(__name__)
+
+LEAST = 4
+"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in other ways, and elementwise
+functions what is left over at the end of a vector, and then a token's numbers would depend, in their last bits, on what else is in
+the pass. With four rows they did not, on the processors tried."""
+
+ATTENTION = "learngraph_packed"
+CLOSE = 1e-3
+"""A packed pass may differ from a plain one by so much, in nats in float32; else the model gets one pass a sequence."""
+
+_current = threading.local()
+
+
+class Past:
+    """Keys and values of one sequence, for every layer, with room to grow."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Tokens in it."""
+        self.rooms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Layer -> keys and values, each of shape (1, heads, room, head size)."""
+        self.plain: Any = None
+        """The cache of a model whose sequences cannot share a pass."""
+
+    def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write new tokens' (1, heads, new, head size) behind the others; returns all. `size` grows when the pass is over."""
+        end = self.size + keys.shape[-2]
+        found = self.rooms.get(layer)
+        if found is None or found[0].shape[-2] < end:
+            wide = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (keys, values)]
+            if found is not None:
+                for old, new in zip(found, wide, strict=True):
+                    new[..., : self.size, :] = old[..., : self.size, :]
+            found = self.rooms[layer] = (wide[0], wide[1])
+        found[0][..., self.size : end, :], found[1][..., self.size : end, :] = keys, values
+        return found[0][..., :end, :], found[1][..., :end, :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    owner: int
+    ids: tuple[int, ...]
+    rooms: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    bytes: int
+
+
+class Prefixes:
+    """Keys and values of prompts and replies, kept for later prompts that begin alike.
+
+    What is kept belongs to an owner (a version's load, 0 for the base model), and nobody else gets it. It is never written to:
+    who takes it gets a copy, and a sequence that is kept while it grows only writes behind what was kept.
+    """
+
+    def __init__(self, megabytes: float) -> None:
+        self._limit = megabytes * 2**20
+        self._kept: list[_Kept] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @torch.inference_mode()
+    def take(self, owner: int, prompt: Sequence[int]) -> Past:
+        """A new sequence with what is known of the prompt; its last token at least is always left to compute."""
+        past, prompt = Past(), tuple(prompt)
+        best, shared = None, 0
+        for kept in self._kept:
+            if kept.owner == owner and (length := common(kept.ids, prompt)) > shared:
+                best, shared = kept, length
+        shared = min(shared, len(prompt) - 1)
+        if best is not None and shared:
+            for layer, (keys, values) in best.rooms.items():
+                past.extend(layer, keys[..., :shared, :], values[..., :shared, :])
+            past.size = shared
+            self._kept.remove(best)  # the ones used last stand last
+            self._kept.append(best)
+        return past
+
+    def keep(self, owner: int, ids: Sequence[int], past: Past) -> None:
+        """Keep a sequence's tokens; what begins it and was kept before goes."""
+        if past.plain is not None or not ids:
+            return
+        ids = tuple(ids[: past.size])
+        size = sum(room.nbytes for rooms in past.rooms.values() for room in rooms)
+        for kept in [kept for kept in self._kept if kept.owner == owner and kept.ids == ids[: len(kept.ids)]]:
+            self._drop(kept)
+        if size <= self._limit:
+            self._kept.append(_Kept(owner, ids, dict(past.rooms), size))
+            self._bytes += size
+        while self._bytes > self._limit:
+            self._drop(self._kept[0])
+
+    def _drop(self, kept: _Kept) -> None:
+        self._kept.remove(kept)
+        self._bytes -= kept.bytes
+
+
+@dataclass(slots=True)
+class Part:
+    """What one sequence has in a pass."""
+
+    past: Past
+    ids: Sequence[int]
+    """Its new tokens, at least one."""
+    adapter: Adapter | None = None
+    """None: the base model."""
+    mask: torch.Tensor | None = field(default=None, init=False)
+
+
+class Passes:
+    """The network of a model. Only one thread may use it, and no other the model meanwhile."""
+
+    def __init__(self, model: LocalChatModel, switch: Switch) -> None:
+        self._network = model.network
+        self._switch = switch
+        self._config = self._network.config.get_text_config(decoder=True)
+        self.packed = model.packs and self._check(model)
+        """Whether sequences share passes; if not, there are no prefixes either."""
+        self.count = 0
+        """Passes so far."""
+
+    @torch.inference_mode()
+    def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
+        """Log-probabilities of what follows each part's last token, shape (parts, vocabulary), float32, on the CPU."""
+        self.count += 1
+        if not self.packed:
+            logits = torch.cat([self._alone(part) for part in parts])
+        else:
+            logits = self._together(parts)
+        return logits.log_softmax(-1, dtype=torch.float32).cpu()
+
+    def _together(self, parts: Sequence[Part]) -> torch.Tensor:
+        order = sorted(range(len(parts)), key=lambda i: id(parts[i].adapter))  # an adapter's rows stand together
+        packed = [parts[i] for i in order]
+        short = -sum(len(part.ids) for part in packed) % LEAST
+        if short:
+            packed.append(Part(Past(), [0] * short))
+        ids: list[int] = []
+        positions: list[int] = []
+        last: list[int] = []
+        spans: list[tuple[int, int, Adapter]] = []
+        device = self._network.device
+        for part in packed:
+            start, past, new = len(ids), part.past.size, len(part.ids)
+            ids += part.ids
+            positions += range(past, past + new)
+            last.append(len(ids) - 1)
+            part.mask = None
+            if past and new > 1:
+                part.mask = torch.ones(new, past + new, dtype=torch.bool, device=device).tril_(past)[None, None]
+            if part.adapter is not None:
+                if spans and spans[-1][2] is part.adapter:
+                    start = spans.pop()[0]
+                spans.append((start, len(ids), part.adapter))
+        # A BLAS takes few rows another way here too.
+        wanted = last[: len(parts)] + [last[0]] * (LEAST - len(parts))
+        _current.parts = packed
+        was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION
+        try:
+            with self._switch.on(spans):
+                output = self._network(
+                    input_ids=torch.tensor([ids], device=device),
+                    position_ids=torch.tensor([positions], device=device),
+                    use_cache=False,
+                    logits_to_keep=torch.tensor(wanted, device=device),
+                )
+        finally:
+            self._config._attn_implementation = was
+            del _current.parts
+        for part in packed:
+            part.past.size += len(part.ids)
+        back = torch.empty(len(parts), dtype=torch.long)
+        back[torch.tensor(order)] = torch.arange(len(parts))
+        logits: torch.Tensor = output.logits[0, : len(parts)]
+        return logits[back.to(device)]
+
+    def _alone(self, part: Part) -> torch.Tensor:
+        if part.past.plain is None:
+            part.past.plain = DynamicCache(config=self._network.config)
+        spans = [] if part.adapter is None else [(0, len(part.ids), part.adapter)]
+        with self._switch.on(spans):
+            output = self._network(
+                input_ids=torch.tensor([list(part.ids)], device=self._network.device),
+                past_key_values=part.past.plain,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        part.past.size += len(part.ids)
+        logits: torch.Tensor = output.logits[0, -1:]
+        return logits
+
+    @torch.inference_mode()
+    def _check(self, model: LocalChatModel) -> bool:
+        """Whether this network's packed passes say what its plain ones say. Attention may be written in ways we do not know."""
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+        size = len(model.tokenizer)
+        rows = [[(7 * i + row) % size for i in range(9 + row)] for row in range(2)]
+        plain = [self._network(torch.tensor([row], device=self._network.device), use_cache=False).logits[0] for row in rows]
+        pasts = [Past(), Past()]
+        try:
+            for start, end in ((0, 4), (4, 7), (7, 8)):
+                packed = self._together([Part(past, row[start:end]) for past, row in zip(pasts, rows, strict=True)])
+        except (TypeError, AttributeError, RuntimeError) as error:
+            log.info("sequences do not share passes: %s", error)
+            return False
+        apart = max(
+            float((logits[7].float().log_softmax(-1) - own.float().log_softmax(-1)).abs().max())
+            for logits, own in zip(plain, packed, strict=True)
+        )
+        close = CLOSE if self._network.dtype == torch.float32 else 0.3
+        if not apart <= close:
+            log.info("sequences do not share passes: they would be %g nats off", apart)
+        return apart <= close
+
+
+def _attention(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **settings: Any
+) -> tuple[torch.Tensor, None]:
+    """Attention sequence by sequence. query: (1, heads, tokens, head size), of all parts; returns (1, tokens, heads, head size)."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    settings.pop("is_causal", None)
+    found, start = [], 0
+    for part in _current.parts:
+        end = start + len(part.ids)
+        keys, values = part.past.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
+        seen, _ = sdpa_attention_forward(module, query[:, :, start:end], keys, values, part.mask, **settings)
+        found.append(seen)
+        start = end
+    return torch.cat(found, 1), None

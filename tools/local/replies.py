@@ -1,0 +1,123 @@
+"""From generated tokens to what a chat API shows: text as it grows, tool calls, finish reasons. No network in here."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .chats import Frame, visible
+
+__all__ = ["Spoken", "call_format", "read_calls"]
+
+OPENS = "<tool_call>"
+CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>\s*", re.DOTALL)
+"""A call as Hermes and Qwen models write it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+STRIDE = 16
+"""Tokens between two places up to which a text is taken as decided."""
+
+
+class Spoken:
+    """The text of a reply as it grows token by token, and what of it may be shown.
+
+    Text that may yet become a stop sequence, a tool call or another character is held back. Decoding costs the same for every
+    token however long the reply is: what stands before the last tokens is not decoded again.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], frame: Frame, stops: tuple[str, ...], calls: bool) -> None:
+        self._decode = decode
+        self._lead = frame.lead
+        self._stops = tuple(text for text in (*stops, frame.ending) if text)
+        self.calls = calls
+        """Whether tool calls are looked for."""
+        self._ids: list[int] = []
+        self._begins = self._cut = 0
+        self._done, self._base = "", ""
+        self.text = ""
+        """What may be shown so far; it only grows."""
+        self.whole = 0
+        """Characters so far, held back or not."""
+        self.stopped = False
+        """A stop sequence has come."""
+        self.reached = 0
+        """How far `text` reaches in all that was decoded, what the template puts before a reply included."""
+
+    def add(self, token: int) -> None:
+        """Another token of the reply. (The end of the turn is none.)"""
+        self._ids.append(token)
+        self._show(over=False)
+
+    def end(self) -> None:
+        """The reply is over: nothing is held back any more, except by tool calls."""
+        self._show(over=True)
+
+    def _show(self, *, over: bool) -> None:
+        text = self._decoded()
+        self.whole = len(text)
+        shown, self.stopped = visible(text, self._lead, self._stops, over=over)
+        if self.calls and not over:
+            begins = shown.find(OPENS)
+            if begins < 0:
+                held = max((n for n in range(1, len(OPENS)) if shown.endswith(OPENS[:n])), default=0)
+                begins = len(shown) - held
+            shown = shown[:begins].rstrip()
+        if len(shown) >= len(self.text):
+            self.text = shown
+        self.reached = len(self.text) + (len(self._lead) if text.startswith(self._lead) else 0)
+
+    def _decoded(self) -> str:
+        tail = self._decode(self._ids[self._begins :])
+        text = self._done + tail.removeprefix(self._base)
+        if len(self._ids) - self._cut >= STRIDE and not tail.endswith("\ufffd"):
+            # The next text is decoded with these tokens before it: some tokenizers drop the space of a first word.
+            self._done, self._begins, self._cut = text, self._cut, len(self._ids)
+            self._base = self._decode(self._ids[self._begins :])
+        return text
+
+
+def read_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
+    """The tool calls in a reply, in OpenAI's shape, and the text without them. What is no proper call stays in the text."""
+    calls: list[dict[str, Any]] = []
+
+    def take(match: re.Match[str]) -> str:
+        try:
+            call = json.loads(match[1])
+        except ValueError:
+            return match[0]
+        name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
+        if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+            return match[0]
+        function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+        return ""
+
+    rest = CALL.sub(take, text)
+    return (rest.rstrip() if calls else text), tuple(calls)
+
+
+def call_format(render: Callable[..., str], decoded: Callable[[str], str], template: str) -> bool:
+    """Whether a chat template writes tools and their calls in the form that `read_calls` reads, and the text comes back whole.
+
+    `render(turns, reply=..., tools=...)` is the template, `decoded` a text put into tokens and back.
+    """
+    tool = {"type": "function", "function": {"name": "probe_xyz", "description": "", "parameters": {"type": "object"}}}
+    call = {"id": "call_1", "type": "function", "function": {"name": "probe_xyz", "arguments": {"key": "abc"}}}
+    asked = {"role": "user", "content": "hi"}
+    turns = [
+        asked,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "result_xyz"},
+    ]
+    try:
+        offered = render([asked], reply=True, tools=[tool])
+        done = render(turns, reply=True, tools=[tool])
+    except Exception:  # a template may raise anything when it meets what it does not know
+        return False
+    return (
+        OPENS in template
+        and "probe_xyz" in offered
+        and all(text in done for text in (OPENS, "abc", "result_xyz"))
+        and OPENS in decoded(f"{OPENS}{{}}</tool_call>")
+    )

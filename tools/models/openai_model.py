@@ -1,0 +1,213 @@
+"""Models behind an OpenAI-compatible API: LangChain's `ChatOpenAI`, with errors that say in a line what would do.
+
+Plain chat requests go through our own client (api_posts.py): a fifteenth of the CPU time of the openai client. Streams,
+structured output and the Responses API go through that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from uuid import uuid4
+
+import openai
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.globals import get_llm_cache
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_openai import ChatOpenAI
+from pydantic import PrivateAttr, SecretStr
+from typing_extensions import override
+
+from ...memory.records import UserError
+from . import api_posts
+
+__all__ = ["OpenAIChatModel"]
+
+
+class OpenAIChatModel(ChatOpenAI):
+    """`ChatOpenAI` that raises `UserError` where the server, the key, the network or the request is at fault.
+
+    Rate-limited, failed and timed-out requests are repeated `max_retries` times, after as long as the server asks or twice as
+    long each time (0.5 s to 8 s). The original exception is the `UserError`'s `__cause__`. One model may be used from any
+    number of threads and event loops, also from one loop after another.
+    """
+
+    _here: dict[asyncio.AbstractEventLoop, ChatOpenAI] = PrivateAttr(default_factory=dict)
+    """For what the openai client does: this model with connections of its own for each event loop."""
+    _target: tuple[Any, str, dict[str, str]] | None = PrivateAttr(default=None)
+    """The openai client, and where and with which headers it would post: as long to find out as a request takes."""
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        where = self._where()
+        tries = (self.max_retries if self.max_retries is not None else openai.DEFAULT_MAX_RETRIES) + 1
+        try:
+            yield
+        except api_posts.Refused as error:
+            raise UserError(self._refused(error.status, _line(error.reason), error.tries)) from error
+        except api_posts.TooSlow as error:
+            raise UserError(
+                f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; a longer timeout would do"
+            ) from error
+        except api_posts.Failed as error:
+            raise UserError(
+                f"{where}: cannot be reached, tried {error.tries} times ({_line(error.reason)}); "
+                "check the base URL and that a server runs there"
+            ) from error
+        except openai.APITimeoutError as error:
+            raise UserError(
+                f"{where}: no answer within {self.request_timeout} s, tried {tries} times; a longer timeout would do"
+            ) from error
+        except openai.APIConnectionError as error:
+            reason = error.__cause__ or error
+            raise UserError(
+                f"{where}: cannot be reached, tried {tries} times ({reason}); check the base URL and that a server runs there"
+            ) from error
+        except openai.APIStatusError as error:
+            raise UserError(self._refused(error.status_code, _said(error), tries)) from error
+        except (openai.APIError, json.JSONDecodeError) as error:
+            raise self._garbled(error) from error
+
+    def _refused(self, status: int, said: str, tries: int) -> str:
+        """What a server's error means, and what would do."""
+        match status:
+            case 401:
+                means = f"the key is refused ({said}); set OPENAI_API_KEY to a valid one"
+            case 403:
+                means = f"the key may not do this ({said}); a key with access to this model would do"
+            case 404:
+                means = f"not found ({said}); a model this server has, or a base URL that ends in /v1, would do"
+            case 429:
+                means = f"rate-limited {tries} times ({said}); fewer parallel runs, more retries or a higher quota would do"
+            case 400 if "logprob" in said:
+                means = (
+                    f"request refused ({said}); "
+                    "this model gives no log-probabilities: a model that does, or verbalized confidences, would do"
+                )
+            case 400:
+                means = f"request refused ({said}); change what its message names"
+            case _:
+                again = f", tried {tries} times" if status >= 500 else ""
+                means = f"error {status}{again} ({said}); see the server's log, or try again later"
+        return f"{self._where()}: {means}"
+
+    async def answer(self, messages: Sequence[BaseMessage], **options: Any) -> AIMessage:
+        """What `ainvoke` returns, where no callback listens, nothing is cached and no rate is limited: without their cost."""
+        if self.cache or self.rate_limiter or self.callbacks or get_llm_cache() is not None:
+            return await self.ainvoke(list(messages), **options)
+        result = await self._agenerate(list(messages), **options)
+        generation = result.generations[0]
+        message = cast(AIMessage, generation.message)
+        message.response_metadata = {**(result.llm_output or {}), **(generation.generation_info or {})}
+        message.id = message.id or f"lc_run--{uuid4()}-0"
+        return message
+
+    @override
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._in_words():
+            if (payload := self._plain(messages, stop, kwargs)) is not None:
+                return self._create_chat_result(api_posts.run(self._post(payload)))
+            return super()._generate(messages, stop, run_manager, **kwargs)
+
+    @override
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        with self._in_words():
+            if (payload := self._plain(messages, stop, kwargs)) is not None:
+                return self._create_chat_result(await self._post(payload))
+            return await ChatOpenAI._agenerate(self._of_this_loop(), messages, stop, run_manager, **kwargs)
+
+    def _plain(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> dict[str, Any] | None:
+        """The request as JSON; None if it needs the openai client."""
+        ours = not (self.http_client or self.http_async_client or self.openai_proxy or self.default_query or self._uses_gateway)
+        told = self.include_response_headers or not isinstance(self.openai_api_key, SecretStr)
+        waits = self.request_timeout is None or isinstance(self.request_timeout, int | float)
+        if not ours or told or not waits or "response_format" in options or "response_format" in self.model_kwargs:
+            return None
+        payload = self._get_request_payload(messages, stop=stop, **options)
+        return payload if "messages" in payload and not payload.keys() & {"extra_headers", "extra_query", "timeout"} else None
+
+    async def _post(self, payload: dict[str, Any]) -> Any:
+        """What the server says to a chat request."""
+        if extra := payload.pop("extra_body", None):
+            payload |= extra
+        if self._target is None or self._target[0] is not self.root_async_client:
+            client = self.root_async_client
+            headers = {**client.default_headers, **client.auth_headers}
+            told = {name: value for name, value in headers.items() if isinstance(value, str)}
+            self._target = client, f"{str(client.base_url).rstrip('/')}/chat/completions", told
+        _, url, headers = self._target
+        content = await api_posts.post(
+            url,
+            json.dumps(payload).encode(),
+            headers,
+            600.0 if self.request_timeout is None else float(cast(float, self.request_timeout)),
+            openai.DEFAULT_MAX_RETRIES if self.max_retries is None else self.max_retries,
+        )
+        return json.loads(content)
+
+    def _of_this_loop(self) -> ChatOpenAI:
+        """This model, with an openai client whose connections belong to the running event loop."""
+        if self.http_async_client is not None:
+            return self
+        loop = asyncio.get_running_loop()
+        if loop not in self._here:
+            for other in [other for other in self._here if other.is_closed()]:
+                self._here.pop(other, None)
+            client = self.root_async_client.with_options(http_client=openai.DefaultAsyncHttpxClient())
+            here = self.model_copy(update={"root_async_client": client, "async_client": client.chat.completions})
+            self._here[loop] = here
+        return self._here[loop]
+
+    @override
+    def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
+        try:
+            return super()._create_chat_result(response, generation_info)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, but no chat completion
+            raise self._garbled(error) from error
+
+    def _garbled(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self._where()}: the answer is not one of the OpenAI chat protocol ({_line(str(error))}); "
+            "the base URL of a compatible server, usually ending in /v1, would do"
+        )
+
+    def _where(self) -> str:
+        return f"model {self.model_name!r} at {self.openai_api_base or 'api.openai.com'}"
+
+    @override
+    def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        with self._in_words():
+            yield from super()._stream(*args, **kwargs)
+
+    @override
+    async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        with self._in_words():
+            async for chunk in ChatOpenAI._astream(cast(Any, self._of_this_loop()), *args, **kwargs):
+                yield chunk
+
+
+def _said(error: openai.APIStatusError) -> str:
+    """The server's own message, on one line."""
+    body = error.body
+    message = body.get("message") if isinstance(body, dict) else None
+    return _line(str(message or error.message))
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]

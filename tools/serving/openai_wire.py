@@ -1,0 +1,662 @@
+"""What the chat API reads and writes: OpenAI's request bodies checked field by field, its replies, chunks and errors.
+
+`chat(data, …)` and `text(data, …)` turn a request's JSON into what an engine is asked for (`Asked`); what cannot be honoured is
+refused by name, never dropped. No network here: `chat_server.py` moves the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ...memory.records import ChatRequest, Reply, Sampling, UserError
+
+T = TypeVar("T", bound=BaseModel)
+
+__all__ = [
+    "Asked",
+    "ChatBody",
+    "Refused",
+    "TextBody",
+    "chat",
+    "chat_choice",
+    "checked",
+    "loads",
+    "refused",
+    "text",
+    "text_choice",
+    "text_logprobs",
+    "usage",
+]
+
+CHOICES = 16
+"""Most choices of one request (OpenAI: 128)."""
+DEPTH = 64
+"""Deepest nesting of a body's JSON."""
+TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
+
+UNSUPPORTED = {
+    "audio": "replies are text",
+    "best_of": "use n",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "moderation": "nothing is moderated here",
+    "prediction": "predicted outputs are not used",
+    "prompt_cache_options": "prefixes are cached by themselves",
+    "prompt_cache_retention": "prefixes are cached by themselves",
+    "reasoning_effort": "the model has no such setting",
+    "suffix": "text is only ever continued",
+    "verbosity": "the model has no such setting",
+    "web_search_options": "nothing is searched here",
+}
+"""OpenAI's fields that are understood and refused, unless null, and what would do."""
+
+
+class Refused(Exception):
+    """A request that is answered with an error, in OpenAI's envelope.
+
+    Attributes:
+        status: HTTP status.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        status: int = 400,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        type: str = "",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+        self.type = type or TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The envelope."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+# JSON
+
+
+def loads(body: bytes) -> Any:
+    """A request body's JSON.
+
+    Raises:
+        Refused: it is none: not UTF-8, NaN or another number that JSON has not, nested deeper than `DEPTH`, half of a surrogate pair.
+    """
+    try:
+        data = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_float)
+    except UnicodeDecodeError as error:
+        raise Refused(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
+    except RecursionError as error:
+        raise Refused(f"the body is nested deeper than {DEPTH} levels", code="invalid_json") from error
+    except ValueError as error:  # also whole numbers of more than 4300 digits
+        raise Refused(f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from error
+    level: list[Any] = [data]
+    for _ in range(DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, str):
+                _whole(item)
+            elif isinstance(item, dict):
+                for key in item:
+                    _whole(key)
+                below.extend(item.values())
+            elif isinstance(item, list):
+                below.extend(item)
+        if not below:
+            return data
+        level = below
+    raise Refused(f"the body is nested deeper than {DEPTH} levels", code="invalid_json")
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:30]} is too large a number")
+    return value
+
+
+def _whole(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise Refused("the body has half of a surrogate pair (\\ud800 to \\udfff)", code="invalid_json") from error
+
+
+# What is asked
+
+
+class Strict(BaseModel):
+    """A body whose every field is known, and of its JSON type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextPart(Strict):
+    """A part of a message's content; there are none but texts."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
+
+
+class Instruction(Strict):
+    """What the service's user sets before the chat; `developer` means `system`."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class Said(Strict):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(Strict):
+    """Which function, and its arguments as JSON text."""
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    arguments: str
+
+
+class ToolCall(Strict):
+    """A call that the model made."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Answered(Strict):
+    """What the model said earlier."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class Result(Strict):
+    """What a tool gave back."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
+
+
+Message = Annotated[Instruction | Said | Answered | Result, Field(discriminator="role")]
+
+
+class FunctionBody(Strict):
+    """A function that the model may call; its parameters are a JSON schema."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class NamedFunction(Strict):
+    name: Name
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Strict):
+    name: Name
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class AsText(Strict):
+    type: Literal["text"]
+
+
+class AsObject(Strict):
+    type: Literal["json_object"]
+
+
+class AsSchema(Strict):
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+Format = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    """A last chunk with the usage of the whole request."""
+    include_obfuscation: Literal[False] | None = None
+
+
+Positive = Annotated[int, Field(ge=1, le=10_000_000)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class Body(Strict):
+    """What both kinds of request have."""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    """`NAME`, or `NAME:ADAPTER`."""
+    max_tokens: Positive | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
+    user: str | None = None
+
+
+class ChatBody(Body):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: Format | None = None
+    metadata: (
+        Annotated[
+            dict[str, str | int],
+            Field(
+                max_length=16, description="`family`, `scenario` and `turn` are kept with the exchange; other keys are ignored."
+            ),
+        ]
+        | None
+    ) = None
+    store: bool | None = None
+    """False: the exchange is not kept, and takes no feedback. Otherwise it is."""
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class TextBody(Body):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=CHOICES)]
+    )
+    echo: Literal[False] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, checked."""
+
+    adapter: str
+    """The part of `model` after the colon; empty: none is named."""
+    requests: tuple[ChatRequest, ...]
+    """One for each choice, prompt after prompt."""
+    prompts: int = 1
+    stream: bool = False
+    usage: bool = False
+    """The last chunk of the stream is the usage."""
+    tokens: bool = False
+    """Log-probabilities are shown."""
+    one_call: bool = False
+    """No more than one tool call is shown."""
+    store: bool = True
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """`family`, `scenario`, `turn`."""
+
+
+def checked(kind: type[T], data: Any) -> T:
+    """`data` as a body of this kind.
+
+    Raises:
+        Refused: which field is not as it must be.
+    """
+    if not isinstance(data, dict):
+        raise Refused("the body is a JSON object", code="invalid_json")
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise wrong(error.errors(include_url=False, include_context=False), data) from None
+
+
+def wrong(errors: Sequence[Mapping[str, Any]], data: Any) -> Refused:
+    """The most telling of pydantic's errors: the one that is deepest in the data, of what several kinds of value may be."""
+    found = [(*_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
+    _, param, error = max(found, key=lambda item: item[0])
+    if error["type"] == "extra_forbidden":
+        return Refused(f"unknown field: {param}", param=param, code="unknown_parameter")
+    if error["type"] == "missing":
+        return Refused(f"missing: {param}", param=param, code="missing_required_parameter")
+    said = str(error["msg"])
+    if error["loc"][-2:] == ("TextPart", "type") or (param.endswith("].type") and ".content[" in param):
+        said = f"only text is understood, got {str(error.get('input'))[:40]!r}"
+    return Refused(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value")
+
+
+def _place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str]:
+    """How deep an error is, and where, as `messages[0].content`; the names of kinds that pydantic puts between are left out."""
+    path, depth = "", 0
+    for at, part in enumerate(loc):
+        if isinstance(part, int) and isinstance(data, list) and part < len(data):
+            path, data, depth = f"{path}[{part}]", data[part], depth + 1
+        elif isinstance(data, dict) and (part in data or (missing and at == len(loc) - 1)):
+            path, data, depth = f"{path}.{part}" if path else str(part)[:100], data.get(part), depth + 1
+    return depth, path
+
+
+def chat(data: Any, model: str, features: Collection[str], window: int, default: int) -> Asked:
+    """What the body of `/v1/chat/completions` asks of a server whose engine has these features.
+
+    Args:
+        model: the server's.
+        window: its longest prompt and reply, in tokens.
+        default: longest reply where none is given.
+
+    Raises:
+        Refused: which field cannot be honoured, and why.
+    """
+    body = checked(ChatBody, _known(data))
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise Refused("max_tokens and max_completion_tokens mean the same and differ; give one", param="max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
+    tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
+    choice = _tool_choice(body, features)
+    if choice == "none" and "tool_choice" not in features:
+        tools, choice = (), None
+    messages = tuple(map(_message, body.messages))
+    if "tools" not in features:
+        if tools:
+            raise Refused("this model takes no tools", param="tools", code="unsupported_parameter")
+        if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+            raise Refused("this model takes no tool calls and no tool messages", param="messages", code="unsupported_parameter")
+    shape = body.response_format
+    if shape is not None and shape.type != "text" and "response_format" not in features:
+        raise Refused("this model's replies are free text", param="response_format", code="unsupported_parameter")
+    request = ChatRequest(
+        messages=messages,
+        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens or default, window),
+        tools=tools,
+        tool_choice=choice,
+        response_format=None if shape is None or shape.type == "text" else shape.model_dump(exclude_none=True, by_alias=True),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        more=_more(body, features),
+    )
+    return Asked(
+        adapter=_adapter(body.model, model),
+        requests=_choices([request], body.n or 1),
+        stream=bool(body.stream),
+        usage=_with_usage(body),
+        tokens=bool(body.logprobs),
+        one_call=body.parallel_tool_calls is False,
+        store=body.store is not False,
+        about=_about(body.metadata or {}),
+    )
+
+
+def text(data: Any, model: str, features: Collection[str], window: int) -> Asked:
+    """What the body of `/v1/completions` asks; see `chat`."""
+    body = checked(TextBody, _known(data))
+    if "raw" not in features:
+        raise Refused("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
+    sampling, more = _sampling(body, body.max_tokens or 16, window), _more(body, features)
+    prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    if len(prompts) * (body.n or 1) > CHOICES:
+        raise Refused(f"{len(prompts)} prompts, n {body.n}: more than {CHOICES} choices", param="n")
+    requests = [ChatRequest(sampling=sampling, raw=prompt, top_logprobs=body.logprobs, more=more) for prompt in prompts]
+    return Asked(
+        adapter=_adapter(body.model, model),
+        requests=_choices(requests, body.n or 1),
+        prompts=len(prompts),
+        stream=bool(body.stream),
+        usage=_with_usage(body),
+        tokens=body.logprobs is not None,
+    )
+
+
+def _known(data: Any) -> Any:
+    """The body without OpenAI's other fields where they are null; one that is not is refused."""
+    if not isinstance(data, dict):
+        return data
+    for name in UNSUPPORTED.keys() & data.keys():
+        if data[name] is not None:
+            raise Refused(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
+    return {name: value for name, value in data.items() if name not in UNSUPPORTED}
+
+
+def _adapter(asked: str, model: str) -> str:
+    """Which adapter of the model; none: the empty string."""
+    if asked == model:
+        return ""
+    if asked.startswith(f"{model}:") and len(asked) > len(model) + 1:
+        return asked[len(model) + 1 :]
+    raise no_model(asked)
+
+
+def no_model(asked: str) -> Refused:
+    """There is no such model, or not for this tenant."""
+    return Refused(
+        f"there is no model {asked[:100]!r} here; GET /v1/models lists them", 404, param="model", code="model_not_found"
+    )
+
+
+def _sampling(body: Body, most: int, window: int) -> Sampling:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return Sampling(
+        temperature=1.0 if body.temperature is None else float(body.temperature),
+        top_p=1.0 if body.top_p is None else float(body.top_p),
+        max_tokens=min(most, window),
+        seed=body.seed,
+        stop=stop,
+    )
+
+
+def _more(body: Body, features: Collection[str]) -> dict[str, Any]:
+    """Options that are not the default, all of them known to the engine."""
+    found = {}
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
+        if value := getattr(body, name):
+            if name not in features:
+                raise Refused(f"this engine has no {name}", param=name, code="unsupported_parameter")
+            found[name] = value
+    return found
+
+
+def _choices(requests: Sequence[ChatRequest], n: int) -> tuple[ChatRequest, ...]:
+    """Each request n times, the i-th with seed + i where there is a seed: the same again would be the same reply."""
+
+    def nth(request: ChatRequest, i: int) -> ChatRequest:
+        seed = request.sampling.seed
+        if seed is None or not i:
+            return request
+        return replace(request, sampling=replace(request.sampling, seed=(seed + i + 2**63) % 2**64 - 2**63))
+
+    return tuple(nth(request, i) for request in requests for i in range(n))
+
+
+def _with_usage(body: Body) -> bool:
+    if body.stream_options is not None and not body.stream:
+        raise Refused("stream_options needs stream: true", param="stream_options")
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def _about(metadata: Mapping[str, str | int]) -> dict[str, Any]:
+    for name, value in metadata.items():
+        if len(name) > 64 or len(str(value)[:600]) > 512:
+            raise Refused("metadata: keys have up to 64 characters and values up to 512", param="metadata")
+    turn = metadata.get("turn", 0)
+    if not str(turn).isascii() or not str(turn).isdigit() or len(str(turn)) > 9:
+        raise Refused(f"metadata.turn: a whole number from 0, got {str(turn)[:40]!r}", param="metadata.turn")
+    return {"family": str(metadata.get("family", "")), "scenario": str(metadata.get("scenario", "")), "turn": int(turn)}
+
+
+def _tool_choice(body: ChatBody, features: Collection[str]) -> Any:
+    choice = body.tool_choice
+    if choice is None or choice == "auto" or (choice == "none" and not body.tools):
+        return None
+    names = [tool.function.name for tool in body.tools or ()]
+    if not names:
+        raise Refused("tool_choice needs tools", param="tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise Refused(f"tool_choice: no tool is named {choice.function.name!r}", param="tool_choice")
+    if choice != "none" and "tools" in features and "tool_choice" not in features:
+        raise Refused("this model decides by itself whether to call a tool", param="tool_choice", code="unsupported_parameter")
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _message(message: Instruction | Said | Answered | Result) -> dict[str, Any]:
+    """A message as an engine gets it: `developer` is `system`, and the content one text."""
+    content = message.content
+    if isinstance(content, list):
+        content = "".join(part.text for part in content)
+    role = "system" if message.role == "developer" else message.role
+    found: dict[str, Any] = {"role": role, "content": content}
+    if isinstance(message, Result):
+        return found | {"tool_call_id": message.tool_call_id}
+    if message.name is not None:
+        found["name"] = message.name
+    if isinstance(message, Answered):
+        if message.tool_calls:
+            found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
+        elif content is None:
+            raise Refused("messages: an assistant message has content, or tool_calls", param="messages")
+    return found
+
+
+# What is answered
+
+
+def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
+    """Tokens of a request with this many prompts and their replies, prompt after prompt: each prompt counts once."""
+    each = max(1, len(replies) // max(1, prompts))
+    first = replies[::each]
+    asked, said = sum(len(reply.prompt_ids) for reply in first), sum(len(reply.token_ids) for reply in replies)
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": said,
+        "total_tokens": asked + said,
+        "prompt_tokens_details": {"cached_tokens": min(asked, sum(reply.cached for reply in first)), "audio_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "audio_tokens": 0},
+    }
+
+
+def calls(reply: Reply, one: bool) -> list[dict[str, Any]]:
+    """The reply's tool calls, in OpenAI's shape; `one`: the first."""
+    return [dict(call) for call in (reply.tool_calls[:1] if one else reply.tool_calls)]
+
+
+def chat_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None, one_call: bool) -> dict[str, Any]:
+    """A choice of a chat completion."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+    if found := calls(reply, one_call):
+        message |= {"content": reply.text or None, "tool_calls": found}
+    shown = None if logprobs is None else {"content": [dict(token) for token in logprobs], "refusal": None}
+    return {"index": index, "message": message, "logprobs": shown, "finish_reason": reply.finish}
+
+
+def text_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
+    """A choice of a text completion."""
+    shown = None if logprobs is None else text_logprobs(logprobs, 0)
+    return {"index": index, "text": reply.text, "logprobs": shown, "finish_reason": reply.finish}
+
+
+def text_logprobs(tokens: Sequence[Mapping[str, Any]], offset: int) -> dict[str, Any]:
+    """Log-probabilities as `/v1/completions` shows them; `offset`: characters of the reply before these."""
+    starts = []
+    for token in tokens:
+        starts.append(offset)
+        offset += len(str(token["token"]))
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": [{top["token"]: top["logprob"] for top in token.get("top_logprobs", ())} for token in tokens],
+        "text_offset": starts,
+    }
+
+
+STATUSES: dict[str, tuple[int, str]] = {
+    "WindowError": (400, "context_length_exceeded"),
+    "UnknownAdapter": (404, "adapter_not_found"),
+    "UnknownVersion": (404, "version_not_found"),
+    "UnknownExchange": (404, "response_not_found"),
+    "UnknownJob": (404, "job_not_found"),
+    "ExpiredExchange": (410, "response_expired"),
+    "FeedbackConflict": (409, "feedback_conflict"),
+    "AdapterConflict": (409, "adapter_conflict"),
+    "GateFailed": (409, "gate_failed"),
+    "AdapterError": (500, "adapter_error"),
+    "EngineFailed": (500, "model_failed"),
+    "ReplayError": (503, "storage_failed"),
+    "ReplayFull": (503, "replay_full"),
+    "Unavailable": (503, "unavailable"),
+    "Busy": (503, "busy"),
+}
+"""Class name of a `UserError` -> status and code. By name: what raises them lies in layers that tools do not see."""
+
+PUBLIC = {
+    "AdapterError": "the service has a problem with this adapter's files",
+    "ReplayError": "the service cannot read or write what it keeps",
+}
+"""What is told of errors whose own words name files; others have their attribute `public`."""
+
+
+def refused(error: UserError) -> Refused:
+    """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request.
+
+    One with words for the public is a fault of ours: it gets these and a status from 500 on, and its own words are for the log.
+    """
+    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in STATUSES), "")
+    status, code = STATUSES.get(name, (400, None))
+    public = str(getattr(error, "public", "") or PUBLIC.get(name, ""))
+    if public and status < 500:
+        status, code = STATUSES["Unavailable"]
+    wait = getattr(error, "retry_after", 1.0)
+    headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
+    return Refused(public or str(error), status, code=code, headers=headers)

@@ -1,0 +1,515 @@
+"""CLaaS on a vLLM server: any OpenAI-compatible one with runtime LoRA answers, and versions come and go beside each other.
+
+    vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank 32 --max-loras 4 --logprobs-mode processed_logprobs
+    # with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment; it must be able to read the versions' folders
+
+    engine = VllmEngine("Qwen/Qwen3-8B", "http://127.0.0.1:8001/v1", base=fingerprint)
+
+What could go wrong there, and does not:
+
+- KV caches are kept by an adapter's name: the same name for new weights may answer with the old ones' (vLLM issues 30931, 42125).
+  Here a name is a version's label, which has the hash of its contents in it, and is never used for anything else.
+- By default log-probabilities are those before temperature and top-p (`raw_logprobs`): not what a reply was drawn from. This is
+  found out at the start; then replies at another temperature or top_p than 1 are refused.
+- A model's generation_config.json may set top_k and the like behind our back: all of that is sent with every request.
+- `/pause` stops everybody, and `/sleep` too: neither is ever called, nor any path that a client could name.
+- A version is unloaded when the requests on it have ended, and never before another one is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ...memory.records import ChatRequest, Piece, Reply, UserError
+from ..models.api_posts import run
+
+__all__ = ["AdapterError", "Unavailable", "UnknownVersion", "VllmEngine", "WindowError"]
+
+log = logging.getLogger(__name__)
+
+FEATURES = ("tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw")
+NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What would change the distribution, set so that it does not."""
+PROBES = ("The", "Once upon a time", "1 2", "a")
+"""What the server is asked at the start; the first answer that leaves room for doubt tells its log-probabilities' kind."""
+LINE = 1 << 22
+"""Longest line of a stream, in bytes."""
+
+
+class Unavailable(UserError):
+    """The server cannot be reached, is overloaded, or broke off; nobody's request is at fault."""
+
+    public = "the model's server does not answer just now; try again"
+    """What clients are told of it: where the server is, and which key it wants, is not for them."""
+
+
+class UnknownVersion(UserError):
+    """A version that is not loaded."""
+
+    public = "the version that was to answer has just been unloaded; try again"
+
+
+class WindowError(UserError, ValueError):
+    """A prompt that is longer than the model's window."""
+
+
+class AdapterError(UserError):
+    """A version that the server, or this engine, will not take."""
+
+
+@dataclass
+class _Version:
+    """A version on the server."""
+
+    label: str
+    folder: Path
+    ready: asyncio.Lock = field(default_factory=asyncio.Lock)
+    listed: bool = False
+    leaving: bool = False
+    running: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    going: asyncio.Task[None] | None = None
+    """Its unloading, once, however many ask for it."""
+
+
+class VllmEngine:
+    """A vLLM server behind `stream`, `load`, `unload`: what `nodes.serving` calls an engine.
+
+    Args:
+        model: name of the base model, as the server lists it.
+        url: of its API, ending in `/v1`.
+        base: fingerprint of the base model. Versions of another are refused; empty: not known, and not looked at.
+        key: that the server asks for; default: VLLM_API_KEY of the environment.
+        timeout: seconds between two pieces of a reply, and of any other answer.
+        patience: seconds that a version may take to load.
+
+    Raises:
+        UserError: the server is not there, has not the model, or does not return token ids.
+    """
+
+    def __init__(
+        self, model: str, url: str, base: str = "", *, key: str | None = None, timeout: float = 120.0, patience: float = 300.0
+    ) -> None:
+        self.model, self.base = model, base
+        self.features = frozenset(FEATURES)
+        self._url, self._patience = url.rstrip("/"), patience
+        self._root = self._url.removesuffix("/v1")
+        key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._versions: dict[str, _Version] = {}
+        self._closed = False
+        self.window, self.processed = run(self._look())
+
+    # At the start
+
+    async def _look(self) -> tuple[int, bool]:
+        """The window, and whether log-probabilities are those of the distribution sampled from."""
+        try:
+            cards = (await self._json("GET", f"{self._url}/models"))["data"]
+            card = next((card for card in cards if card["id"] == self.model), None)
+            if card is None:
+                raise UserError(f"{self._url} has no model {self.model!r}; it has {[card['id'] for card in cards]}")
+            window = int(card.get("max_model_len") or 2**31)
+            return window, await self._processed()
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self._url} does not answer as a vLLM server does: {error!r}") from error
+        finally:
+            await self._sessions.pop(asyncio.get_running_loop()).close()
+
+    async def _processed(self) -> bool:
+        """Ask the same at two temperatures: raw log-probabilities do not change, processed ones do."""
+        for text in PROBES:
+            found: list[float] = []
+            for temperature in (1.0, 2.0):
+                body: dict[str, Any] = {
+                    "model": self.model,
+                    "prompt": text,
+                    "max_tokens": 1,
+                    "temperature": temperature,
+                    "top_p": 1.0,
+                }
+                body |= {"logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL
+                choice = (await self._json("POST", f"{self._url}/completions", body))["choices"][0]
+                if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
+                    raise UserError(
+                        f"{self._url} does not return token ids (return_token_ids), without which nothing can be learned from its "
+                        "replies; vLLM 0.10.2 or later would do"
+                    )
+                found.append(float(max(choice["logprobs"]["top_logprobs"][0].values())))
+            if found[0] < -0.05:
+                return abs(found[0] - found[1]) > 1e-4
+        log.warning("%s: cannot tell whether log-probabilities are processed; taken as raw", self._url)
+        return False
+
+    # Requests
+
+    async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+        """A reply as it grows, and at last as a whole. Closing the iterator ends the generation on the server, too.
+
+        Raises:
+            UnknownVersion: it was not loaded.
+            WindowError: the prompt leaves no room in the model's window.
+            UserError: what the server refuses, in its words; log-probabilities that would not be those sampled from.
+            Unavailable: the server is gone, overloaded, or broke off.
+        """
+        self._check(request)
+        async with self._held(version) as name:
+            body = self._body(request, name)
+            path = "completions" if request.raw is not None else "chat/completions"
+            growing = _Growing(version, request.top_logprobs is not None)
+            again = 2
+            while True:
+                try:
+                    async for event in self._events(f"{self._url}/{path}", body):
+                        if (piece := growing.take(event)) is not None:
+                            yield piece
+                    break
+                except _Missing as error:  # the server was started anew since
+                    if growing.begun or not again or version not in self._versions:
+                        raise UnknownVersion(f"the server has no version {version or self.model!r}: {error}") from error
+                    self._versions[version].listed = False
+                    await self._list(self._versions[version])
+                except _TooLong as error:
+                    room = await self._room(request, name)
+                    if growing.begun or not again or room < 1 or room >= body["max_tokens"]:
+                        raise WindowError(str(error)) from error
+                    body["max_tokens"] = room  # a reply ends at the window's end
+                again -= 1
+            yield growing.reply()
+
+    def _check(self, request: ChatRequest) -> None:
+        sampling = request.sampling
+        if self._closed:
+            raise Unavailable("the engine is closed")
+        bent = sampling.temperature not in (0, 1) or sampling.top_p != 1 or any(request.more.get(name) for name in FEATURES)
+        if bent and not self.processed:
+            raise UserError(
+                f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, penalties and logit_bias need a server that returns "
+                "the log-probabilities it draws from (vllm serve --logprobs-mode processed_logprobs); this one returns those "
+                "before, and answers at temperature 1 and top_p 1 only"
+            )
+
+    def _body(self, request: ChatRequest, name: str) -> dict[str, Any]:
+        sampling = request.sampling
+        body: dict[str, Any] = {
+            "model": name,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **NEUTRAL,
+            **{key: value for key, value in request.more.items() if value is not None},
+        }
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if request.raw is not None:
+            return body | {"prompt": request.raw, "logprobs": request.top_logprobs or 0}
+        body |= {"messages": list(request.messages), "logprobs": True, "top_logprobs": request.top_logprobs or 0}
+        if request.tools:
+            body["tools"] = list(request.tools)
+        if request.tool_choice is not None and request.tools:
+            body["tool_choice"] = request.tool_choice
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
+        return body
+
+    async def _room(self, request: ChatRequest, name: str) -> int:
+        """Tokens that a reply to this prompt may have."""
+        body: dict[str, Any] = {"model": name}
+        if request.raw is not None:
+            body["prompt"] = request.raw
+        else:
+            body |= {"messages": list(request.messages), "add_generation_prompt": True}
+            if request.tools and request.tool_choice != "none":
+                body["tools"] = list(request.tools)
+        try:
+            return self.window - int((await self._json("POST", f"{self._root}/tokenize", body))["count"])
+        except (UserError, KeyError, TypeError, ValueError):
+            return 0
+
+    # Versions
+
+    def loaded(self) -> tuple[str, ...]:
+        """Labels that can be asked for."""
+        return tuple(label for label, version in self._versions.items() if version.listed and not version.leaving)
+
+    async def load(self, version: str, folder: Path | str) -> None:
+        """Make the server load a version under its label, beside the others, and see that it is listed. Twice is once. One that is
+        being unloaded is loaded again when that is done.
+
+        Raises:
+            AdapterError: of another base, or the server refuses it; nothing else has changed.
+            Unavailable: the server does not answer, or says that it has loaded the version and does not list it.
+        """
+        folder = Path(folder)
+        if not version or version == self.model:
+            raise AdapterError(f"a version cannot be called {version!r}: that is the base model")
+        while (found := self._versions.get(version)) is not None and found.leaving:
+            await self.unload(version)
+        if found is not None and found.folder != folder:
+            raise AdapterError(f"version {version} was loaded from another folder; versions do not change, give it a new label")
+        if found is None:
+            self._of_this_base(version, folder)
+            found = self._versions[version] = _Version(version, folder)
+        try:
+            await self._list(found)
+        except BaseException:
+            if not found.listed and not found.running:
+                self._versions.pop(version, None)
+            raise
+
+    def _of_this_base(self, label: str, folder: Path) -> None:
+        if not (folder / "adapter_config.json").is_file() or not (folder / "adapter_model.safetensors").is_file():
+            raise AdapterError(f"version {label}: its folder has no adapter_config.json or no adapter_model.safetensors")
+        with suppress(FileNotFoundError):
+            try:
+                base = json.loads((folder / "learner.json").read_text(encoding="utf-8")).get("base", "")
+            except (ValueError, AttributeError) as error:
+                raise AdapterError(f"version {label}: learner.json is corrupt: {error}") from error
+            if self.base and base and base != self.base:
+                raise AdapterError(f"version {label} is of another base model ({base}); this server has {self.base}")
+
+    async def _list(self, version: _Version) -> None:
+        async with version.ready:
+            if version.listed:
+                return
+            body = {"lora_name": version.label, "lora_path": str(version.folder.resolve())}
+            limit = aiohttp.ClientTimeout(total=self._patience)
+            try:
+                await self._json("POST", f"{self._url}/load_lora_adapter", body, limit, read=False)
+            except _Refused as error:  # "already loaded": by an engine before us; a label has one content
+                if version.label not in await self._listed():
+                    raise AdapterError(f"the server does not load version {version.label}: {error}") from error
+            if version.label not in await self._listed():
+                raise Unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
+            version.listed = True
+
+    async def _listed(self) -> set[str]:
+        return {str(card.get("id")) for card in (await self._json("GET", f"{self._url}/models")).get("data", [])}
+
+    @asynccontextmanager
+    async def _held(self, label: str) -> AsyncIterator[str]:
+        """The name to ask for, while nobody unloads it."""
+        if not label:
+            yield self.model
+            return
+        version = self._versions.get(label)
+        if version is None or version.leaving or not version.listed:
+            raise UnknownVersion(f"version {label} is not loaded; there are {list(self.loaded())}")
+        version.running += 1
+        try:
+            yield label
+        finally:
+            version.running -= 1
+            if not version.running:
+                version.idle.set()
+
+    async def unload(self, version: str) -> None:
+        """Forget a version once the requests on it are over. New ones are refused from now on; unknown labels are nothing."""
+        found = self._versions.get(version)
+        if found is None:
+            return
+        found.leaving = True
+        if found.going is None:
+            found.going = asyncio.create_task(self._go(found))
+        await asyncio.shield(found.going)
+
+    async def _go(self, version: _Version) -> None:
+        while version.running:
+            version.idle.clear()
+            await version.idle.wait()
+        try:
+            with suppress(_Refused):  # 404: it is gone already
+                await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version.label}, read=False)
+        finally:
+            self._versions.pop(version.label, None)
+
+    async def close(self) -> None:
+        """Let go of the connections. Versions stay on the server, for whoever comes next."""
+        self._closed = True
+        for loop, session in list(self._sessions.items()):
+            if loop is asyncio.get_running_loop():
+                await session.close()
+            self._sessions.pop(loop, None)
+
+    # The wire
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        if loop not in self._sessions or self._sessions[loop].closed:
+            connector = aiohttp.TCPConnector(limit=0)
+            self._sessions[loop] = aiohttp.ClientSession(
+                connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=LINE
+            )
+        return self._sessions[loop]
+
+    async def _json(
+        self,
+        method: str,
+        url: str,
+        body: Mapping[str, Any] | None = None,
+        timeout: aiohttp.ClientTimeout | None = None,
+        *,
+        read: bool = True,
+    ) -> Any:
+        try:
+            async with self._session().request(method, url, json=body, timeout=timeout or self._timeout) as response:
+                content = await response.read()
+                _raise(response.status, content)
+                return json.loads(content) if read else None
+        except TimeoutError as error:
+            raise Unavailable(f"{self._url} does not answer in time") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{self._url} cannot be reached: {error}") from error
+
+    async def _events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """The objects of an SSE stream, to its `[DONE]`."""
+        try:
+            async with self._session().post(url, json=body) as response:
+                if response.status >= 400:
+                    _raise(response.status, await response.read())
+                async for line in response.content:
+                    text = line.strip()
+                    if not text.startswith(b"data:"):
+                        continue
+                    text = text[5:].strip()
+                    if text == b"[DONE]":
+                        return
+                    event = json.loads(text)
+                    if "error" in event:
+                        _raise(int(event["error"].get("code") or 500), text)
+                    yield event
+        except TimeoutError as error:
+            raise Unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{self._url} broke off: {error}") from error
+        raise Unavailable(f"{self._url} broke off in the middle of a reply")
+
+
+# Answers
+
+
+class _Refused(UserError):
+    """The server says that the request is wrong."""
+
+
+class _Missing(_Refused):
+    """... that it has no such model."""
+
+
+class _TooLong(_Refused):
+    """... that prompt and reply do not fit its window."""
+
+
+def _raise(status: int, content: bytes) -> None:
+    """The server's errors as ours: what is the request's fault stays so, in the server's words; all else is unavailability."""
+    if status < 400:
+        return
+    text = content.decode(errors="replace")
+    with suppress(ValueError):
+        said = json.loads(text)
+        said = said.get("error", said) if isinstance(said, dict) else said
+        text = str(said.get("message", said) if isinstance(said, dict) else said)
+    text = text.strip()[:500] or "no text"
+    if status in (401, 403):
+        raise Unavailable(f"the vLLM server refuses our key (status {status}); VLLM_API_KEY is where it comes from")
+    if status == 404:
+        raise _Missing(text)
+    if status in (400, 413, 422):
+        long = any(phrase in text.lower() for phrase in ("maximum context length", "max_model_len", "max_tokens is too large"))
+        raise (_TooLong if long else _Refused)(text)
+    raise Unavailable(f"the vLLM server answers with status {status}: {text}")
+
+
+class _Growing:
+    """A reply as its events come in."""
+
+    def __init__(self, version: str, shown: bool) -> None:
+        self.version, self.shown, self.begun = version, shown, False
+        self.text = ""
+        self.prompt: list[int] = []
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.calls: dict[int, dict[str, Any]] = {}
+        self.finish = ""
+        self.cached = 0
+
+    def take(self, event: Mapping[str, Any]) -> Piece | None:
+        """What an event adds, if anybody should see it."""
+        usage = event.get("usage") or {}
+        self.cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached)
+        self.prompt = list(event.get("prompt_token_ids") or self.prompt)
+        for choice in event.get("choices") or ():
+            self.begun = True
+            self.prompt = list(choice.get("prompt_token_ids") or self.prompt)
+            self.tokens += choice.get("token_ids") or ()
+            delta = choice.get("delta")
+            text = str((choice.get("text") if delta is None else delta.get("content")) or "")
+            entries = _entries(choice.get("logprobs"))
+            self.logprobs += [min(0.0, float(entry["logprob"])) for entry in entries]
+            self.text += text
+            for call in (delta or {}).get("tool_calls") or ():
+                self._call(call)
+            self.finish = choice.get("finish_reason") or self.finish
+            if text or (entries and self.shown):
+                return Piece(text, tuple(entries) if self.shown else ())
+        return None
+
+    def _call(self, part: Mapping[str, Any]) -> None:
+        call = self.calls.setdefault(
+            int(part.get("index", 0)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        )
+        call["id"] = part.get("id") or call["id"]
+        function = part.get("function") or {}
+        call["function"]["name"] += function.get("name") or ""
+        call["function"]["arguments"] += function.get("arguments") or ""
+
+    def reply(self) -> Reply:
+        if not self.finish:
+            raise Unavailable("the vLLM server ended a reply without saying why")
+        exact = len(self.logprobs) == len(self.tokens)
+        if not exact:  # served all the same; the learner says why it cannot use it
+            log.warning("a reply of %d tokens has %d log-probabilities", len(self.tokens), len(self.logprobs))
+        return Reply(
+            self.text,
+            tuple(self.prompt),
+            tuple(self.tokens),
+            tuple(self.logprobs) if exact else (),
+            finish=self.finish,
+            tool_calls=tuple(call for _, call in sorted(self.calls.items())),
+            version=self.version,
+            cached=self.cached,
+        )
+
+
+def _entries(logprobs: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Log-probabilities in the shape of chats, also where they come in that of completions."""
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return [
+            {name: entry.get(name) for name in ("token", "logprob", "bytes", "top_logprobs")}
+            for entry in logprobs["content"] or ()
+        ]
+    tops = logprobs.get("top_logprobs") or [None] * len(logprobs.get("tokens") or ())
+    return [
+        {"token": token, "logprob": value, "bytes": list(token.encode())}
+        | {"top_logprobs": [{"token": t, "logprob": v, "bytes": list(t.encode())} for t, v in (top or {}).items()]}
+        for token, value, top in zip(logprobs["tokens"], logprobs["token_logprobs"], tops, strict=True)
+    ]

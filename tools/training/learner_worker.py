@@ -1,0 +1,293 @@
+"""CLaaS's learner in a process of its own, at the lowest priority: serving goes on at its own speed while it works.
+
+    learner = WorkerLearner("pocket", folder, write, LoRA(rank=16), Objective(), hindsight=template)
+    update = learner.step(batch, learner.correct(batch))
+    learner.close()
+
+The process reads versions from their folders, and writes the next one into a folder that it is given; labels stay here. So a
+worker that dies loses nothing: another one is started, and does the same again. It ends with its parent, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import Correction, Exchange, Measured, Minibatch, Update, UserError
+from ..local.model import LocalChatModel, WindowError
+from ..models.models import open_model
+from .learner import Trainer, VersionError, made
+from .lora import LoRA
+from .losses import Objective
+
+__all__ = ["WorkerDied", "WorkerLearner"]
+
+log = logging.getLogger(__name__)
+
+TRIES = 2
+"""How often one thing is done at most, where the worker dies of it."""
+PATIENCE = 300.0
+"""Seconds that a worker has to load its model."""
+
+
+class WorkerDied(OSError):
+    """The process that learns has ended, more than once; or it was closed. The machine's fault, or its memory's: no batch's."""
+
+
+class WorkerLearner:
+    """As `learner.Learner`, in another process.
+
+    Errors come back as they were raised there. Calls come one at a time; several threads wait for each other.
+
+    Args:
+        model: name of the base model, as `open_model` takes it.
+        folder: label -> its folder.
+        write: (minibatch, finished folder, what the step said of itself) -> label.
+        lora, objective, hindsight, watch: see `learner.Trainer`.
+        scratch: where folders are made; best on the versions' file system.
+        threads: that it computes with.
+        device, dtype: of the model.
+        nice: its priority, from 0 to 19, the lowest.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        folder: Callable[[str], Path],
+        write: Callable[[Minibatch, Path, dict[str, Any]], str],
+        lora: LoRA,
+        objective: Objective,
+        hindsight: str = "$feedback",
+        *,
+        watch: bool = True,
+        scratch: Path | None = None,
+        threads: int = 1,
+        device: str = "cpu",
+        dtype: str = "float32",
+        nice: int = 19,
+    ) -> None:
+        self._folder, self._write, self._scratch = folder, write, scratch
+        opening = {"spec": model, "threads": threads, "device": device, "dtype": dtype}
+        self._settings = (opening, lora, objective, hindsight, watch, nice)
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+        self._errors: Any = None
+        self.restarts = 0
+        """How often a worker has died and another one was started."""
+        self.base: str = self._call("base")
+        """Fingerprint of the base model."""
+
+    @property
+    def process(self) -> int | None:
+        """Id of the worker's process."""
+        return self._process.pid if self._process is not None else None
+
+    def correct(self, batch: Minibatch) -> Correction:
+        """See `learner.Trainer.correct`."""
+        found: Correction = self._call("correct", batch, self._of(batch.parent))
+        return found
+
+    def step(self, batch: Minibatch, correction: Correction) -> Update:
+        """See `learner.Trainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
+
+        with made(self._scratch) as out:
+            update: Update
+            update, said = self._call("step", batch, correction, self._of(batch.parent), out)
+            return update if update.skipped else replace(update, version=self._write(batch, out, said))
+
+    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
+        """See `learner.Trainer.measure`; the empty label is the base model."""
+        found: Measured = self._call("measure", label, self._of(label), tuple(exchanges))
+        return found
+
+    def close(self) -> None:
+        """End the worker, also in the middle of something: whoever waits for that gets `WorkerDied`."""
+        self._ended.set()
+        if (process := self._process) is not None:
+            process.kill()
+            process.wait()
+        with self._lock:
+            self._let_go()
+
+    def _of(self, label: str) -> Path | None:
+        return self._folder(label) if label else None
+
+    def _call(self, name: str, *given: Any) -> Any:
+        """Ask the worker, and another one if it dies of the question or has died since the last one."""
+        with self._lock:
+            for attempt in range(1, TRIES + 1):
+                if self._ended.is_set():
+                    raise WorkerDied("the learner is closed")
+                try:
+                    pipe = self._pipe or self._start()
+                    if name == "step":
+                        _empty(given[-1])  # of a worker that died half-way
+                    pipe.send((name, given))
+                    kind, answer = pipe.recv()
+                except (EOFError, OSError) as error:
+                    why = self._let_go()
+                    if self._ended.is_set():
+                        raise WorkerDied("the learner was closed while it worked") from error
+                    log.warning("the learner's process died (%s); attempt %d of %d", why, attempt, TRIES)
+                    self.restarts += 1
+                    if attempt == TRIES:
+                        raise WorkerDied(f"the learner's process died {TRIES} times of the same work: {why}") from error
+                    continue
+                if kind == "done":
+                    return answer
+                raise _error(kind, answer)
+        raise AssertionError("unreachable")
+
+    def _start(self) -> Connection:
+        here, there = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # as long as the worker
+        opening, *_, nice = self._settings
+        code = f"from learngraph.tools.training.learner_worker import work; work({there.fileno()}, {os.getpid()}, {nice})"
+        environment = {**os.environ, "OMP_NUM_THREADS": str(opening["threads"]), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(there.fileno(),),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C is for us, and we end it
+        )
+        there.close()
+        pipe = self._pipe = Connection(here.detach())
+        pipe.send(self._settings)
+        if not pipe.poll(PATIENCE):
+            raise EOFError(f"no answer within {PATIENCE:g} s")
+        kind, answer = pipe.recv()
+        if kind != "done":
+            self._let_go()
+            raise _error(kind, answer)
+        return pipe
+
+    def _let_go(self) -> str:
+        """End what is left of the worker, and say how it ended."""
+        process, pipe, errors = self._process, self._pipe, self._errors
+        self._process = self._pipe = self._errors = None
+        if pipe is not None:
+            pipe.close()
+        if process is None:
+            return "was not started"
+        process.kill()
+        code = process.wait()
+        said = ""
+        if errors is not None:
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            said = f", and said {lines[-1]!r}" if lines else ""
+            errors.close()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        return how + said
+
+
+def _empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def _error(kind: str, answer: Any) -> Exception:
+    """The error that was raised in the worker."""
+    if kind == "failed":
+        return RuntimeError(f"the learner's process failed; this is a bug:\n{answer}")
+    name, text, tokens, number = answer
+    if name == "OSError":
+        return OSError(number, text)
+    error = (
+        WindowError(text, tokens)
+        if name == "WindowError"
+        else VersionError(text)
+        if name == "VersionError"
+        else UserError(text)
+    )
+    if number is not None:  # the machine's fault stays the machine's, across processes
+        error.__cause__ = OSError(number, os.strerror(number))
+    return error
+
+
+def _told(error: Exception) -> tuple[str, Any]:
+    """An error as a message."""
+    cause: BaseException | None = error
+    number: int | None = None
+    while cause is not None and number is None:
+        if isinstance(cause, OSError):
+            number = cause.errno or 0
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(error, UserError):
+        return "raised", (type(error).__name__, str(error), getattr(error, "tokens", 0), number)
+    if isinstance(error, OSError):
+        return "raised", ("OSError", error.strerror or str(error), 0, number)
+    return "failed", traceback.format_exc()
+
+
+# In the worker
+
+
+def work(descriptor: int, parent: int, nice: int) -> None:
+    """The worker's whole life: settings first, then one question after another, until the parent is gone."""
+    pipe = Connection(descriptor)
+    asked: queue.Queue[Any] = queue.Queue()
+
+    def listen() -> None:
+        while True:
+            try:
+                asked.put(pipe.recv())
+            except (EOFError, OSError):
+                os._exit(0)
+
+    def watch() -> None:
+        """A parent's other children may hold its end of the pipe open."""
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(0)
+
+    for one in (listen, watch):
+        threading.Thread(target=one, daemon=True).start()
+    try:
+        trainer = _open(*asked.get()[:-1])
+    except Exception as error:
+        pipe.send(_told(error))
+        return
+    with contextlib.suppress(OSError):  # now: who starts it waits for the model, and on a busy machine would wait long
+        for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    pipe.send(("done", None))
+    while True:
+        name, given = asked.get()
+        try:
+            answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*given))
+        except Exception as error:
+            answer = _told(error)
+        pipe.send(answer)
+
+
+def _open(opening: dict[str, Any], lora: LoRA, objective: Objective, hindsight: str, watch: bool) -> Trainer:
+    import torch
+
+    torch.set_num_threads(opening["threads"])
+    if opening["device"] != "cpu":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    model = open_model(**opening)
+    if not isinstance(model, LocalChatModel):
+        raise UserError(f"model {opening['spec']!r} cannot be trained here; 'pocket' or 'local:PATH' would do")
+    return Trainer(model, lora, objective, hindsight, watch)
