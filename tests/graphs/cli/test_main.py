@@ -363,7 +363,7 @@ def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFi
 
 
 def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hold = "from pathlib import Path; from learngraph.graphs import sweep\n"
+    hold = "from pathlib import Path; from learngraph.graphs.studies import sweep\n"
     hold += "with sweep.claimed(Path('run'), {}): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here

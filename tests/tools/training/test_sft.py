@@ -163,7 +163,7 @@ def test_an_interrupted_training_leaves_nothing(model: LocalChatModel, tmp_path:
 def test_a_killed_training_leaves_no_folder_that_looks_finished(tiny: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from learngraph.tools import lora, sft; from learngraph.tools.local.model import LocalChatModel\n"
+        "from learngraph.tools.training import lora, sft; from learngraph.tools.local.model import LocalChatModel\n"
         "chats = sft.read_chats(sys.argv[2])\n"
         "sft.train(chats, LocalChatModel(model=sys.argv[1]), lora.LoRA(epochs=100_000), Path(sys.argv[3]))\n"
     )
