@@ -35,20 +35,28 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.records import UserError
-from ..memory.search.vectors import SentenceEncoder, Vectors
-from ..memory.trajectories import Key, Kind, Trajectories, structured, whole
+from ..memory.search.vectors import CosineSimilarity, SentenceEncoder
+from ..memory.trajectories import KeyFunction, OutcomeFilter, Trajectories, structured_key, whole_prompt_key
 from ..nodes.act.decide import Choose
-from ..nodes.act.episode import Act, Begin, progress
+from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.prompt import Prompt
-from ..nodes.retrieve.attempts import Frozen, Push, Running
-from ..nodes.retrieve.recollect import Excerpts, Experienced, Recollect
-from ..nodes.retrieve.triggers import Decide, Trigger, decision
-from ..nodes.state import Attempt, Choice, Considered, Episode, Guided, Judged, Planned, Played, Recollected
-from ..nodes.synthesize.strategy import Advised, RecallStrategy, Writer, found, found_low, guidance, synthesize
-from .wiring.flow import Node, Router, compiled, wire
-from .wiring.parts import Parts, chosen, ended, opened, written
+from ..nodes.retrieve.attempts import EpisodePrompt, Push, ReadOnlyMemory
+from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
+from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
+from ..nodes.state import Choice, Considered, Episode, EpisodeInput, EpisodeResult, Guided, Judged, Planned, Recollected
+from ..nodes.synthesize.strategy import (
+    RecallStrategy,
+    StrategyPrompt,
+    StrategyWriter,
+    route_guidance,
+    route_precedents,
+    route_precedents_or_draft,
+    synthesize,
+)
+from .wiring.flow import Node, Router, compile_graph, wire
+from .wiring.parts import MethodInputs, check_literals, load_bank, mtime_ns, reaches_return
 
-HIGH = """
+HIGH_FLOW = """
 flowchart LR
   START --> begin --> consider --> draft --> decide
   decide -->|go on| act
@@ -59,7 +67,7 @@ flowchart LR
   act -->|over| judge --> remember --> END
 """
 
-LOW = """
+LOW_FLOW = """
 flowchart LR
   START --> begin --> recollect
   recollect -->|precedents| synthesize --> propose --> choose --> act
@@ -72,7 +80,7 @@ flowchart LR
   act -->|over| judge --> remember --> END
 """
 
-MAX = """
+MAX_FLOW = """
 flowchart LR
   START --> begin --> recollect
   recollect -->|precedents| synthesize --> propose --> choose --> act
@@ -81,14 +89,14 @@ flowchart LR
   act -->|over| judge --> remember --> END
 """
 
-RAW = """
+RAW_FLOW = """
 flowchart LR
   START --> begin --> recollect --> propose --> choose --> act
   act -->|next step| recollect
   act -->|over| judge --> remember --> END
 """
 
-UNGROUNDED = """
+UNGROUNDED_FLOW = """
 flowchart LR
   START --> begin --> synthesize --> propose --> choose --> act
   act -->|next step| synthesize
@@ -96,7 +104,7 @@ flowchart LR
 """
 
 
-class State(Episode, Recollected, Guided, Considered, Planned, Choice, Judged):
+class AdaMEMState(Episode, Recollected, Guided, Considered, Planned, Choice, Judged):
     """The channels of an AdaMEM episode."""
 
 
@@ -110,43 +118,43 @@ class AdaMEM:
     """Who writes strategies: the model, or `RecallStrategy`, a rule (an ablation, and for work without a language model)."""
     k: int = 4
     """Precedents retrieved. Paper: 1; more helped up to 16."""
-    kind: Kind = "all"
+    outcomes: OutcomeFilter = "all"
     """Which of them: from trajectories that ended in `success`, in `failure`, `all`, or k of each, `mixed`. Paper: success."""
-    success: float | None = None
+    success_threshold: float | None = None
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
-    floor: float = 0.3
+    min_similarity: float = 0.3
     """Least similarity of a precedent. Paper: none."""
-    per_trajectory: int = 1
+    max_per_trajectory: int = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
     diversity: float = 0.0
     """Weight of maximal marginal relevance, in [0, 1]. Paper: 0."""
     distinct: bool = True
     """Of steps with the same key and action only the newest is a precedent. Paper: no."""
-    key: Literal["structured", "whole"] = "structured"
+    retrieval_key: Literal["structured", "whole"] = "structured"
     """phi(s_t) is of the goal and the present state, or of the whole prompt with its history, as in the paper."""
     embedder: str = ""
     """Dense keys: a sentence-transformers model by folder or name. Empty: exact Jaccard over words. Paper: Qwen3-Embedding-4B."""
-    vectors: str = ""
+    vectors_file: str = ""
     """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     triggers: tuple[Trigger, ...] = ("vote",)
     """What asks for memory in `high`, for another strategy in `low` (nodes/retrieve/triggers.py). Paper: vote."""
-    confidence: float = 0.6
+    min_confidence: float = 0.6
     """The vote of a model that scores actions: its best action is less probable than this. Ours."""
-    stall: int = 4
+    stall_steps: int = 4
     """Steps without progress of the trigger `stalled`."""
-    drift: float = 0.3
+    drift_threshold: float = 0.3
     """Least similarity to the state that the strategy was written for, of the trigger `drift`."""
-    wait: int = 0
+    steps_before_retrieval: int = 0
     """Steps before the first retrieval of an episode: the start often says little. Paper: 0."""
-    rest: int = 8
+    followup_steps: int = 8
     """Steps shown of what followed a precedent. Paper: all."""
-    recent: int | None = None
+    history_steps: int | None = None
     """Earlier steps of the episode in prompts; None: as many as fit. Paper: all."""
     bank: str = ""
     """A JSONL file of trajectories to start from (`learngraph adamem build`, `learngraph memory export`); it stays as it is."""
     online: bool = True
     """Finished episodes join the memory. Paper: no."""
-    limit: int | None = None
+    max_trajectories: int | None = None
     """Trajectories that the memory keeps beside the bank's; the least useful go first. None: all."""
     cross_task: bool = False
     """Runs of all seeds share one memory, and are played in turn."""
@@ -154,8 +162,15 @@ class AdaMEM:
     """Of the softmax over scored actions; 0 takes the best. A model that writes has its own (paper: 0.7)."""
 
     def __post_init__(self) -> None:
-        chosen(self, "adamem")
-        for name, least in (("k", 1), ("stall", 1), ("per_trajectory", 0), ("wait", 0), ("rest", 0), ("temperature", 0)):
+        check_literals(self, "adamem")
+        for name, least in (
+            ("k", 1),
+            ("stall_steps", 1),
+            ("max_per_trajectory", 0),
+            ("steps_before_retrieval", 0),
+            ("followup_steps", 0),
+            ("temperature", 0),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"adamem: {name} is at least {least}, got {getattr(self, name)}")
         if self.mode == "high" and "drift" in self.triggers:
@@ -164,21 +179,38 @@ class AdaMEM:
             )
         if self.mode == "ungrounded" and self.author == "rule":
             raise UserError("adamem: the rule writes from precedents, and mode ungrounded has none; author=model would do")
-        for name in ("confidence", "drift", "diversity"):
+        for name in ("min_confidence", "drift_threshold", "diversity"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")
 
     @classmethod
     def paper_low(cls) -> AdaMEM:
         """The published low mode: one success by the whole prompt, no floor, a bank that stays as it is."""
-        return cls(k=1, kind="success", floor=0.0, per_trajectory=0, distinct=False, key="whole", online=False)
+        return cls(
+            k=1,
+            outcomes="success",
+            min_similarity=0.0,
+            max_per_trajectory=0,
+            distinct=False,
+            retrieval_key="whole",
+            online=False,
+        )
 
     @classmethod
     def paper_high(cls) -> AdaMEM:
         """The published high mode, likewise."""
-        return cls(mode="high", k=1, kind="success", floor=0.0, per_trajectory=0, distinct=False, key="whole", online=False)
+        return cls(
+            mode="high",
+            k=1,
+            outcomes="success",
+            min_similarity=0.0,
+            max_per_trajectory=0,
+            distinct=False,
+            retrieval_key="whole",
+            online=False,
+        )
 
-    ablations: ClassVar[tuple[str, ...]] = ("high", "low", "max", "raw", "ungrounded", "rule")
+    ablations: ClassVar[tuple[str, ...]] = ("high", "low", "max", "raw", "no_precedents", "rule")
     """Methods that change one thing in whatever the settings are: `--compare adamem:high` keeps the others of the run."""
 
     def high(self) -> AdaMEM:
@@ -197,7 +229,7 @@ class AdaMEM:
         """The paper's ablation without strategies: raw experiences at every step."""
         return replace(self, mode="raw")
 
-    def ungrounded(self) -> AdaMEM:
+    def no_precedents(self) -> AdaMEM:
         """The paper's ablation without trajectories: a strategy from the state alone, by the model."""
         return replace(self, mode="ungrounded", author="model")
 
@@ -210,7 +242,7 @@ class AdaMEM:
         """What a table has to say of these settings: where strategies come from a rule, that they do."""
         return "rule-written" if self.author == "rule" and self.mode != "raw" else ""
 
-    def memory(self, parts: Parts) -> Trajectories:
+    def memory(self, parts: MethodInputs) -> Trajectories:
         """The long-term memory: the bank, and what the run itself adds.
 
         Raises:
@@ -218,48 +250,59 @@ class AdaMEM:
                 nothing of this environment.
         """
         world = parts.environment
-        least = parts.least(self.success)
-        if least is None and self.kind != "all" and world is not None:  # a drawing has no environment
-            raise UserError(f"adamem: kind={self.kind} needs to know which return is a success; give the least one: --success")
-        theirs = parts.theirs(self.success)
-        if self.bank and theirs is None and self.kind != "all":
+        least = parts.success_threshold(self.success_threshold)
+        if least is None and self.outcomes != "all" and world is not None:  # a drawing has no environment
+            raise UserError(
+                f"adamem: kind={self.outcomes} needs to know which return is a success; give the least one: --success"
+            )
+        theirs = parts.bank_success_threshold(self.success_threshold)
+        if self.bank and theirs is None and self.outcomes != "all":
             raise UserError(
                 f"adamem: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the judge's "
                 "scale; --kind all goes without"
             )
-        bank = parts.banked(self.bank, "adamem")
-        vectors = self.vectors or (self.bank and f"{self.bank}.vectors")
+        bank = parts.bank_trajectories(self.bank, "adamem")
+        vectors = self.vectors_file or (self.bank and f"{self.bank}.vectors")
         if not self.online and bank:  # nothing is added: the runs of a process share one
-            return _frozen(Path(self.bank), written(self.bank), self.key, theirs, self.embedder, vectors)
+            return _bank_memory(Path(self.bank), mtime_ns(self.bank), self.retrieval_key, theirs, self.embedder, vectors)
         return Trajectories(
             parts.shelf,
             bank=bank,
-            key=_KEYS[self.key],
-            similarity=_vectors(self.embedder, vectors) if self.embedder else None,
-            success=parts.outcome(self.success, bank),
-            limit=self.limit,
+            key=_KEYS[self.retrieval_key],
+            similarity=_open_vectors(self.embedder, vectors) if self.embedder else None,
+            success=parts.success_predicate(self.success_threshold, bank),
+            limit=self.max_trajectories,
             run=parts.run,
         )
 
 
-_KEYS: Mapping[str, Key] = {"structured": structured, "whole": whole}
+_KEYS: Mapping[str, KeyFunction] = {"structured": structured_key, "whole": whole_prompt_key}
 
 
 @lru_cache(maxsize=4)
-def _frozen(file: Path, stamp: int, key: str, least: float | None, embedder: str, vectors: str) -> Trajectories:
+def _bank_memory(
+    file: Path, stamp: int, key: str, success_threshold: float | None, embedder: str, vectors: str
+) -> Trajectories:
     """The memory that is a bank and nothing else."""
-    similarity = _vectors(embedder, vectors) if embedder else None
-    return Trajectories(bank=opened(file, stamp), key=_KEYS[key], similarity=similarity, success=ended(least))
+    similarity = _open_vectors(embedder, vectors) if embedder else None
+    return Trajectories(
+        bank=load_bank(file, stamp), key=_KEYS[key], similarity=similarity, success=reaches_return(success_threshold)
+    )
 
 
 @lru_cache(maxsize=4)
-def _vectors(embedder: str, path: str) -> Vectors:
+def _open_vectors(embedder: str, path: str) -> CosineSimilarity:
     """They share an encoder, too."""
-    return Vectors(SentenceEncoder(embedder), path or None)
+    return CosineSimilarity(SentenceEncoder(embedder), path or None)
 
 
 def build(
-    parts: Parts, settings: AdaMEM | None = None, *, memory: Trajectories | None = None, chain: bool = False, **compile: Any
+    parts: MethodInputs,
+    settings: AdaMEM | None = None,
+    *,
+    memory: Trajectories | None = None,
+    chain: bool = False,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode in the settings' mode; arguments as in `graphs.icrl.build`.
 
@@ -267,33 +310,33 @@ def build(
     that several graphs share; what the settings say of the memory is then left aside.
     """
     settings = settings or AdaMEM()
-    kit = Kit(parts, settings, settings.memory(parts) if memory is None else memory)
+    kit = AdaMEMNodeFactory(parts, settings, settings.memory(parts) if memory is None else memory)
     flow, nodes, routers = MODES[settings.mode](kit)
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, flow, nodes, routers, chain=chain), **{"name": f"adamem-{settings.mode}", **compile})
+    builder = StateGraph(AdaMEMState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, flow, nodes, routers, chain=chain), **{"name": f"adamem-{settings.mode}", **compile})
 
 
-Wiring = tuple[str, dict[str, Node], Mapping[str, Router]]
+ModeWiring = tuple[str, dict[str, Node], Mapping[str, Router]]
 """A drawing, its nodes, its routers."""
 
 
 @dataclass(frozen=True)
-class Kit:
+class AdaMEMNodeFactory:
     """The nodes that the modes share, made where they are used."""
 
-    parts: Parts
+    parts: MethodInputs
     settings: AdaMEM
     memory: Trajectories
 
-    def seen(self) -> dict[str, Any]:
+    def prompt_arguments(self) -> dict[str, Any]:
         """What prompts show of the running episode."""
-        return {**self.parts.running(), "recent": self.settings.recent}
+        return {**self.parts.prompt_arguments(), "max_steps": self.settings.history_steps}
 
     def excerpts(self) -> Excerpts:
         """How precedents stand in prompts."""
-        return Excerpts(self.memory, self.parts.count, self.parts.room // 2, self.settings.rest)
+        return Excerpts(self.memory, self.parts.count_tokens, self.parts.max_prompt_tokens // 2, self.settings.followup_steps)
 
-    def frame(self, *forgets: str) -> dict[str, Node]:
+    def common_nodes(self, *cleared_channels: str) -> dict[str, Node]:
         """What every mode has. `forgets`: channels that are set to None when the action is taken."""
         parts, settings = self.parts, self.settings
         fresh: dict[str, Any] = {"used": [], "precedents": [], "tentative": None, "vote": False, "reasons": []}
@@ -303,15 +346,15 @@ class Kit:
             "act": Act(
                 parts.environment,
                 parts.journal,
-                detail=("candidates", "tentative", "reasons", "precedents", "strategy", "synthesis"),
-                spent=("candidates", "precedents", "reasons"),
-                dropped=("synthesis", "tentative", *forgets),
+                journal_channels=("candidates", "tentative", "reasons", "precedents", "strategy", "synthesis"),
+                clear_lists=("candidates", "precedents", "reasons"),
+                clear_values=("synthesis", "tentative", *cleared_channels),
             ),
-            "judge": parts.judged(),
-            "remember": Push(self.memory if settings.online else Frozen(), parts.environment, parts.journal),
+            "judge": parts.judge_node(),
+            "remember": Push(self.memory if settings.online else ReadOnlyMemory(), parts.environment, parts.journal),
         }
 
-    def recollect(self) -> Recollect:
+    def recollect_node(self) -> Recollect:
         """E_ret."""
         settings = self.settings
         return Recollect(
@@ -319,104 +362,107 @@ class Kit:
             self.parts.environment,
             self.parts.journal,
             settings.k,
-            settings.kind,
-            settings.floor,
-            settings.per_trajectory,
+            settings.outcomes,
+            settings.min_similarity,
+            settings.max_per_trajectory,
             settings.diversity,
-            settings.wait,
+            settings.steps_before_retrieval,
             settings.distinct,
             self.excerpts(),
         )
 
-    def decide(self) -> Decide:
+    def decide_node(self) -> CheckTriggers:
         """Vote and triggers."""
         settings, parts = self.settings, self.parts
-        return Decide(
+        return CheckTriggers(
             self.memory,
             parts.environment,
             parts.journal,
             settings.triggers,
-            settings.confidence,
-            settings.stall,
-            settings.drift,
+            settings.min_confidence,
+            settings.stall_steps,
+            settings.drift_threshold,
         )
 
-    def synthesize(self, purpose: Literal["strategy", "ungrounded"] = "strategy") -> Node:
+    def synthesize_node(self, purpose: Literal["strategy", "ungrounded"] = "strategy") -> Node:
         """Who writes strategies. A model in this process goes on with a prompt that ends with `Strategy:`; others say so."""
-        parts, settings, running = self.parts, self.settings, self.parts.running()
-        writer = Writer(
+        parts, settings, running = self.parts, self.settings, self.parts.prompt_arguments()
+        writer = StrategyWriter(
             self.memory,
             parts.environment,
             parts.journal,
             self.excerpts(),
             running["layout"],
-            parts.count,
-            parts.room,
-            Prompt.load(f"adamem/{purpose}" if parts.write else "adamem/line", parts.prompts),
-            marked=parts.write is not None,
-            recent=settings.recent,
+            parts.count_tokens,
+            parts.max_prompt_tokens,
+            Prompt.load(f"adamem/{purpose}" if parts.make_writing_policy else "adamem/line", parts.prompts),
+            needs_marker=parts.make_writing_policy is not None,
+            recent=settings.history_steps,
         )
         if settings.author == "rule":
             return RecallStrategy(writer)
-        return synthesize(parts.asked("adamem"), writer, parts.prompts)
+        return synthesize(parts.require_chat_model("adamem"), writer, parts.prompts)
 
 
-def high(kit: Kit) -> Wiring:
+def wire_high(kit: AdaMEMNodeFactory) -> ModeWiring:
     """Draft; ask memory if unsure; the strategy serves one action."""
-    nodes = kit.frame("strategy") | {
-        "consider": kit.parts.acting(Running(**kit.seen()), "adamem/consider"),
+    nodes = kit.common_nodes("strategy") | {
+        "consider": kit.parts.acting_policy(EpisodePrompt(**kit.prompt_arguments()), "adamem/consider"),
         "draft": Choose(kit.settings.temperature),
-        "decide": kit.decide(),
-        "recollect": kit.recollect(),
-        "synthesize": kit.synthesize(),
-        "propose": kit.parts.acting(Advised(**kit.seen()), "adamem/act"),
+        "decide": kit.decide_node(),
+        "recollect": kit.recollect_node(),
+        "synthesize": kit.synthesize_node(),
+        "propose": kit.parts.acting_policy(StrategyPrompt(**kit.prompt_arguments()), "adamem/act"),
     }
-    return HIGH, nodes, {"decide": decision, "recollect": found, "act": progress}
+    return HIGH_FLOW, nodes, {"decide": route_memory_request, "recollect": route_precedents, "act": route_episode_end}
 
 
-def low(kit: Kit) -> Wiring:
+def wire_low(kit: AdaMEMNodeFactory) -> ModeWiring:
     """Act on a strategy as long as it serves."""
-    nodes = kit.frame() | {
-        "consider": kit.parts.acting(Advised(**kit.seen()), "adamem/reconsider"),
+    nodes = kit.common_nodes() | {
+        "consider": kit.parts.acting_policy(StrategyPrompt(**kit.prompt_arguments()), "adamem/reconsider"),
         "draft": Choose(kit.settings.temperature),
-        "decide": kit.decide(),
-        "recollect": kit.recollect(),
-        "synthesize": kit.synthesize(),
-        "propose": kit.parts.acting(Advised(**kit.seen()), "adamem/act"),
+        "decide": kit.decide_node(),
+        "recollect": kit.recollect_node(),
+        "synthesize": kit.synthesize_node(),
+        "propose": kit.parts.acting_policy(StrategyPrompt(**kit.prompt_arguments()), "adamem/act"),
     }
-    return LOW, nodes, {"decide": decision, "recollect": found_low, "act": guidance}
+    return LOW_FLOW, nodes, {"decide": route_memory_request, "recollect": route_precedents_or_draft, "act": route_guidance}
 
 
-def every_step(kit: Kit) -> Wiring:
+def wire_every_step(kit: AdaMEMNodeFactory) -> ModeWiring:
     """A strategy at every step."""
-    nodes = kit.frame("strategy") | {
-        "recollect": kit.recollect(),
-        "synthesize": kit.synthesize(),
-        "propose": kit.parts.acting(Advised(**kit.seen()), "adamem/act"),
+    nodes = kit.common_nodes("strategy") | {
+        "recollect": kit.recollect_node(),
+        "synthesize": kit.synthesize_node(),
+        "propose": kit.parts.acting_policy(StrategyPrompt(**kit.prompt_arguments()), "adamem/act"),
     }
-    return MAX, nodes, {"recollect": found, "act": progress}
+    return MAX_FLOW, nodes, {"recollect": route_precedents, "act": route_episode_end}
 
 
-def raw(kit: Kit) -> Wiring:
+def wire_raw(kit: AdaMEMNodeFactory) -> ModeWiring:
     """No strategy: the experiences themselves at every step."""
-    experienced = Experienced(excerpts=kit.excerpts(), **kit.seen())
-    nodes = kit.frame() | {"recollect": kit.recollect(), "propose": kit.parts.acting(experienced, "adamem/raw")}
-    return RAW, nodes, {"act": progress}
-
-
-def ungrounded(kit: Kit) -> Wiring:
-    """No trajectories: a strategy from the state alone."""
-    nodes = kit.frame("strategy") | {
-        "synthesize": kit.synthesize("ungrounded"),
-        "propose": kit.parts.acting(Advised(**kit.seen()), "adamem/act"),
+    experienced = PrecedentsPrompt(excerpts=kit.excerpts(), **kit.prompt_arguments())
+    nodes = kit.common_nodes() | {
+        "recollect": kit.recollect_node(),
+        "propose": kit.parts.acting_policy(experienced, "adamem/raw"),
     }
-    return UNGROUNDED, nodes, {"act": progress}
+    return RAW_FLOW, nodes, {"act": route_episode_end}
 
 
-MODES: Mapping[str, Callable[[Kit], Wiring]] = {
-    "high": high,
-    "low": low,
-    "max": every_step,
-    "raw": raw,
-    "ungrounded": ungrounded,
+def wire_no_precedents(kit: AdaMEMNodeFactory) -> ModeWiring:
+    """No trajectories: a strategy from the state alone."""
+    nodes = kit.common_nodes("strategy") | {
+        "synthesize": kit.synthesize_node("ungrounded"),
+        "propose": kit.parts.acting_policy(StrategyPrompt(**kit.prompt_arguments()), "adamem/act"),
+    }
+    return UNGROUNDED_FLOW, nodes, {"act": route_episode_end}
+
+
+MODES: Mapping[str, Callable[[AdaMEMNodeFactory], ModeWiring]] = {
+    "high": wire_high,
+    "low": wire_low,
+    "max": wire_every_step,
+    "raw": wire_raw,
+    "ungrounded": wire_no_precedents,
 }

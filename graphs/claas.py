@@ -41,29 +41,29 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.records import Exchange, UserError
-from ..nodes.learn.chat_turn import AwaitFeedback, Engine, Keep, Record, Respond, Route, to_base
-from ..nodes.learn.gate import Bar
+from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
+from ..nodes.learn.gate import GateThresholds
 from ..nodes.learn.gradient_step import (
-    Commit,
+    AdapterLearner,
+    AdapterLookup,
+    CommitStep,
     Correct,
     Drop,
-    Gate,
-    Learner,
+    GateCandidate,
     Load,
     Promote,
-    Sample,
+    SampleMinibatch,
     Skip,
-    Step,
-    Versions,
-    committed,
-    corrected,
-    sampled,
-    stepped,
-    verdict,
+    TakeGradientStep,
+    route_commit,
+    route_correction,
+    route_gate,
+    route_sample,
+    route_step,
 )
-from ..nodes.state import Chat, Due, Learned, Served
-from .wiring.flow import Node, compiled, wire
-from .wiring.parts import chosen
+from ..nodes.state import ChatInput, GradientStepInput, GradientStepState, ServedChat
+from .wiring.flow import Node, compile_graph, wire
+from .wiring.parts import check_literals
 
 if TYPE_CHECKING:
     from ..memory.claas.replay import Replay
@@ -71,12 +71,12 @@ if TYPE_CHECKING:
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 T = TypeVar("T")
 
-SERVING = """
+SERVING_FLOW = """
 flowchart LR
   START --> respond --> record --> await_feedback --> keep --> END
 """
 
-LEARNING = """
+LEARNING_FLOW = """
 flowchart LR
   START --> sample
   sample -->|batch| correct
@@ -191,21 +191,21 @@ class CLaaS:
     """Look at a version before it answers anybody. Paper: no gate."""
     gate_every: int = 1
     """Steps between two gates; versions in between are never live. Paper: the adapter is reloaded about every 8 steps."""
-    margin: float = Bar.margin
+    margin: float = GateThresholds.margin
     """Reward by which a candidate's estimate on held-out feedback may lie below the live version's (nodes/learn/gate.py)."""
-    read: int = Bar.read
+    read: int = GateThresholds.read
     """Held-out exchanges that a gate reads, at most."""
-    least_rewards: int = Bar.least_rewards
+    least_rewards: int = GateThresholds.least_rewards
     """Rewards among them below which they say nothing, and pass."""
-    weight_cap: float = Bar.weight_cap
+    weight_cap: float = GateThresholds.weight_cap
     """C of the gate's importance weights."""
-    tolerance: float = Bar.tolerance
+    tolerance: float = GateThresholds.tolerance
     """Nats per token by which the retention set's replies may become less likely than under the base model."""
-    entropy_share: float = Bar.entropy_share
+    entropy_share: float = GateThresholds.entropy_share
     """Share of the base model's entropy that must remain. Public code's planned threshold: 0.6."""
-    kl_cap: float = Bar.kl_cap
+    kl_cap: float = GateThresholds.kl_cap
     """KL(pi || base) per token, in nats, at most."""
-    texts: int = Bar.texts
+    texts: int = GateThresholds.texts
     """Texts from which entropy and KL are read, at least."""
     canary: float = 0.0
     """Share of requests that a version answers, by a hash of their ids, until `watch` rewards of it have come in; 0: all at once.
@@ -223,7 +223,7 @@ class CLaaS:
     """Of samples and of the first changes."""
 
     def __post_init__(self) -> None:
-        chosen(self, "claas")
+        check_literals(self, "claas")
         for name in ("batch", "least", "gate_every", "max_age", "reuse", "records", "rank", "keep", "recent"):
             if getattr(self, name) < 1:
                 raise UserError(f"claas: {name} is at least 1, got {getattr(self, name)}")
@@ -271,12 +271,12 @@ class CLaaS:
         return replace(self, gate=False, watch=0)
 
     @property
-    def bar(self) -> Bar:
+    def bar(self) -> GateThresholds:
         """What passes the gate; the fields of the same names."""
-        return part(Bar, self)
+        return pick_fields(GateThresholds, self)
 
 
-def part(form: type[T], settings: CLaaS, **more: Any) -> T:
+def pick_fields(form: type[T], settings: CLaaS, **more: Any) -> T:
     """The share of the hyper-parameters that somebody else needs (`LoRA`, `Objective`, the replay buffer's `Limits`), by field name.
 
     Args:
@@ -288,7 +288,7 @@ def part(form: type[T], settings: CLaaS, **more: Any) -> T:
     return form(**{name: getattr(settings, name) for name in names if hasattr(settings, name)} | more)
 
 
-def build_serving(engine: Engine, replay: Replay, route: Route = to_base, **compile: Any) -> Graph:
+def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, **compile: Any) -> Graph:
     """The graph of one chat turn: from `Chat` (id, request, perhaps tenant, adapter, family) to `Served`.
 
     Pieces of the reply are on the custom stream (`stream_mode="custom"`), and the exchange after them. With a checkpointer the turn
@@ -303,17 +303,19 @@ def build_serving(engine: Engine, replay: Replay, route: Route = to_base, **comp
     """
     nodes: dict[str, Node] = {
         "respond": Respond(engine, route),
-        "record": Record(replay, engine.base),
+        "record": RecordExchange(replay, engine.base),
         "await_feedback": AwaitFeedback(),
-        "keep": Keep(replay),
+        "keep": KeepFeedback(replay),
     }
-    return compiled(wire(StateGraph(Served, input_schema=Chat), SERVING, nodes), **{"name": "claas-serving", **compile})
+    return compile_graph(
+        wire(StateGraph(ServedChat, input_schema=ChatInput), SERVING_FLOW, nodes), **{"name": "claas-serving", **compile}
+    )
 
 
 def build_learning(
-    learner: Learner,
+    learner: AdapterLearner,
     replay: Replay,
-    versions: Versions,
+    versions: AdapterLookup,
     settings: CLaaS | None = None,
     load: Callable[[str], Awaitable[None]] | None = None,
     retention: Sequence[Exchange] = (),
@@ -333,21 +335,27 @@ def build_learning(
     settings = settings or CLaaS()
     every = settings.gate_every
     nodes: dict[str, Node] = {
-        "sample": Sample(
+        "sample": SampleMinibatch(
             replay, versions, settings.batch, settings.least, learner.base, every, settings.seed, settings.positive
         ),
         "correct": Correct(learner, replay),
-        "step": Step(learner, replay),
+        "step": TakeGradientStep(learner, replay),
         "skip": Skip(replay),
-        "commit": Commit(replay, versions, every),
-        "gate": Gate(learner, replay, versions, settings.bar if settings.gate else None, retention),
+        "commit": CommitStep(replay, versions, every),
+        "gate": GateCandidate(learner, replay, versions, settings.bar if settings.gate else None, retention),
         "load": Load(load),
         "promote": Promote(versions, settings.canary),
         "drop": Drop(replay, versions),
     }
-    routers = {"sample": sampled, "correct": corrected, "step": stepped, "commit": committed, "gate": verdict}
-    builder = StateGraph(Learned, input_schema=Due)
-    return compiled(wire(builder, LEARNING, nodes, routers), **{"name": "claas-learning", **compile})
+    routers = {
+        "sample": route_sample,
+        "correct": route_correction,
+        "step": route_step,
+        "commit": route_commit,
+        "gate": route_gate,
+    }
+    builder = StateGraph(GradientStepState, input_schema=GradientStepInput)
+    return compile_graph(wire(builder, LEARNING_FLOW, nodes, routers), **{"name": "claas-learning", **compile})
 
 
 def blueprint(name: str) -> Graph:

@@ -23,13 +23,13 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.buffer import Buffer
 from ..memory.records import UserError
 from ..nodes.act.decide import Choose
-from ..nodes.act.episode import Act, Begin, progress
+from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.evaluate.judge import ZeroJudge
 from ..nodes.prompt import Prompt
-from ..nodes.retrieve.attempts import Attempts, Compose, Layout, Push, Strategy
-from ..nodes.state import Attempt, Choice, Composed, Episode, Judged, Planned, Played
-from .wiring.flow import Node, compiled, wire
-from .wiring.parts import Parts, chosen
+from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, Layout, Push
+from ..nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Planned
+from .wiring.flow import Node, compile_graph, wire
+from .wiring.parts import MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -39,7 +39,7 @@ flowchart LR
 """
 
 
-class State(Episode, Composed, Planned, Choice, Judged):
+class ICRLState(Episode, Composed, Planned, Choice, Judged):
     """The channels of an ICRL round."""
 
 
@@ -51,7 +51,7 @@ class ICRL:
     the preset loses what its exploring rounds cost (README); the other defaults were not tuned.
     """
 
-    strategy: Strategy = "exploit"
+    instruction: InstructionStrategy = "exploit"
     """s_ICRL: `preset` explores in even rounds and exploits in odd ones, `autonomous` lets the model pick, `explore`,
     `exploit` and `none` (no instruction) stay the same. Paper: preset and autonomous."""
     one_based: bool = False
@@ -59,57 +59,57 @@ class ICRL:
     rewards: Literal["dense", "sparse", "zero"] = "dense"
     """Show r_t next to each step and their sum, the sum alone, or zeros for all (the paper's ablation; then nothing is chosen
     by rewards either)."""
-    keep: Literal["budget", "all", "last"] = "budget"
+    selection: Literal["budget", "all", "last"] = "budget"
     """Which attempts a prompt shows: the best, the newest and what tells most within a budget of tokens
     (nodes/retrieve/budget.py), `all` as in the paper, or the `last` ones."""
-    budget: int | None = None
+    max_memory_tokens: int | None = None
     """Tokens of earlier attempts in a prompt (`keep=budget`); half of the model's window if not given. Paper: no limit."""
-    last: int = 3
+    last_n: int = 3
     """Attempts shown with `keep=last`. Paper's ablation: 3."""
-    block: int = 5
+    rearrange_every: int = 5
     """Rounds between two rearrangements of older attempts (`keep=budget`): a stable prompt in between."""
-    clip: int = 200
+    max_state_chars: int = 200
     """Characters of a past state that attempts keep. Paper: actions cut to 100, observations whole."""
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
     def __post_init__(self) -> None:
-        chosen(self, "icrl")
-        for name in ("last", "block", "clip"):
+        check_literals(self, "icrl")
+        for name in ("last_n", "rearrange_every", "max_state_chars"):
             if getattr(self, name) < 1:
                 raise UserError(f"icrl: {name} is at least 1, got {getattr(self, name)}")
-        if self.temperature < 0 or (self.budget is not None and self.budget < 0):
-            raise UserError(f"icrl: temperature and budget are at least 0, got {self.temperature} and {self.budget}")
+        if self.temperature < 0 or (self.max_memory_tokens is not None and self.max_memory_tokens < 0):
+            raise UserError(f"icrl: temperature and budget are at least 0, got {self.temperature} and {self.max_memory_tokens}")
 
     @classmethod
     def paper(cls) -> ICRL:
         """ICRL Preset with the paper's unbounded buffer."""
-        return cls(strategy="preset", keep="all")
+        return cls(instruction="preset", selection="all")
 
     @classmethod
     def preset(cls) -> ICRL:
         """Explore in even rounds, exploit in odd ones; the rest as our defaults."""
-        return cls(strategy="preset")
+        return cls(instruction="preset")
 
     @classmethod
     def autonomous(cls) -> ICRL:
         """The model picks whether to explore or to exploit."""
-        return cls(strategy="autonomous")
+        return cls(instruction="autonomous")
 
     @classmethod
     def explore_only(cls) -> ICRL:
         """Explore in every round."""
-        return cls(strategy="explore")
+        return cls(instruction="explore")
 
     @classmethod
     def exploit_only(cls) -> ICRL:
         """Exploit in every round."""
-        return cls(strategy="exploit")
+        return cls(instruction="exploit")
 
     @classmethod
     def no_instruction(cls) -> ICRL:
         """No s_ICRL."""
-        return cls(strategy="none")
+        return cls(instruction="none")
 
     ablations: ClassVar[tuple[str, ...]] = ("zero_reward", "short_context")
     """Methods that change one thing in whatever the settings are: `--compare icrl:zero-reward` changes it in those of the run."""
@@ -120,11 +120,11 @@ class ICRL:
 
     def short_context(self) -> ICRL:
         """The paper's ablation: the last three attempts only."""
-        return replace(self, keep="last", last=3)
+        return replace(self, selection="last", last_n=3)
 
 
 def build(
-    parts: Parts, settings: ICRL | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: ICRL | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one round: from `Attempt` (task, run, episode) to `Played`.
 
@@ -136,28 +136,30 @@ def build(
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)
-    layout = Layout(settings.rewards, settings.clip)
+    layout = Layout(settings.rewards, settings.max_state_chars)
     brief = Prompt.load("icrl/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
             buffer,
             layout.attempt,
-            parts.count,
-            parts.room - parts.count(brief),
-            settings.keep,
-            settings.budget,
-            settings.last,
-            settings.block,
-            settings.strategy,
+            parts.count_tokens,
+            parts.max_prompt_tokens - parts.count_tokens(brief),
+            settings.selection,
+            settings.max_memory_tokens,
+            settings.last_n,
+            settings.rearrange_every,
+            settings.instruction,
             settings.one_based,
-            parts.listed,
+            parts.list_actions,
         ),
-        "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
+        "propose": parts.make_policy(
+            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **parts.prompt_arguments(layout, brief))
+        ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
-        "judge": ZeroJudge() if settings.rewards == "zero" else parts.judged(),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": ZeroJudge() if settings.rewards == "zero" else parts.judge_node(),
         "push": Push(buffer, parts.environment, parts.journal),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "icrl", **compile})
+    builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "icrl", **compile})

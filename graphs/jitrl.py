@@ -23,16 +23,16 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.experiences import Experiences, TrajectoryShelf, reference_returns
+from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
 from ..memory.records import UserError
 from ..memory.search.similarity import bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
-from ..nodes.act.episode import Act, Begin, Environment, progress
+from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
 from ..nodes.evaluate.judge import EnvironmentJudge
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
-from ..nodes.state import Advised, Attempt, Choice, Episode, Judged, Played, Recalled
-from .wiring.flow import Node, compiled, wire
+from ..nodes.state import Advised, Choice, Episode, EpisodeInput, EpisodeResult, Judged, Recalled
+from .wiring.flow import Node, compile_graph, wire
 
 FLOW = """
 flowchart LR
@@ -42,11 +42,11 @@ flowchart LR
 """
 
 
-DECISION = ("prior", "candidates", "estimates")
+DECISION_CHANNELS = ("prior", "candidates", "estimates")
 """The channels of one decision, written into the journal with the step."""
 
 
-class State(Episode, Recalled, Choice, Advised, Judged):
+class JitRLState(Episode, Recalled, Choice, Advised, Judged):
     """The channels of a JitRL episode."""
 
 
@@ -54,7 +54,7 @@ class State(Episode, Recalled, Choice, Advised, Judged):
 class JitRL:
     """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
 
-    values: Literal["shrunk", "paper", "reference"] = "shrunk"
+    advantage_estimator: Literal["shrunk", "paper", "reference"] = "shrunk"
     """How advantages are made of returns: `shrunk` (ours), `paper` (Eq. 4-7, 25 to the letter), `reference` (what the
     authors' code does, defects included)."""
     beta: float = 10.0
@@ -63,17 +63,17 @@ class JitRL:
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
     k: int = 10
     """k: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
-    threshold: float = 0.95
+    min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
-    kappa: float = 0.5
+    shrinkage_visits: float = 0.5
     """Pseudo-visits by which a mean return is shrunk towards the average (ours only)."""
-    bonus: float = 0.5
+    exploration_bonus: float = 0.5
     """The shift of an untried action, in units of the largest advantage, falling with the visits (ours only)."""
-    floor: float = 0.01
+    min_prior: float = 0.01
     """The least prior probability of a candidate: how far the model may rule an action out (ours only)."""
-    alpha: float = 5.0
+    unseen_bonus: float = 5.0
     """alpha, Eq. 6: bonus of an unseen action, in reward units (paper: 5; reference code: 1)."""
-    lam: float = 0.65
+    unseen_bonus_probability: float = 0.65
     """lambda, Eq. 6: probability that an unseen action gets the bonus (paper only; Jericho 0.65, WebArena 0.05)."""
     temperature: float = 1.0
     """Of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
@@ -85,14 +85,16 @@ class JitRL:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise UserError(f"jitrl: {name} is a number from {low:g} to {high:g}, got {value}")
-        for name in _UNUSED[self.values]:
+        for name in _UNUSED[self.advantage_estimator]:
             usual = type(self).__dataclass_fields__[name].default
             if getattr(self, name) != usual:
-                raise UserError(f"jitrl: {name} has no effect with values='{self.values}'; leave it at {usual}")
+                raise UserError(
+                    f"jitrl: {name} has no effect with advantage_estimator='{self.advantage_estimator}'; leave it at {usual}"
+                )
 
-    def memory(self, shelf: TrajectoryShelf | None = None) -> Experiences:
+    def memory(self, shelf: TrajectoryStore | None = None) -> Experiences:
         """A memory that credits and compares as these settings say; `shelf` keeps it for good."""
-        match self.values:
+        match self.advantage_estimator:
             case "shrunk":
                 return Experiences(shelf, gamma=self.gamma)
             case "paper":  # Eq. 24 is about sets of tokens
@@ -105,11 +107,11 @@ class JitRL:
         """The paper's table. It gives no beta: 1 is what its formula says if the advantage is taken as it is."""
         jericho = benchmark == "jericho"
         return cls(
-            values="paper",
+            advantage_estimator="paper",
             beta=1.0,
             gamma=0.5 if jericho else 0.1,
-            threshold=0.95 if jericho else 0.8,
-            lam=0.65 if jericho else 0.05,
+            min_similarity=0.95 if jericho else 0.8,
+            unseen_bonus_probability=0.65 if jericho else 0.05,
         )
 
     @classmethod
@@ -120,10 +122,10 @@ class JitRL:
         """
         jericho = benchmark == "jericho"
         return cls(
-            values="reference",
+            advantage_estimator="reference",
             gamma=0.5 if jericho else 0.1,
-            threshold=0.95 if jericho else 0.8,
-            alpha=1.0,
+            min_similarity=0.95 if jericho else 0.8,
+            unseen_bonus=1.0,
             temperature=0.0,
         )
 
@@ -132,18 +134,18 @@ _RANGES = {
     "beta": (0, 1e6),
     "gamma": (0, 1),
     "k": (1, 1e9),
-    "threshold": (0, 1),
-    "kappa": (1e-9, 1e9),
-    "bonus": (0, 1e6),
-    "floor": (0, 1),
-    "alpha": (-1e9, 1e9),
-    "lam": (0, 1),
+    "min_similarity": (0, 1),
+    "shrinkage_visits": (1e-9, 1e9),
+    "exploration_bonus": (0, 1e6),
+    "min_prior": (0, 1),
+    "unseen_bonus": (-1e9, 1e9),
+    "unseen_bonus_probability": (0, 1),
     "temperature": (0, 1e6),
 }
 _UNUSED = {
-    "shrunk": ("alpha", "lam"),
-    "paper": ("kappa", "bonus", "floor"),
-    "reference": ("beta", "kappa", "bonus", "floor", "lam"),
+    "shrunk": ("unseen_bonus", "unseen_bonus_probability"),
+    "paper": ("shrinkage_visits", "exploration_bonus", "min_prior"),
+    "reference": ("beta", "shrinkage_visits", "exploration_bonus", "min_prior", "unseen_bonus_probability"),
 }
 """What has no effect with each way of valuing actions."""
 
@@ -187,49 +189,49 @@ def build(
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
         "propose": policy,
-        "act": Act(environment, journal, DECISION, spent=("neighbours", *DECISION)),
+        "act": Act(environment, journal, DECISION_CHANNELS, clear_lists=("neighbours", *DECISION_CHANNELS)),
         "judge": judge or EnvironmentJudge(journal),
         "remember": Remember(experiences, environment, journal),
-        **VALUES[settings.values](settings, experiences, environment),
+        **VARIANT_NODES[settings.advantage_estimator](settings, experiences, environment),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "jitrl", **compile})
+    builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
 
 
-def _shrunk(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _shrunk_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": Recall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "recall": Recall(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
         "augment": Augment(),
-        "advise": ShrunkAdvice(settings.kappa, settings.bonus),
-        "modulate": Modulate(settings.beta, settings.floor),
+        "advise": ShrunkAdvice(settings.shrinkage_visits, settings.exploration_bonus),
+        "modulate": Modulate(settings.beta, settings.min_prior),
         "choose": Choose(settings.temperature),
     }
 
 
-def _paper(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _paper_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": RecallVisits(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "recall": RecallVisits(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
         "augment": Augment(logit="zero"),
-        "advise": PaperAdvice(settings.alpha, settings.lam),
+        "advise": PaperAdvice(settings.unseen_bonus, settings.unseen_bonus_probability),
         "modulate": Modulate(settings.beta),
         "choose": Choose(settings.temperature),
     }
 
 
-def _reference(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _reference_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": ReferenceRecall(experiences, environment, settings.k, settings.threshold, settings.cross_task),
+        "recall": ReferenceRecall(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
         # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
         "augment": Augment(logit="zero", positive_only=True),
-        "advise": ReferenceAdvice(settings.alpha),
+        "advise": ReferenceAdvice(settings.unseen_bonus),
         "modulate": ReferenceModulate(),
         "choose": Choose(settings.temperature),
     }
 
 
-VALUES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[str, Node]]] = {
-    "shrunk": _shrunk,
-    "paper": _paper,
-    "reference": _reference,
+VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[str, Node]]] = {
+    "shrunk": _shrunk_nodes,
+    "paper": _paper_nodes,
+    "reference": _reference_nodes,
 }
 """The nodes behind each way of turning returns into advantages; the graph is the same."""

@@ -45,45 +45,54 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from ..memory.library import Limits, Versions
+from ..memory.library import LibraryLimits, LibraryVersions
 from ..memory.records import Comparison, Rollout, Task, Usage, UserError
-from ..memory.storage.cache import Cache, key
+from ..memory.storage.cache import Cache, cache_key
 from ..memory.storage.rows import Rows
 from ..nodes.act.decide import Choose
-from ..nodes.act.episode import Act, Begin, progress
+from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.act.tool_use import Toolset
-from ..nodes.cached_model import Meter, Recorded, Slots
-from ..nodes.extract.critic import ByRule, Critic, contrast, discriminate, invent, propose, questions, summarise
-from ..nodes.extract.groups import Offer, Open, Reward, Stoppable, Within, rolled, summarised, verdict
-from ..nodes.extract.rollouts import Lectured, Roll, best
-from ..nodes.prompt import HERE, Prompt
+from ..nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
+from ..nodes.extract.critic import Critic, RuleCritic, contrast, critic_prompts, discriminate, invent, propose, summarise
+from ..nodes.extract.groups import (
+    AssignRewards,
+    BudgetedGroup,
+    EmitComparison,
+    OpenGroup,
+    StopWhenBudgetSpent,
+    fan_out_rollouts,
+    fan_out_summaries,
+    route_comparison,
+)
+from ..nodes.extract.rollouts import LibraryPrompt, RolloutPlayer, max_score
+from ..nodes.prompt import PROMPTS_DIR, Prompt
 from ..nodes.retrieve.attempts import Layout
-from ..nodes.retrieve.lessons import Alike
-from ..nodes.state import Attempt, Choice, Episode, Equipped, Planned, Played, Problem
-from ..nodes.update.accept_test import Accept, Kept, Probing, Rule, tries
-from ..nodes.update.consolidate import How, consolidate
+from ..nodes.retrieve.lessons import SameLessonsShown
+from ..nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, GroupInput, Planned, WithLibrary
+from ..nodes.update.accept_test import Accept, CachedProbes, PlayProbe, Rule, fan_out_probes
+from ..nodes.update.consolidate import ConsolidationMode, consolidate
 from ..nodes.update.library import (
-    Asked,
-    Batch,
-    Candidate,
-    Close,
+    BeginStep,
+    CachedGroup,
     Consolidate,
     Finish,
-    Grouped,
     Invent,
-    Learns,
-    More,
-    Result,
+    LearningRunInput,
+    LearningRunResult,
+    LearningRunState,
+    RecordStep,
+    RouteArm,
+    RouteCandidate,
+    RouteNextStep,
     Schedule,
     Start,
-    State,
-    distinct,
-    nothing,
+    deduplicate,
+    passthrough,
 )
 from .baselines import react
-from .wiring.flow import FlowError, Loop, Node, Router, compiled, wire
-from .wiring.flow import draw as drawing
-from .wiring.parts import Parts, chosen
+from .wiring.flow import FlowError, Node, PlainLoop, Router, compile_graph, wire
+from .wiring.flow import to_mermaid as drawing
+from .wiring.parts import MethodInputs, check_literals
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -102,7 +111,7 @@ flowchart LR
   close -->|enough| finish --> END
 """
 
-GROUP = """
+GROUP_FLOW = """
 flowchart LR
   START --> open
   open -.-> rollout --> reward
@@ -111,7 +120,7 @@ flowchart LR
   read -.-> summarise --> contrast --> propose --> offer --> END
 """
 
-PLAIN = """
+GROUP_FLOW_WITHOUT_SUMMARIES = """
 flowchart LR
   START --> open
   open -.-> rollout --> reward
@@ -131,9 +140,9 @@ class TrainingFreeGRPO:
     """Problems of the accept test, never learned on; 0: none. Paper: none."""
     epochs: int = 3
     """Times that every problem is tried. Paper: 3."""
-    batch: int = 0
+    batch_size: int = 0
     """Problems of a step; 0: all of an epoch. What remains of an epoch is a smaller batch. Paper: all, one step an epoch."""
-    group: int = 5
+    group_size: int = 5
     """G, rollouts of a problem. Paper: 5, on the web 3."""
     temperature: float = 0.7
     """Of rollouts that are learned from. On the command line any model's; in `build` that of one whose actions are scored (one
@@ -144,17 +153,17 @@ class TrainingFreeGRPO:
     """Where rewards come from: the environment, or without ground truth the agreement of the group's answers, or a model's
     opinion. Without it labels decide nothing at all: it goes with `accept="always"` and `keep_best=False` only. Paper: given; in
     an ablation none, and no rule for what takes its place."""
-    agreement: float = 0.6
+    min_agreement: float = 0.6
     """Share of a group's answers that a majority needs. Paper: not given."""
-    spread: float = 0.0
+    min_reward_std: float = 0.0
     """Standard deviation above which the rewards of a group differ, in reward units. Paper: 0 < mean < 1."""
-    hard: bool = False
+    compare_failed_groups: bool = False
     """Compare groups in which every rollout failed with the true answer. Paper: no."""
-    cost: float = 0.0
+    token_cost: float = 0.0
     """Reward taken for 1000 tokens. Paper: 0."""
-    turns: float = 0.0
+    action_cost: float = 0.0
     """Reward taken for an action. Paper: 0."""
-    most: int = 2
+    max_insights: int = 2
     """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
     author: Literal["model", "rule"] = "model"
     """Who compares: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
@@ -163,24 +172,24 @@ class TrainingFreeGRPO:
     or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
     accept: Rule = "not-worse"
     """When a candidate takes the library's place (nodes/update/accept_test.py). Paper: always."""
-    trials: int = 1
+    trial_rollouts: int = 1
     """Rollouts of a held-out problem under each library. Paper: none."""
     keep_best: bool = True
     """The product is the version that did best on the held-out problems, not the last. Paper: the last."""
     patience: int = 2
     """Steps without gain after which the run ends; 0: never. Paper: never."""
-    least_groups: int = 1
+    min_groups: int = 1
     """Groups of an epoch that must have something to compare, or the run ends; 0: any number. Paper: any."""
-    words: int = 32
+    max_words: int = 32
     """Of a lesson, at most. Paper: 32, in a prompt only."""
-    lessons: int = 40
+    max_lessons: int = 40
     """In the library, at most. Paper: not given (shipped: 27 and 46)."""
-    tokens: int = 2000
+    max_library_tokens: int = 2000
     """Of the library in a prompt, at most, and at most half of what a prompt has room for. Paper: not given (shipped: about
     1300 and 2800)."""
-    similar: float = 0.8
+    duplicate_similarity: float = 0.8
     """Jaccard similarity of shingles from which two lessons say the same; above 1: never. Paper: a model's judgement."""
-    top: int = 0
+    lessons_per_prompt: int = 0
     """Lessons in a prompt, those that fit the problem best; 0: all. Paper: all."""
     objective: str = ""
     """What the agent is for and what it is to learn, in words; part of what critics are asked. Reference code: required."""
@@ -193,17 +202,32 @@ class TrainingFreeGRPO:
     """Seconds that a rollout may take; None: any time. Reference code: 3600 whatever is set."""
 
     def __post_init__(self) -> None:
-        chosen(self, "training-free-grpo")
+        check_literals(self, "training-free-grpo")
         for name, least in (
-            *(("problems", 1), ("held_out", 0), ("epochs", 1), ("batch", 0), ("group", 2), ("most", 1), ("trials", 1)),
-            *(("patience", 0), ("least_groups", 0), ("words", 1), ("lessons", 1), ("tokens", 1), ("top", 0)),
-            *(("temperature", 0), ("trial_temperature", 0), ("spread", 0), ("cost", 0), ("turns", 0)),
+            *(
+                ("problems", 1),
+                ("held_out", 0),
+                ("epochs", 1),
+                ("batch_size", 0),
+                ("group_size", 2),
+                ("max_insights", 1),
+                ("trial_rollouts", 1),
+            ),
+            *(
+                ("patience", 0),
+                ("min_groups", 0),
+                ("max_words", 1),
+                ("max_lessons", 1),
+                ("max_library_tokens", 1),
+                ("lessons_per_prompt", 0),
+            ),
+            *(("temperature", 0), ("trial_temperature", 0), ("min_reward_std", 0), ("token_cost", 0), ("action_cost", 0)),
         ):
             if getattr(self, name) < least:
                 why = ": a rollout has nothing to be compared with" if name == "group" else ""
                 raise UserError(f"training-free-grpo: {name} is at least {least}, got {getattr(self, name)}{why}")
-        if not 0 < self.agreement <= 1:
-            raise UserError(f"training-free-grpo: agreement is a share above 0 and at most 1, got {self.agreement}")
+        if not 0 < self.min_agreement <= 1:
+            raise UserError(f"training-free-grpo: agreement is a share above 0 and at most 1, got {self.min_agreement}")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"training-free-grpo: timeout is a positive number of seconds, got {self.timeout}")
         if self.truth != "given" and (self.accept != "always" or self.keep_best):
@@ -211,8 +235,10 @@ class TrainingFreeGRPO:
                 f"training-free-grpo: truth={self.truth} is learning without labels, and the accept test needs them: with it go "
                 "accept=always and keep_best=False (no_truth() sets them)"
             )
-        if self.similar <= 0:
-            raise UserError(f"training-free-grpo: similar is above 0 (above 1: no two lessons are alike), got {self.similar}")
+        if self.duplicate_similarity <= 0:
+            raise UserError(
+                f"training-free-grpo: similar is above 0 (above 1: no two lessons are alike), got {self.duplicate_similarity}"
+            )
 
     @classmethod
     def paper(cls) -> TrainingFreeGRPO:
@@ -226,10 +252,10 @@ class TrainingFreeGRPO:
             accept="always",
             keep_best=False,
             patience=0,
-            least_groups=0,
-            lessons=10_000,
-            tokens=1_000_000,
-            similar=2.0,
+            min_groups=0,
+            max_lessons=10_000,
+            max_library_tokens=1_000_000,
+            duplicate_similarity=2.0,
         )
 
     ablations: ClassVar[tuple[str, ...]] = (
@@ -242,7 +268,7 @@ class TrainingFreeGRPO:
         """Control: no lessons."""
         return replace(self, arm="empty")
 
-    def self_generated(self) -> TrainingFreeGRPO:
+    def self_generated_lessons(self) -> TrainingFreeGRPO:
         """Control: lessons that the model writes without a rollout."""
         return replace(self, arm="self-generated")
 
@@ -250,7 +276,7 @@ class TrainingFreeGRPO:
         """Control: random steps of the rollouts as lessons."""
         return replace(self, arm="random")
 
-    def shuffled(self) -> TrainingFreeGRPO:
+    def shuffled_lessons(self) -> TrainingFreeGRPO:
         """Control: the learned lessons with their words exchanged."""
         return replace(self, arm="shuffled")
 
@@ -280,12 +306,12 @@ class TrainingFreeGRPO:
         return "rule-written" if self.author == "rule" and self.arm == "learned" else ""
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> LibraryLimits:
         """What the library may hold."""
-        return Limits(self.words, self.lessons, self.tokens, self.similar)
+        return LibraryLimits(self.max_words, self.max_lessons, self.max_library_tokens, self.duplicate_similarity)
 
 
-class Offered(TypedDict):
+class GroupOutput(TypedDict):
     """What comes out of a group."""
 
     comparisons: Annotated[list[Comparison], add]
@@ -293,23 +319,23 @@ class Offered(TypedDict):
     stops: Annotated[list[str], add]
 
 
-class GroupState(Stoppable, Offered):
+class GroupState(BudgetedGroup, GroupOutput):
     """The channels of a group."""
 
 
-class EpisodeState(Episode, Planned, Choice, Equipped):
+class LessonEpisodeState(Episode, Planned, Choice, WithLibrary):
     """The channels of the default rollout."""
 
 
-class Request(Attempt, Equipped):
+class RolloutRequest(EpisodeInput, WithLibrary):
     """What a rollout is asked to do; its input."""
 
 
 # Rollouts
 
 
-def episode(
-    parts: Parts, settings: TrainingFreeGRPO, versions: Versions, temperature: float | None = None, **compile: Any
+def episode_graph(
+    parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, temperature: float | None = None, **compile: Any
 ) -> Graph:
     """The default rollout: ReAct (graphs/baselines/react.py) that is shown the lessons of the library named in its input.
 
@@ -319,39 +345,39 @@ def episode(
         versions: where libraries are looked up by name.
         temperature: in place of the settings'.
     """
-    seen = Lectured(
+    seen = LibraryPrompt(
         versions=versions,
-        top=settings.top,
-        ids=parts.write is not None,
+        lessons_per_prompt=settings.lessons_per_prompt,
+        show_ids=parts.make_writing_policy is not None,
         # Without ground truth nobody is told what the world pays, the agent itself no more than its critics.
-        **parts.running(
+        **parts.prompt_arguments(
             Layout(rewards="dense" if settings.truth == "given" else "none"),
             Prompt.load("reasoning_bank/brief", parts.prompts).text(),
         ),
     )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.write(seen, "react") if parts.write else parts.policy(seen),
+        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
         "choose": Choose(settings.temperature if temperature is None else temperature),
-        "act": Act(parts.environment, parts.journal, spent=("candidates",)),
+        "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
     }
-    builder = StateGraph(EpisodeState, input_schema=Request, output_schema=Played)
-    return compiled(wire(builder, react.FLOW, nodes, {"act": progress}), **{"name": "lectured-react", **compile})
+    builder = StateGraph(LessonEpisodeState, input_schema=RolloutRequest, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, react.FLOW, nodes, {"act": route_episode_end}), **{"name": "lectured-react", **compile})
 
 
-def roll(
-    parts: Parts,
+def rollout_node(
+    parts: MethodInputs,
     settings: TrainingFreeGRPO,
-    versions: Versions,
+    versions: LibraryVersions,
     cache: Cache,
     graph: Runnable[Any, Any],
     *,
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
-    slots: Slots | None = None,
-    meter: Meter | None = None,
+    slots: ConcurrencyLimit | None = None,
+    meter: SpendingLimit | None = None,
     stage: str = "rollout",
-) -> Roll:
+) -> RolloutPlayer:
     """What plays rollouts with this graph and keeps them in the cache, in learning, in the accept test and in evaluation.
 
     Args:
@@ -366,72 +392,79 @@ def roll(
     plays = graph
     if isinstance(graph, CompiledStateGraph):
         try:
-            plays = Loop(graph)
+            plays = PlainLoop(graph)
         except FlowError:  # it needs LangGraph's engine
             plays = graph
     rewards: Any = "dense" if settings.truth == "given" else "none"
-    return Roll(
+    return RolloutPlayer(
         plays,
         parts.environment,
         parts.journal,
         versions,
         cache,
         name=_fingerprint(parts, graph, name),
-        top=settings.top,
+        lessons_per_prompt=settings.lessons_per_prompt,
         layout=Layout(rewards=rewards, clip=None),
-        count=parts.count,
-        room=parts.room // 2,
+        count=parts.count_tokens,
+        max_transcript_tokens=parts.max_prompt_tokens // 2,
         timeout=settings.timeout,
         slots=slots,
         meter=meter,
         stage=stage,
-        paid=parts.write is None or not isinstance(parts.model, Recorded),
+        counts_as_paid=parts.make_writing_policy is None or not isinstance(parts.model, CachedChatModel),
         close=close,
     )
 
 
-def _fingerprint(parts: Parts, graph: Runnable[Any, Any], name: str) -> str:
+def _fingerprint(parts: MethodInputs, graph: Runnable[Any, Any], name: str) -> str:
     """What rollouts depend on, in words and digests."""
-    told: list[Any] = [name, _model(parts.model), parts.window, parts.recent, parts.listed, _prompts(parts.prompts)]
+    told: list[Any] = [
+        name,
+        _model_fingerprint(parts.model),
+        parts.window,
+        parts.history_steps,
+        parts.list_actions,
+        _prompts_digest(parts.prompts),
+    ]
     if isinstance(graph, CompiledStateGraph):
         told += [graph.name, drawing(graph)]
         for title, spec in sorted(graph.builder.nodes.items()):
             node = getattr(spec.runnable, "func", None) or spec.runnable
-            told.append([title, getattr(node, "asks", ""), _words(node)])
-    return key(*told)
+            told.append([title, getattr(node, "asks", ""), _fingerprint_value(node)])
+    return cache_key(*told)
 
 
-def _words(value: Any, depth: int = 6) -> Any:
+def _fingerprint_value(value: Any, depth: int = 6) -> Any:
     """Settings as JSON: values, records and nodes with their parts, models and tools. Of anything else its name."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if not depth:
         return type(value).__name__
-    if isinstance(value, Recorded | RunnableBinding) or hasattr(value, "_identifying_params"):
-        return _model(value)
+    if isinstance(value, CachedChatModel | RunnableBinding) or hasattr(value, "_identifying_params"):
+        return _model_fingerprint(value)
     if isinstance(value, BaseTool):
-        return [value.name, value.description, _words(value.args, depth - 1)]
+        return [value.name, value.description, _fingerprint_value(value.args, depth - 1)]
     if isinstance(value, Toolset):
-        return [_words(value.tools, depth - 1), _words(value.offered(), depth - 1)]
+        return [_fingerprint_value(value.factory, depth - 1), _fingerprint_value(value.list_tools(), depth - 1)]
     if isinstance(value, Mapping):
-        return {str(name): _words(one, depth - 1) for name, one in value.items()}
+        return {str(name): _fingerprint_value(one, depth - 1) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_words(one, depth - 1) for one in value]
-    if is_dataclass(value) and not isinstance(value, type | Meter):
+        return [_fingerprint_value(one, depth - 1) for one in value]
+    if is_dataclass(value) and not isinstance(value, type | SpendingLimit):
         settings = (one.name for one in fields(value) if one.init and not one.name.startswith("_"))
-        return [type(value).__name__, {name: _words(getattr(value, name), depth - 1) for name in settings}]
+        return [type(value).__name__, {name: _fingerprint_value(getattr(value, name), depth - 1) for name in settings}]
     return getattr(value, "__qualname__", type(value).__name__)
 
 
-def _model(model: Any) -> str:
+def _model_fingerprint(model: Any) -> str:
     """A model and its settings, with those that are bound to it; those of a `Recorded` model say all that its replies depend on."""
-    if isinstance(model, Recorded):
-        return f"{model.name} {key(_words(model.bound))}" if model.bound else model.name
+    if isinstance(model, CachedChatModel):
+        return f"{model.name} {cache_key(_fingerprint_value(model.bound_options))}" if model.bound_options else model.name
     bound: dict[str, Any] = {}
     while isinstance(model, RunnableBinding):
         model, bound = model.bound, {**model.kwargs, **bound}
-    if isinstance(model, Recorded):
-        return f"{_model(model)} {key(_words(bound))}"
+    if isinstance(model, CachedChatModel):
+        return f"{_model_fingerprint(model)} {cache_key(_fingerprint_value(bound))}"
     named = [(name, getattr(model, name, None)) for name in ("model", "model_name", "temperature", "max_tokens", "seed")]
     named += [(name, getattr(model, name, None)) for name in ("base_url", "openai_api_base")]
     hidden = [
@@ -440,24 +473,24 @@ def _model(model: Any) -> str:
         model._get_ls_params() if hasattr(model, "_get_ls_params") else {},
     ]
     told = " ".join([type(model).__name__, *(f"{n}={v}" for n, v in named if isinstance(v, str | int | float))])
-    return f"{told} {key(_words(hidden))}"
+    return f"{told} {cache_key(_fingerprint_value(hidden))}"
 
 
-PROMPTS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
+PROMPT_FOLDERS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
 """Folders of prompts that rollouts and critics are asked with; another method's may change."""
 
 
-def _prompts(overrides: Path | None) -> str:
+def _prompts_digest(overrides: Path | None) -> str:
     """A digest of these prompt files."""
     digest = blake2b(digest_size=10)
-    for folder in (HERE, overrides):
-        for file in sorted(file for name in PROMPTS for file in (folder / name).rglob("*.md")) if folder else ():
+    for folder in (PROMPTS_DIR, overrides):
+        for file in sorted(file for name in PROMPT_FOLDERS for file in (folder / name).rglob("*.md")) if folder else ():
             digest.update(f"{file.relative_to(cast(Path, folder))}\0{file.read_text(encoding='utf-8')}\0".encode())
     return digest.hexdigest()
 
 
 @dataclass(frozen=True)
-class Sample(Runnable[Any, Any]):
+class PlayRollout(Runnable[Any, Any]):
     """Play rollout `number` of the group."""
 
     role: ClassVar[str] = "graph"
@@ -465,34 +498,34 @@ class Sample(Runnable[Any, Any]):
     roll: Runnable[Any, Rollout] = field(repr=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return {"rollouts": [self.roll.invoke(self._asked(input), config)]}
+        return {"rollouts": [self.roll.invoke(self._rollout_input(input), config)]}
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return {"rollouts": [await self.roll.ainvoke(self._asked(input), config)]}
+        return {"rollouts": [await self.roll.ainvoke(self._rollout_input(input), config)]}
 
     @staticmethod
-    def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
+    def _rollout_input(state: Mapping[str, Any]) -> dict[str, Any]:
         run = f"{state['run']}/{state['step']}"
         return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
 
 def build(
-    parts: Parts,
+    parts: MethodInputs,
     settings: TrainingFreeGRPO | None = None,
     *,
     problems: Sequence[Task] = (),
     held_out: Sequence[Task] = (),
-    versions: Versions | None = None,
+    versions: LibraryVersions | None = None,
     cache: Cache | None = None,
     rollout: Runnable[Any, Any] | None = None,
-    trial: Runnable[Any, Any] | None = None,
+    trial_rollout: Runnable[Any, Any] | None = None,
     critic: Runnable[Any, Any] | None = None,
-    recorded: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None = None,
+    cache_model: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None = None,
     log: Rows | None = None,
-    meter: Meter | None = None,
+    meter: SpendingLimit | None = None,
     name: str = "",
     close: Callable[[str, str, int], None] | None = None,
-    slots: Slots | None = None,
+    slots: ConcurrencyLimit | None = None,
     chain: bool = False,
     **compile: Any,
 ) -> Graph:
@@ -523,54 +556,56 @@ def build(
         UserError: problems that are there twice, or held out and learned on; settings that this model cannot do.
     """
     settings = settings or TrainingFreeGRPO()
-    versions = versions if versions is not None else Versions()
+    versions = versions if versions is not None else LibraryVersions()
     cache = cache if cache is not None else Cache()
-    tasks, tests, dropped = _problems(parts, settings, problems, held_out)
-    schedule = Schedule(tuple(tasks), settings.batch, settings.epochs)
-    shown = rollout or episode(parts, settings, versions)
-    tried = trial or rollout or episode(parts, settings, versions, settings.trial_temperature)
+    tasks, tests, dropped = _problems_of_run(parts, settings, problems, held_out)
+    schedule = Schedule(tuple(tasks), settings.batch_size, settings.epochs)
+    shown = rollout or episode_graph(parts, settings, versions)
+    tried = trial_rollout or rollout or episode_graph(parts, settings, versions, settings.trial_temperature)
     more: dict[str, Any] = {"name": name, "close": close, "slots": slots, "meter": meter}
-    learn = roll(parts, settings, versions, cache, shown, **more)
-    probe = roll(parts, settings, versions, cache, tried, stage="trial", **more)
-    ask = _Asking(parts, settings, versions, cache, critic, recorded, {task.id: task for task in tasks}, meter, slots)
+    learn = rollout_node(parts, settings, versions, cache, shown, **more)
+    probe = rollout_node(parts, settings, versions, cache, tried, stage="trial", **more)
+    ask = _Critics(parts, settings, versions, cache, critic, cache_model, {task.id: task for task in tasks}, meter, slots)
     tested_ = bool(tests) and (settings.accept != "always" or settings.keep_best)
-    asked = [*tasks, *tests] if settings.top else []
-    same = Alike(versions, settings.top, [(task, probe.first(task)) for task in asked])
-    batch, probes = Batch(schedule), tries(tests, settings.trials)
-    probing = Probing(probe, settings.cost, settings.turns)
+    asked = [*tasks, *tests] if settings.lessons_per_prompt else []
+    same = SameLessonsShown(versions, settings.lessons_per_prompt, [(task, probe.first_observation(task)) for task in asked])
+    batch, probes = BeginStep(schedule), fan_out_probes(tests, settings.trial_rollouts)
+    probing = PlayProbe(probe, settings.token_cost, settings.action_cost)
     nodes: dict[str, Node] = {
-        "begin": Start(versions, settings.library, settings.arm, limits(parts, settings), parts.count),
+        "begin": Start(versions, settings.library, settings.arm, library_limits(parts, settings), parts.count_tokens),
         "batch": batch,
-        "group": Grouped(group(settings, learn, ask, chain), learn, ask.name),
-        "consolidate": Consolidate(ask.how, ask.consolidate(), schedule),
-        "hold_out": nothing,
+        "group": CachedGroup(group_graph(settings, learn, ask, chain), learn, ask.group_fingerprint),
+        "consolidate": Consolidate(ask.consolidation, ask.consolidate(), schedule),
+        "hold_out": passthrough,
         "probe": probing,
-        "accept": Accept(same, settings.accept, settings.keep_best, Kept(cache, probing, probes)),
-        "close": Close(
+        "accept": Accept(same, settings.accept, settings.keep_best, CachedProbes(cache, probing, probes)),
+        "close": RecordStep(
             log if log is not None else Rows(),
             versions,
             schedule,
             meter,
             settings.patience,
-            settings.least_groups,
+            settings.min_groups,
             tuple(dropped),
         ),
-        "invent": Invent(ask.invent(), versions, tuple(tasks), limits(parts, settings), parts.count),
-        "finish": Finish(versions, learn, schedule, limits(parts, settings), settings.arm, settings.group, parts.count),
+        "invent": Invent(ask.invent(), versions, tuple(tasks), library_limits(parts, settings), parts.count_tokens),
+        "finish": Finish(
+            versions, learn, schedule, library_limits(parts, settings), settings.arm, settings.group_size, parts.count_tokens
+        ),
     }
     routers: dict[str, Router] = {
-        "begin": Learns(settings.arm),
-        "consolidate": Candidate(same, tested_),
-        "close": More(settings.epochs * schedule.steps if tasks else 0),
+        "begin": RouteArm(settings.arm),
+        "consolidate": RouteCandidate(same, tested_),
+        "close": RouteNextStep(settings.epochs * schedule.steps_per_epoch if tasks else 0),
     }
-    fan_outs = {"batch": batch.groups, "hold_out": probes}
-    builder = StateGraph(State, input_schema=Asked, output_schema=Result)
+    fan_outs = {"batch": batch.fan_out_groups, "hold_out": probes}
+    builder = StateGraph(LearningRunState, input_schema=LearningRunInput, output_schema=LearningRunResult)
     wired = wire(builder, FLOW, nodes, routers, fan_outs, chain=chain)
-    return compiled(wired, **{"name": "training-free-grpo", **compile})
+    return compile_graph(wired, **{"name": "training-free-grpo", **compile})
 
 
-def _problems(
-    parts: Parts, settings: TrainingFreeGRPO, problems: Sequence[Task], tests: Sequence[Task]
+def _problems_of_run(
+    parts: MethodInputs, settings: TrainingFreeGRPO, problems: Sequence[Task], tests: Sequence[Task]
 ) -> tuple[list[Task], list[Task], list[str]]:
     world: Any = parts.environment
     if world is None:  # a drawing has no environment
@@ -578,54 +613,54 @@ def _problems(
     if not problems:
         problems = [world.task(n, "train") for n in range(settings.problems)]
         tests = tests or [world.task(n, "dev") for n in range(settings.held_out)]
-    return distinct(problems, tests, hasattr(world, "answer"))
+    return deduplicate(problems, tests, hasattr(world, "answer"))
 
 
-def group(settings: TrainingFreeGRPO, learn: Roll, ask: _Asking, chain: bool = False) -> Graph:
+def group_graph(settings: TrainingFreeGRPO, learn: RolloutPlayer, ask: _Critics, chain: bool = False) -> Graph:
     """The graph of a group, from `Problem` to `Offered`."""
     world: Any = learn.environment
-    reward = Reward(
+    reward = AssignRewards(
         settings.truth,
-        settings.agreement,
-        settings.spread,
-        settings.hard,
-        settings.cost,
-        settings.turns,
-        success=lambda task: _success(world, task),
+        settings.min_agreement,
+        settings.min_reward_std,
+        settings.compare_failed_groups,
+        settings.token_cost,
+        settings.action_cost,
+        success_threshold=lambda task: _success_reward(world, task),
         reference=ask.reference,
         discriminate=ask.discriminate() if settings.truth == "self" else None,
         **({"answer": world.answer} if hasattr(world, "answer") else {}),
     )
     nodes: dict[str, Node] = {
-        "open": Open(),
-        "rollout": Within(Sample(learn)),
-        "reward": Within(reward),
-        "contrast": Within(ask.contrast()),
-        "propose": Within(ask.propose()),
-        "offer": Offer(),
+        "open": OpenGroup(),
+        "rollout": StopWhenBudgetSpent(PlayRollout(learn)),
+        "reward": StopWhenBudgetSpent(reward),
+        "contrast": StopWhenBudgetSpent(ask.contrast()),
+        "propose": StopWhenBudgetSpent(ask.propose()),
+        "offer": EmitComparison(),
     }
-    fan_outs: dict[str, Any] = {"open": rolled(settings.group)}
-    if not ask.plain:
-        nodes |= {"read": nothing, "summarise": Within(ask.summarise())}
-        fan_outs["read"] = summarised
-    builder = StateGraph(GroupState, input_schema=Problem, output_schema=Offered)
-    flow = PLAIN if ask.plain else GROUP
-    wired = wire(builder, flow, nodes, {"reward": verdict}, fan_outs, chain=chain)
-    return compiled(wired, name="training-free-grpo-group", checkpointer=False)
+    fan_outs: dict[str, Any] = {"open": fan_out_rollouts(settings.group_size)}
+    if not ask.skips_summaries:
+        nodes |= {"read": passthrough, "summarise": StopWhenBudgetSpent(ask.summarise())}
+        fan_outs["read"] = fan_out_summaries
+    builder = StateGraph(GroupState, input_schema=GroupInput, output_schema=GroupOutput)
+    flow = GROUP_FLOW_WITHOUT_SUMMARIES if ask.skips_summaries else GROUP_FLOW
+    wired = wire(builder, flow, nodes, {"reward": route_comparison}, fan_outs, chain=chain)
+    return compile_graph(wired, name="training-free-grpo-group", checkpointer=False)
 
 
-def limits(parts: Parts, settings: TrainingFreeGRPO) -> Limits:
+def library_limits(parts: MethodInputs, settings: TrainingFreeGRPO) -> LibraryLimits:
     """What a library may hold that these prompts have room for."""
-    return replace(settings.limits, tokens=max(min(settings.tokens, parts.room // 2), 1))
+    return replace(settings.limits, max_library_tokens=max(min(settings.max_library_tokens, parts.max_prompt_tokens // 2), 1))
 
 
-def _success(world: Any, task: Task) -> float:
+def _success_reward(world: Any, task: Task) -> float:
     """The reward from which an attempt is a success."""
     solved = getattr(world, "solved", None)
-    return 1.0 if solved is None else min(solved / best(world, task), 1.0)
+    return 1.0 if solved is None else min(solved / max_score(world, task), 1.0)
 
 
-ELSEWHERE = frozenset(
+NOT_IN_GROUP_KEY = frozenset(
     "problems held_out epochs batch temperature trial_temperature consolidate accept trials keep_best patience least_groups "  # noqa: SIM905
     "library arm timeout".split()
 )
@@ -633,39 +668,39 @@ ELSEWHERE = frozenset(
 
 
 @dataclass(frozen=True)
-class _Asking:
+class _Critics:
     """Makes the nodes that compare and edit: by a model, each stage cached by itself, or by rule."""
 
-    parts: Parts
+    parts: MethodInputs
     settings: TrainingFreeGRPO
-    versions: Versions
+    versions: LibraryVersions
     cache: Cache
-    given: Runnable[Any, Any] | None
-    recorded: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None
+    critic_model: Runnable[Any, Any] | None
+    cache_model: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None
     tasks: Mapping[str, Task]
-    meter: Meter | None = None
-    slots: Slots | None = None
+    meter: SpendingLimit | None = None
+    slots: ConcurrencyLimit | None = None
 
     @property
-    def rule(self) -> bool:
+    def is_rule(self) -> bool:
         return self.settings.author == "rule"
 
     @property
-    def name(self) -> str:
+    def group_fingerprint(self) -> str:
         """What a group depends on beside its rollouts, as a digest."""
-        settings = {name: value for name, value in asdict(self.settings).items() if name not in ELSEWHERE}
-        models = [_model(self.model(stage)) for stage in ("summarise", "contrast", "propose", "discriminate")]
-        return key(models, settings, limits(self.parts, self.settings), self.parts.room)
+        settings = {name: value for name, value in asdict(self.settings).items() if name not in NOT_IN_GROUP_KEY}
+        models = [_model_fingerprint(self.model(stage)) for stage in ("summarise", "contrast", "propose", "discriminate")]
+        return cache_key(models, settings, library_limits(self.parts, self.settings), self.parts.max_prompt_tokens)
 
     @property
-    def plain(self) -> bool:
+    def skips_summaries(self) -> bool:
         """Whether nothing can be summarised: the rule compares, or a model that only writes a line."""
-        return self.rule or (self.given is None and self.parts.write is None)
+        return self.is_rule or (self.critic_model is None and self.parts.make_writing_policy is None)
 
     @property
-    def how(self) -> How:
+    def consolidation(self) -> ConsolidationMode:
         """How edits are consolidated."""
-        if not self.plain or self.settings.consolidate in ("code", "votes"):
+        if not self.skips_summaries or self.settings.consolidate in ("code", "votes"):
             return self.settings.consolidate
         if self.settings.consolidate == "cheatsheet":
             raise UserError(
@@ -677,7 +712,7 @@ class _Asking:
     def reference(self) -> Callable[[Task], str] | None:
         """The true answer: of problems with one, and where hard groups are compared with it."""
         world: Any = self.parts.environment
-        if hasattr(world, "gold") and (hasattr(world, "answer") or self.settings.hard):
+        if hasattr(world, "gold") and (hasattr(world, "answer") or self.settings.compare_failed_groups):
             return lambda task: ", ".join(world.gold(task))
         return None
 
@@ -686,42 +721,42 @@ class _Asking:
         settings, parts = self.settings, self.parts
         return Critic(
             self.versions,
-            questions(parts.prompts),
-            limits(parts, settings),
-            settings.most,
+            critic_prompts(parts.prompts),
+            library_limits(parts, settings),
+            settings.max_insights,
             settings.truth,
             settings.objective,
             reference=self.reference,
-            count=parts.count,
-            room=parts.room,
-            plain=self.plain,
+            count=parts.count_tokens,
+            max_prompt_tokens=parts.max_prompt_tokens,
+            line_only=self.skips_summaries,
             tasks=self.tasks,
         )
 
     def model(self, stage: str) -> Runnable[Any, Any]:
         """The model that is asked at a stage. By rule, none is."""
-        if self.rule and self.given is None and self.parts.model is None:
+        if self.is_rule and self.critic_model is None and self.parts.model is None:
             return cast(Runnable[Any, Any], None)
-        model = self.given or self.parts.asked("training-free-grpo")
-        if self.recorded:
-            return self.recorded(model, stage)
-        if isinstance(model, Recorded):
+        model = self.critic_model or self.parts.require_chat_model("training-free-grpo")
+        if self.cache_model:
+            return self.cache_model(model, stage)
+        if isinstance(model, CachedChatModel):
             return replace(model, stage=stage)
-        return Recorded(model, _model(model), self.cache, stage, self.meter, self.slots)
+        return CachedChatModel(model, _model_fingerprint(model), self.cache, stage, self.meter, self.slots)
 
     def summarise(self) -> Node:
         return summarise(self.model("summarise"), self.critic)
 
     def contrast(self) -> Node:
-        if self.rule:
-            return ByRule(self.settings.truth)
+        if self.is_rule:
+            return RuleCritic(self.settings.truth)
         return contrast(self.model("contrast"), self.critic)
 
     def propose(self) -> Node:
         return propose(self.model("propose"), self.critic)
 
     def consolidate(self) -> Node:
-        return consolidate(self.model("consolidate"), self.critic, self.how)
+        return consolidate(self.model("consolidate"), self.critic, self.consolidation)
 
     def discriminate(self) -> Runnable[Any, Any]:
         return cast(Runnable[Any, Any], discriminate(self.model("discriminate"), self.critic))
@@ -730,4 +765,4 @@ class _Asking:
         """Asked in one arm only; elsewhere it stands in the drawing."""
         if self.settings.arm != "self-generated":
             return None
-        return invent(self.model("invent"), self.critic, self.settings.lessons)
+        return invent(self.model("invent"), self.critic, self.settings.max_lessons)

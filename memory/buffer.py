@@ -5,7 +5,7 @@ Nothing is filtered here: what of it a prompt shows is decided when the prompt i
 
 from __future__ import annotations
 
-from .experiences import TrajectoryShelf
+from .experiences import TrajectoryStore
 from .records import Trajectory
 
 __all__ = ["Buffer"]
@@ -18,14 +18,14 @@ class Buffer:
         shelf: keeps them for good; what stands there is read at once.
     """
 
-    def __init__(self, shelf: TrajectoryShelf | None = None) -> None:
+    def __init__(self, shelf: TrajectoryStore | None = None) -> None:
         self._shelf = shelf
         self._attempts: dict[tuple[str, str], dict[int, Trajectory]] = {}
         for trajectory in shelf.all() if shelf is not None else ():
             self._keep(trajectory)
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether attempts are kept for good."""
         return self._shelf is not None
 

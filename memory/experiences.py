@@ -15,7 +15,7 @@ from typing import Protocol
 from .records import Experience, Neighbour, Trajectory, UserError
 from .search.similarity import JaccardIndex, shingles
 
-__all__ = ["BadExperience", "Experiences", "TrajectoryShelf", "reference_returns", "returns"]
+__all__ = ["BadExperience", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
 
 
 class BadExperience(UserError, ValueError):
@@ -51,7 +51,7 @@ def reference_returns(scores: Sequence[float | None], gamma: float) -> list[floa
     return [sum(gamma**ahead * (score or known[t]) for ahead, score in enumerate(known[t:])) for t in range(len(known))]
 
 
-class TrajectoryShelf(Protocol):
+class TrajectoryStore(Protocol):
     """Where the trajectories are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
 
     def put(self, records: Iterable[Trajectory], /) -> None:
@@ -101,7 +101,7 @@ class _Scope:
         if row is None:
             tokens = frozenset(self.tokens(experience.state))
             row = self.hashes.get(hash(tokens))
-            if row is None or not self.index.has(row, tokens):
+            if row is None or not self.index.has_tokens(row, tokens):
                 row = self.hashes[hash(tokens)] = self.index.add(tokens)
                 self.visits.append([])
                 self.tallies.append({})
@@ -123,20 +123,20 @@ class _Scope:
         if before is None and window is None:
             return None
 
-        def shown(place: int) -> bool:
+        def is_visible(place: int) -> bool:
             seen = self.experiences[place]
             return before is None or seen.run != run or seen.episode < episode
 
         if window is None:
-            return shown
+            return is_visible
         start, trajectories = len(self.experiences), set[str]()
         for place in reversed(range(len(self.experiences))):
-            if shown(place):
+            if is_visible(place):
                 trajectories.add(self.experiences[place].id.rpartition("/")[0])
                 if len(trajectories) > window:
                     break
             start = place
-        return lambda place: place >= start and shown(place)
+        return lambda place: place >= start and is_visible(place)
 
     def places(self, row: int, shown: Callable[[int], bool] | None) -> list[int]:
         return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
@@ -175,7 +175,7 @@ class Experiences:
 
     def __init__(
         self,
-        shelf: TrajectoryShelf | None = None,
+        shelf: TrajectoryStore | None = None,
         *,
         gamma: float = 0.5,
         tokens: Callable[[str], Iterable[Hashable]] = shingles,

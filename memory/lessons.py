@@ -14,14 +14,14 @@ from typing import Literal, Protocol
 from .records import Lesson, UserError
 from .search.similarity import jaccard, shingles
 
-__all__ = ["BadLesson", "LessonShelf", "Lessons", "origin"]
+__all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
 
 
 class BadLesson(UserError, ValueError):
     """A lesson that cannot be kept or found, or a question that the library can do nothing with."""
 
 
-class LessonShelf(Protocol):
+class LessonStore(Protocol):
     """Where lessons are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
 
     def put(self, records: Iterable[Lesson], /) -> None: ...
@@ -31,7 +31,7 @@ class LessonShelf(Protocol):
     def delete(self, ids: Iterable[str], /) -> None: ...
 
 
-def origin(lesson: str) -> str:
+def source_of_lesson(lesson: str) -> str:
     """The source that a lesson's id names: `<source>/<n>`."""
     return lesson.rpartition("/")[0]
 
@@ -43,7 +43,7 @@ class Lessons:
     and never found. Safe to use from several threads; a second process sees what this one adds after `reload`.
     """
 
-    def __init__(self, shelf: LessonShelf | None = None) -> None:
+    def __init__(self, shelf: LessonStore | None = None) -> None:
         self._shelf = shelf
         self._lock = threading.Lock()
         self._lessons: dict[str, Lesson] = {}  # in the order of learning
@@ -65,7 +65,7 @@ class Lessons:
             return iter([lesson for lesson in self._lessons.values() if lesson.text])
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether lessons are kept for good."""
         return self._shelf is not None
 
@@ -82,7 +82,7 @@ class Lessons:
 
     def _keep(self, lesson: Lesson) -> None:
         if lesson.id not in self._lessons:
-            self._sources.setdefault(origin(lesson.id), []).append(lesson.id)
+            self._sources.setdefault(source_of_lesson(lesson.id), []).append(lesson.id)
         self._lessons[lesson.id] = lesson
         if lesson.instruction not in self._tokens:
             self._tokens[lesson.instruction] = frozenset(shingles(lesson.instruction))
@@ -94,22 +94,22 @@ class Lessons:
             BadLesson: an id that does not name its source; then nothing is kept.
         """
         for lesson in lessons:
-            if not origin(lesson.id):
+            if not source_of_lesson(lesson.id):
                 raise BadLesson(f"the id of a lesson is <source>/<number>, got {lesson.id!r}")
         ids = {lesson.id for lesson in lessons}
         with self._lock:
-            old = [id for name in {origin(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
+            old = [id for name in {source_of_lesson(id) for id in ids} for id in self._sources.get(name, ()) if id not in ids]
             if self._shelf is not None:
                 self._shelf.put(lessons)
                 if old:
                     self._shelf.delete(old)
             for id in old:
                 del self._lessons[id]
-                self._sources[origin(id)].remove(id)
+                self._sources[source_of_lesson(id)].remove(id)
             for lesson in lessons:
                 self._keep(lesson)
 
-    def learned(self, source: str) -> bool:
+    def has_source(self, source: str) -> bool:
         """Whether this source was read, even if it taught nothing."""
         with self._lock:
             return bool(self._sources.get(source))
@@ -128,7 +128,7 @@ class Lessons:
         k: int,
         *,
         by: Literal["tasks", "items"] = "tasks",
-        floor: float = 0.0,
+        min_similarity: float = 0.0,
         domain: str = "",
         before: tuple[str, int] | None = None,
     ) -> list[Lesson]:
@@ -159,7 +159,7 @@ class Lessons:
                     taught.append(lesson)
                     tasks[task] = taught
             alike = {task: jaccard(asked, self._tokens[task[1]]) for task in tasks}
-        newest = [task for task in reversed(tasks) if alike[task] > 0 and alike[task] >= floor]
+        newest = [task for task in reversed(tasks) if alike[task] > 0 and alike[task] >= min_similarity]
         ranked = sorted(newest, key=lambda task: -alike[task])
         if by == "tasks":
             return [lesson for task in ranked[:k] for lesson in reversed(tasks[task])]

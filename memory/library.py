@@ -21,7 +21,17 @@ from .records import OPS, Edit, Lesson, Ruling, UserError
 from .search.similarity import jaccard, shingles, words
 from .storage.rows import Rows
 
-__all__ = ["Library", "LibraryError", "Limits", "Versions", "alike", "diff", "located", "one_line", "opened"]
+__all__ = [
+    "Library",
+    "LibraryError",
+    "LibraryLimits",
+    "LibraryVersions",
+    "diff",
+    "find_library",
+    "lesson_similarity",
+    "one_line",
+    "open_library",
+]
 
 
 class LibraryError(UserError, ValueError):
@@ -29,19 +39,19 @@ class LibraryError(UserError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LibraryLimits:
     """What a library may hold; `Library.apply` sees to it."""
 
-    words: int = 32
+    max_lesson_words: int = 32
     """Of a lesson. A longer text is rejected, not cut."""
-    lessons: int = 40
-    tokens: int = 2000
+    max_lessons: int = 40
+    max_library_tokens: int = 2000
     """Of all lessons together, as prompts show them."""
-    similar: float = 0.8
+    duplicate_similarity: float = 0.8
     """Similarity (`alike`) from which two lessons say the same; above 1: none do."""
 
     def __post_init__(self) -> None:
-        if min(self.words, self.lessons, self.tokens) < 1 or not self.similar > 0:
+        if min(self.max_lesson_words, self.max_lessons, self.max_library_tokens) < 1 or not self.duplicate_similarity > 0:
             raise LibraryError(f"words, lessons and tokens are at least 1 and similar is above 0, got {self}")
 
 
@@ -71,7 +81,7 @@ def _telling(tokens: Iterable[str]) -> Counter[str]:
     return Counter(token for token in tokens if token in _TELLING or token[0].isdigit())
 
 
-def alike(a: str, b: str) -> float:
+def lesson_similarity(a: str, b: str) -> float:
     """How much two lessons say the same: the Jaccard index of their shingles, in [0, 1].
 
     0 where they differ in their numbers or negations: "never open it" shares nearly all its words with its opposite.
@@ -107,7 +117,7 @@ class Library:
     lessons: tuple[Lesson, ...] = ()
     next: int = 0
     """n of the next id. It never goes down: ids of lessons that are gone are not used again."""
-    taken: int = field(default=0, compare=False, repr=False)
+    free_from: int = field(default=0, compare=False, repr=False)
     """From which n on ids are free in the history (`Versions`) that it came from; not written down with the library."""
 
     def __post_init__(self) -> None:
@@ -152,11 +162,11 @@ class Library:
     def apply(
         self,
         edits: Sequence[Edit],
-        limits: Limits,
+        limits: LibraryLimits,
         count: Callable[[str], int],
         *,
         instructions: Mapping[str, str] | None = None,
-        similarity: Callable[[str, str], float] = alike,
+        similarity: Callable[[str, str], float] = lesson_similarity,
     ) -> tuple[Library, tuple[Ruling, ...]]:
         """The library after these edits, and what became of each of them. Pure; raises on no edit; no edits change nothing.
 
@@ -200,23 +210,23 @@ class Library:
                 if edit.op == op:
                     ruled[n] = step(edit)
         gone = draft.evict(max(edit.step for edit in edits))
-        made = Library(tuple(draft.lessons.values()), draft.next, self.taken)
+        made = Library(tuple(draft.lessons.values()), draft.next, self.free_from)
         return made, (*(ruling for n in range(len(edits)) for ruling in ruled[n]), *gone)
 
-    def within(self, limits: Limits, count: Callable[[str], int]) -> tuple[Library, tuple[Ruling, ...]]:
+    def trim_to_limits(self, limits: LibraryLimits, count: Callable[[str], int]) -> tuple[Library, tuple[Ruling, ...]]:
         """The same without the lessons that `apply` would refuse or evict, and a ruling for each of those: for libraries that
         came about elsewhere. Lessons that say the same stay.
         """
-        draft = _Draft(self, limits, count, {}, alike)
+        draft = _Draft(self, limits, count, {}, lesson_similarity)
         gone = []
         for lesson in self.lessons:
-            if wrong := draft.checked(Edit("add", (), lesson.text))[1]:
+            if wrong := draft.check_text(Edit("add", (), lesson.text))[1]:
                 del draft.lessons[lesson.id]
                 gone.append(Ruling(Edit("delete", (lesson.id,), lesson.text, wrong), True, f"evicted: {wrong}", lesson.id))
         gone += draft.evict(0)
         return replace(self, lessons=tuple(draft.lessons.values())), tuple(gone)
 
-    def voted(self, votes: Iterable[tuple[str, int]]) -> Library:
+    def with_votes(self, votes: Iterable[tuple[str, int]]) -> Library:
         """With these votes counted: (lesson id, how much: above 0 helpful, below 0 harmful). Of lessons that are gone: none."""
         total: dict[str, list[int]] = {}
         for id, vote in votes:
@@ -237,12 +247,12 @@ class Library:
             ),
         )
 
-    def counted(self, ids: Iterable[str]) -> Library:
+    def with_shown_counts(self, ids: Iterable[str]) -> Library:
         """With `shown` one higher for every mention of a lesson."""
         times = Counter(map(self.resolve, ids))
         return replace(self, lessons=tuple(replace(x, shown=x.shown + times[x.id]) for x in self.lessons))
 
-    def select(self, instruction: str, top: int = 0) -> tuple[Lesson, ...]:
+    def select(self, instruction: str, lessons_per_prompt: int = 0) -> tuple[Lesson, ...]:
         """The lessons for a task, in the library's order: all (`top` 0), or the `top` ones that are most about it.
 
         `instruction` may be all that the task shows at first; it may be long, and lessons are short. So what counts is the share
@@ -250,7 +260,7 @@ class Library:
         not shown. To the share the greatest Jaccard index with an instruction that the lesson was learned on is added, which
         tells lessons of unlike tasks apart. Ties go to the better voted, then to the newer one.
         """
-        if top <= 0:
+        if lessons_per_prompt <= 0:
             return self.lessons
         asked, heard = frozenset(shingles(instruction)), frozenset(words(instruction))
         ranks = []
@@ -261,12 +271,12 @@ class Library:
                 taught = (jaccard(asked, frozenset(shingles(text))) for text in lesson.instruction.splitlines())
                 near = share + max(taught, default=0.0)
                 ranks.append((near, lesson.helpful - lesson.harmful, int(lesson.id[1:])))
-        chosen = {f"L{number}" for _, _, number in sorted(ranks)[-top:]}
+        chosen = {f"L{number}" for _, _, number in sorted(ranks)[-lessons_per_prompt:]}
         return tuple(lesson for lesson in self.lessons if lesson.id in chosen)
 
-    def text(self, instruction: str = "", top: int = 0, ids: bool = True) -> str:
+    def text(self, instruction: str = "", lessons_per_prompt: int = 0, with_ids: bool = True) -> str:
         """The selected lessons as prompts show them, a line each: `- [L3] text`, without ids `- text`. Empty without lessons."""
-        return "".join(_line(lesson, ids) for lesson in self.select(instruction, top))
+        return "".join(_line(lesson, with_ids) for lesson in self.select(instruction, lessons_per_prompt))
 
     def to_yaml(self) -> str:
         """As a file that a person can read and edit; the same library always gives the same text."""
@@ -278,18 +288,20 @@ class Library:
             def ignore_aliases(self, data: Any) -> bool:
                 return True
 
-        def told_of(dumper: Any, text: str) -> Any:  # PyYAML writes odd line breaks into plain texts, and reads them as blanks
+        def represent_text(
+            dumper: Any, text: str
+        ) -> Any:  # PyYAML writes odd line breaks into plain texts, and reads them as blanks
             return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if _ODD.search(text) else None)
 
-        Dumper.add_representer(str, told_of)
+        Dumper.add_representer(str, represent_text)
         Dumper.add_representer(tuple, lambda d, t: d.represent_sequence("tag:yaml.org,2002:seq", t, flow_style=True))
-        body = [dict(_shown(lesson)) for lesson in self.lessons]
+        body = [dict(_file_fields(lesson)) for lesson in self.lessons]
         style = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
         told = yaml.dump(body, Dumper=Dumper, **style) if body else ""
         return f"{_HEADER}next: {self.next}\nlessons:{chr(10) + told if told else ' []' + chr(10)}"
 
     @classmethod
-    def from_yaml(cls, text: str, source: str = "the library", taken: int = 0) -> Library:
+    def from_yaml(cls, text: str, source: str = "the library", free_from: int = 0) -> Library:
         """Read what `to_yaml` wrote and a person may have edited.
 
         Missing counters are 0, a lesson may be a bare text, and one without an id gets the next free one, from `taken` on.
@@ -321,7 +333,7 @@ class Library:
             if not isinstance(first, int) or isinstance(first, bool) or first < 0:
                 raise LibraryError(f"{source}: next is the number of the next id, got {first!r}")
         if data is None:
-            return cls((), first, taken)
+            return cls((), first, free_from)
         if not isinstance(data, list):
             raise LibraryError(f"{source}: asked for a list of lessons, got {str(data)[:60]!r}")
         found: list[tuple[str, Lesson]] = []
@@ -334,12 +346,12 @@ class Library:
                 raise LibraryError(f"{where} has the id {lesson.id}, as has {seen[lesson.id]}; leave the id of the new one out")
             if lesson.id:
                 seen[lesson.id] = where.removeprefix(f"{source}, ")
-        free = max([first, taken, *(int(id[1:]) + 1 for id in seen)]) if len(seen) < len(found) else first
+        free = max([first, free_from, *(int(id[1:]) + 1 for id in seen)]) if len(seen) < len(found) else first
         lessons = []
         for _, lesson in found:
             lessons.append(lesson if lesson.id else replace(lesson, id=f"L{free}"))
             free += not lesson.id
-        return cls(tuple(lessons), free, taken)
+        return cls(tuple(lessons), free, free_from)
 
 
 def _line(lesson: Lesson, ids: bool = True) -> str:
@@ -349,7 +361,7 @@ def _line(lesson: Lesson, ids: bool = True) -> str:
 # Edits
 
 
-def _joined(lesson: Lesson, problems: Sequence[str], rewards: Sequence[float], instruction: str) -> Lesson:
+def _add_provenance(lesson: Lesson, problems: Sequence[str], rewards: Sequence[float], instruction: str) -> Lesson:
     """The lesson with more provenance: a group that is there already is not counted again."""
     new = [problem for problem in problems if problem not in lesson.problems]
     size = len(rewards)
@@ -370,7 +382,7 @@ class _Draft:
     def __init__(
         self,
         library: Library,
-        limits: Limits,
+        limits: LibraryLimits,
         count: Callable[[str], int],
         instructions: Mapping[str, str],
         similarity: Callable[[str, str], float],
@@ -388,7 +400,7 @@ class _Draft:
         for name in edit.lessons or ("",):
             id = self.library.resolve(name)
             if id is None:
-                rulings.append(self.unknown(edit, name))
+                rulings.append(self.unknown_lesson(edit, name))
                 continue
             rulings.append(Ruling(edit, True, f"{id} was deleted already" if id in self.deleted else "", id))
             self.lessons.pop(id, None)
@@ -396,17 +408,19 @@ class _Draft:
         return rulings
 
     def merge(self, edit: Edit) -> list[Ruling]:
-        text, wrong = self.checked(edit)
+        text, wrong = self.check_text(edit)
         if wrong:
             return [Ruling(edit, False, wrong)]
         found = {name: self.library.resolve(name) for name in edit.lessons}
         ids = [id for id in dict.fromkeys(found.values()) if id is not None]
         kept = {self.merged.get(id) for id in ids}
-        if len(ids) > 1 and len(kept) == 1 and None not in kept and (same := self.seconded(edit, text, str(*kept))):
+        if len(ids) > 1 and len(kept) == 1 and None not in kept and (same := self.vote_if_same(edit, text, str(*kept))):
             return same
         out = [f"{name or 'an empty id'} is unknown" for name, id in found.items() if id is None]
-        out += [f"{id} is {'deleted' if id in self.deleted else 'merged'} by another edit" for id in ids if not self.free(id)]
-        sources = sorted((id for id in ids if self.free(id)), key=lambda id: int(id[1:]))
+        out += [
+            f"{id} is {'deleted' if id in self.deleted else 'merged'} by another edit" for id in ids if not self.is_free(id)
+        ]
+        sources = sorted((id for id in ids if self.is_free(id)), key=lambda id: int(id[1:]))
         if len(sources) < 2:
             reason = "; ".join([f"a merge is of two lessons or more, got {', '.join(sources) or 'none'}", *out])
             return [Ruling(edit, False, reason)]
@@ -415,13 +429,13 @@ class _Draft:
         for id in others:
             other = self.lessons.pop(id)
             lesson = replace(
-                _joined(lesson, other.problems, other.rewards, other.instruction),
+                _add_provenance(lesson, other.problems, other.rewards, other.instruction),
                 helpful=lesson.helpful + other.helpful,
                 harmful=lesson.harmful + other.harmful,
                 shown=max(lesson.shown, other.shown),
                 sources=tuple(dict.fromkeys((*lesson.sources, *other.sources))),
             )
-        self.write(oldest, self.taught(lesson, edit), text, edit)
+        self.write(oldest, self.with_provenance(lesson, edit), text, edit)
         self.merged |= dict.fromkeys(sources, oldest)
         told = f"{', '.join(others)} went into {oldest}"
         return [Ruling(edit, True, "; ".join([told, *out]), oldest)]
@@ -430,19 +444,19 @@ class _Draft:
         if len(edit.lessons) != 1:
             got = ", ".join(map(str, edit.lessons)) or "none"
             return [Ruling(edit, False, f"modify is of one lesson, got {got}; merge makes one of several")]
-        text, wrong = self.checked(edit)
+        text, wrong = self.check_text(edit)
         if wrong:
             return [Ruling(edit, False, wrong)]
         id = self.library.resolve(edit.lessons[0])
         if id is None:
-            return [self.unknown(edit, edit.lessons[0])]
+            return [self.unknown_lesson(edit, edit.lessons[0])]
         if id in self.deleted:
             return [Ruling(edit, False, f"{id} is deleted by another edit")]
         if id in self.merged or id in self.modified or text == self.lessons[id].text:
             verb = "merged" if id in self.merged else "modified"
             other = Ruling(edit, False, f"{id} is {verb} by another edit")
-            return self.seconded(edit, text, self.merged.get(id, id)) or [other]
-        self.write(id, self.taught(self.lessons[id], edit), text, edit)
+            return self.vote_if_same(edit, text, self.merged.get(id, id)) or [other]
+        self.write(id, self.with_provenance(self.lessons[id], edit), text, edit)
         self.modified.add(id)
         return [Ruling(edit, True, "", id)]
 
@@ -451,7 +465,7 @@ class _Draft:
         for name in edit.lessons or ("",):
             id = self.library.resolve(name)
             if id is None:
-                rulings.append(self.unknown(edit, name))
+                rulings.append(self.unknown_lesson(edit, name))
             elif id in self.deleted:
                 rulings.append(Ruling(edit, False, f"{id} is deleted by another edit"))
             else:
@@ -461,73 +475,75 @@ class _Draft:
         return rulings
 
     def add(self, edit: Edit) -> list[Ruling]:
-        text, wrong = self.checked(edit)
+        text, wrong = self.check_text(edit)
         if wrong:
             return [Ruling(edit, False, wrong)]
-        if self.limits.similar <= 1:
+        if self.limits.duplicate_similarity <= 1:
             near = [(self.similarity(text, lesson.text), -int(id[1:])) for id, lesson in self.lessons.items()]
             best, number = max(near, default=(0.0, 0))
-            if best >= self.limits.similar:
-                return self.second(edit, f"L{-number}", best)
-        id = f"L{max(self.next, self.library.taken)}"
+            if best >= self.limits.duplicate_similarity:
+                return self.vote(edit, f"L{-number}", best)
+        id = f"L{max(self.next, self.library.free_from)}"
         self.next = int(id[1:]) + 1
-        self.write(id, self.taught(Lesson(id, text), edit), text, edit)
+        self.write(id, self.with_provenance(Lesson(id, text), edit), text, edit)
         return [Ruling(edit, True, "", id)]
 
     def evict(self, step: int) -> list[Ruling]:
         rulings = []
-        while self.lessons and (over := self.over()):
+        while self.lessons and (over := self.exceeded_limit()):
             id = min(self.lessons, key=self.value)
             gone = self.lessons.pop(id)
             why = f"{over}; it was the least valued: +{gone.helpful} -{gone.harmful}, shown {gone.shown} times"
             rulings.append(Ruling(Edit("delete", (id,), gone.text, why, step=step), True, f"evicted: {why}", id))
         return rulings
 
-    def over(self) -> str:
+    def exceeded_limit(self) -> str:
         """Which limit is passed, if any."""
-        if len(self.lessons) > self.limits.lessons:
-            return f"{len(self.lessons)} lessons are more than {self.limits.lessons}"
+        if len(self.lessons) > self.limits.max_lessons:
+            return f"{len(self.lessons)} lessons are more than {self.limits.max_lessons}"
         tokens = self.count("".join(map(_line, self.lessons.values())))
-        return f"{tokens} tokens are more than {self.limits.tokens}" if tokens > self.limits.tokens else ""
+        return (
+            f"{tokens} tokens are more than {self.limits.max_library_tokens}" if tokens > self.limits.max_library_tokens else ""
+        )
 
     def value(self, id: str) -> tuple[int, int, int]:
         lesson = self.lessons[id]
         return lesson.helpful - lesson.harmful, -lesson.shown, int(id[1:])
 
-    def free(self, id: str) -> bool:
+    def is_free(self, id: str) -> bool:
         return id not in self.deleted and id not in self.merged
 
-    def checked(self, edit: Edit) -> tuple[str, str]:
+    def check_text(self, edit: Edit) -> tuple[str, str]:
         """The text of an edit, and what is wrong with it."""
         text = one_line(edit.text)
         if not text:
             return "", f"{edit.op} needs a text"
-        if (size := len(text.split())) > self.limits.words:
-            return text, f"{size} words are more than {self.limits.words}"
-        line = _line(Lesson(f"L{max(self.next, self.library.taken)}", text))
-        if (tokens := self.count(line)) > self.limits.tokens:
-            return text, f"{tokens} tokens are more than the {self.limits.tokens} of all lessons together"
+        if (size := len(text.split())) > self.limits.max_lesson_words:
+            return text, f"{size} words are more than {self.limits.max_lesson_words}"
+        line = _line(Lesson(f"L{max(self.next, self.library.free_from)}", text))
+        if (tokens := self.count(line)) > self.limits.max_library_tokens:
+            return text, f"{tokens} tokens are more than the {self.limits.max_library_tokens} of all lessons together"
         return text, ""
 
-    def seconded(self, edit: Edit, text: str, id: str) -> list[Ruling]:
+    def vote_if_same(self, edit: Edit, text: str, id: str) -> list[Ruling]:
         """A second edit that says what the lesson says now is a vote for it; nothing if it says something else."""
         near = 1.0 if text == self.lessons[id].text else self.similarity(text, self.lessons[id].text)
-        return self.second(edit, id, near) if near >= min(self.limits.similar, 1.0) else []
+        return self.vote(edit, id, near) if near >= min(self.limits.duplicate_similarity, 1.0) else []
 
-    def second(self, edit: Edit, id: str, near: float) -> list[Ruling]:
-        lesson = self.taught(self.lessons[id], edit)
+    def vote(self, edit: Edit, id: str, near: float) -> list[Ruling]:
+        lesson = self.with_provenance(self.lessons[id], edit)
         self.lessons[id] = replace(lesson, helpful=lesson.helpful + 1)
         return [Ruling(edit, True, f"says what {id} says ({near:.2f})", id)]
 
-    def taught(self, lesson: Lesson, edit: Edit) -> Lesson:
+    def with_provenance(self, lesson: Lesson, edit: Edit) -> Lesson:
         """The lesson with the edit's provenance."""
         texts = [one_line(self.instructions.get(problem, "")) for problem in edit.problems]
-        return _joined(lesson, edit.problems, edit.rewards, "\n".join(filter(None, texts)))
+        return _add_provenance(lesson, edit.problems, edit.rewards, "\n".join(filter(None, texts)))
 
     def write(self, id: str, lesson: Lesson, text: str, edit: Edit) -> None:
         self.lessons[id] = replace(lesson, text=text, step=edit.step)
 
-    def unknown(self, edit: Edit, name: object) -> Ruling:
+    def unknown_lesson(self, edit: Edit, name: object) -> Ruling:
         there = ", ".join(x.id for x in self.library.lessons) or "none"
         return Ruling(
             edit, False, f"{edit.op} of which lesson?" if name == "" else f"there is no lesson {name!r}; there are {there}"
@@ -549,7 +565,7 @@ _NAMES = (*_ALWAYS, *(f.name for f in fields(Lesson) if f.name not in _ALWAYS))
 _DEFAULTS = {f.name: () if f.default is MISSING else f.default for f in fields(Lesson)}
 
 
-def _shown(lesson: Lesson) -> Iterable[tuple[str, Any]]:
+def _file_fields(lesson: Lesson) -> Iterable[tuple[str, Any]]:
     """Fields and values as files have them: what is not always there stands there if it says something."""
     for name in _NAMES:
         value = getattr(lesson, name)
@@ -649,7 +665,7 @@ def diff(old: Library, new: Library) -> str:
 # Versions
 
 
-class Versions:
+class LibraryVersions:
     """Named libraries, each kept for good, and which of them holds now: in memory, or in a JSONL file that only grows.
 
     The head is the version that was moved to last, and before any move the first one. Ids are never used again over the whole
@@ -664,7 +680,7 @@ class Versions:
         self._made: dict[str, Library] = {}  # every rollout asks for its library
 
     @classmethod
-    def read(cls, path: Path | str) -> Versions:
+    def read(cls, path: Path | str) -> LibraryVersions:
         """What stands in a file now, in memory: for those who look on while another process writes.
 
         Raises:
@@ -697,7 +713,7 @@ class Versions:
             "id": f"version {name}",
             "name": name,
             "next": library.next,
-            "lessons": [dict(_shown(lesson)) for lesson in library.lessons],
+            "lessons": [dict(_file_fields(lesson)) for lesson in library.lessons],
             "parent": parent,
             "why": why,
             "rulings": [asdict(ruling) for ruling in rulings],
@@ -757,7 +773,7 @@ class Versions:
                 break
             taken = max(taken, other["next"])
         made = self._made.get(name)
-        if made is None or made.taken != taken:
+        if made is None or made.free_from != taken:
             made = Library(tuple(Lesson(**lesson) for lesson in row["lessons"]), row["next"], taken)
             self._made[name] = made
         return made
@@ -816,7 +832,7 @@ class Versions:
 # Where libraries lie
 
 
-def located(path: Path | str) -> Path:
+def find_library(path: Path | str) -> Path:
     """The file that is meant: itself, or the `library.jsonl` of a run folder.
 
     Raises:
@@ -836,7 +852,7 @@ def located(path: Path | str) -> Path:
     return found[0]
 
 
-def opened(path: Path | str, taken: int = 0) -> Versions | Library:
+def open_library(path: Path | str, free_from: int = 0) -> LibraryVersions | Library:
     """What lies at a place (`located`): the versions of a `.jsonl` file, to look at; of any other file the library as YAML.
 
     Args:
@@ -845,11 +861,11 @@ def opened(path: Path | str, taken: int = 0) -> Versions | Library:
     Raises:
         LibraryError: it cannot be read.
     """
-    path = located(path)
+    path = find_library(path)
     if path.suffix == ".jsonl":
-        return Versions.read(path)
+        return LibraryVersions.read(path)
     try:
-        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path), taken)
+        return Library.from_yaml(path.read_text(encoding="utf-8"), str(path), free_from)
     except OSError as error:
         raise LibraryError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

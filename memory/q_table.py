@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .experiences import TrajectoryShelf
+from .experiences import TrajectoryStore
 from .records import Trajectory
 
 
@@ -15,8 +15,8 @@ class QTable:
     the table that it saw the first time.
     """
 
-    def __init__(self, shelf: TrajectoryShelf | None = None, gamma: float = 0.95, rate: float = 0.5) -> None:
-        self.shelf, self.gamma, self.rate = shelf, gamma, rate
+    def __init__(self, shelf: TrajectoryStore | None = None, gamma: float = 0.95, learning_rate: float = 0.5) -> None:
+        self.shelf, self.gamma, self.learning_rate = shelf, gamma, learning_rate
         self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned: list[str] = []
@@ -49,5 +49,5 @@ class QTable:
             if step.reward is not None:
                 ahead = max(self._q[after].values(), default=0.0) if after is not None else 0.0
                 old = known.get(step.action, 0.0)
-                known[step.action] = old + self.rate * (step.reward + self.gamma * ahead - old)
+                known[step.action] = old + self.learning_rate * (step.reward + self.gamma * ahead - old)
             after = step.state

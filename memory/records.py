@@ -428,7 +428,7 @@ class Usage:
         )
 
     @classmethod
-    def of(cls, reply: Any) -> Usage:
+    def from_reply(cls, reply: Any) -> Usage:
         """Count one reply (a LangChain `AIMessage`), by the usage metadata it carries."""
         counted = getattr(reply, "usage_metadata", None) or {}
         return cls(1, counted.get("input_tokens", 0), counted.get("output_tokens", 0))

@@ -23,29 +23,29 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .experiences import TrajectoryShelf, returns
+from .experiences import TrajectoryStore, returns
 from .records import Precedent, Task, Trajectory, Transition, UserError
-from .search.similarity import Found, Jaccard, Similarity
+from .search.similarity import JaccardSimilarity, RankedRows, Similarity
 from .storage.shelf import read_jsonl
 
 __all__ = [
     "BadMemory",
-    "Key",
-    "Kind",
+    "KeyFunction",
+    "OutcomeFilter",
     "Trajectories",
-    "goal",
-    "marginal",
-    "paid",
+    "goal_key",
+    "is_rewarded",
+    "marginal_relevance",
     "read_bank",
     "return_to_go",
-    "structured",
-    "whole",
+    "structured_key",
+    "whole_prompt_key",
 ]
 
-Kind = Literal["success", "failure", "all", "mixed"]
+OutcomeFilter = Literal["success", "failure", "all", "mixed"]
 """Which trajectories are looked at; `mixed`: k of the successes and k of the failures."""
 
-Key = Callable[[Task, Sequence[Transition], str], str]
+KeyFunction = Callable[[Task, Sequence[Transition], str], str]
 """(task, the steps before, the present abstract state) -> phi(s_t), the text that the step is found by."""
 
 
@@ -53,7 +53,7 @@ class BadMemory(UserError, ValueError):
     """A setting, a bank or a question that this memory can do nothing with."""
 
 
-def structured(task: Task, before: Sequence[Transition], state: str) -> str:
+def structured_key(task: Task, before: Sequence[Transition], state: str) -> str:
     """The goal and the present state, on labelled lines; what happened before plays no part.
 
     The abstract state holds what an environment finds worth comparing: the last observation, the inventory, the sub-goal.
@@ -61,7 +61,7 @@ def structured(task: Task, before: Sequence[Transition], state: str) -> str:
     return f"goal: {_line(task.instruction)}\nstate: {state}"
 
 
-def whole(task: Task, before: Sequence[Transition], state: str) -> str:
+def whole_prompt_key(task: Task, before: Sequence[Transition], state: str) -> str:
     """The goal, all the steps before, and the present state: the whole prompt, as in the paper.
 
     Its length grows with t, and so do the tokens of a lexical index: T steps cost T^2 there (a dense one keeps a vector
@@ -71,7 +71,7 @@ def whole(task: Task, before: Sequence[Transition], state: str) -> str:
     return f"{_line(task.instruction)}\n{past}{state}"
 
 
-def goal(task: Task, before: Sequence[Transition], state: str) -> str:
+def goal_key(task: Task, before: Sequence[Transition], state: str) -> str:
     """The task's text alone, the same at each of its steps (Synapse, ReasoningBank)."""
     return task.instruction
 
@@ -80,7 +80,7 @@ def _line(text: str) -> str:
     return " ".join(text.split())
 
 
-def paid(trajectory: Trajectory) -> bool | None:
+def is_rewarded(trajectory: Trajectory) -> bool | None:
     """Whether the attempt was paid anything at all; None where a reward is missing. Success, where reward comes at the end."""
     return None if trajectory.value is None else trajectory.value > 0
 
@@ -114,7 +114,7 @@ def read_bank(path: str | Path) -> tuple[Trajectory, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _IndexedTrajectory:
     """A trajectory and its records, which are neighbouring rows of the index."""
 
     trajectory: Trajectory
@@ -137,7 +137,7 @@ class _Standing:
         self._own: dict[str, int] = {}  # id -> place, of what counts against the limit
         self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
 
-    def add(self, place: int, kept: _Kept) -> None:
+    def add(self, place: int, kept: _IndexedTrajectory) -> None:
         trajectory = kept.trajectory
         value = trajectory.value
         task = trajectory.domain, trajectory.task.id
@@ -192,12 +192,12 @@ class Trajectories:
 
     def __init__(
         self,
-        shelf: TrajectoryShelf | None = None,
+        shelf: TrajectoryStore | None = None,
         *,
         bank: Iterable[Trajectory] = (),
-        key: Key = structured,
+        key: KeyFunction = structured_key,
         similarity: Similarity | None = None,
-        success: Callable[[Trajectory], bool | None] = paid,
+        success: Callable[[Trajectory], bool | None] = is_rewarded,
         first_only: bool = False,
         stride: int = 1,
         limit: int | None = None,
@@ -208,7 +208,7 @@ class Trajectories:
         if limit is not None and limit < 1:
             raise BadMemory(f"a memory of at most {limit} trajectories: limit is at least 1, or None for no limit")
         self.key = key
-        self.similarity: Similarity = Jaccard() if similarity is None else similarity
+        self.similarity: Similarity = JaccardSimilarity() if similarity is None else similarity
         self.limit = limit
         self._shelf = shelf
         self._success = success
@@ -244,7 +244,7 @@ class Trajectories:
             return id in self._places
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether trajectories are kept for good."""
         return self._shelf is not None
 
@@ -280,8 +280,8 @@ class Trajectories:
         key: str,
         k: int,
         *,
-        kind: Kind = "all",
-        floor: float = 0.0,
+        kind: OutcomeFilter = "all",
+        min_similarity: float = 0.0,
         per_trajectory: int = 1,
         diversity: float = 0.0,
         distinct: bool = False,
@@ -311,16 +311,16 @@ class Trajectories:
         """
         if k < 1:
             raise BadMemory(f"asked for {k} precedents: k is at least 1")
-        least = self.similarity.least
-        if not least <= floor <= 1:
-            raise BadMemory(f"a floor of {floor}: similarities are between {least:g} and 1")
+        least = self.similarity.minimum
+        if not least <= min_similarity <= 1:
+            raise BadMemory(f"a floor of {min_similarity}: similarities are between {least:g} and 1")
         if per_trajectory < 0:
             raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
         if not 0 <= diversity <= 1:
             raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
-        if kind not in get_args(Kind):
-            raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(Kind))}")
-        sides: tuple[Kind, ...] = ("success", "failure") if kind == "mixed" else (kind,)
+        if kind not in get_args(OutcomeFilter):
+            raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
+        sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
         with self._lock:
             if not any(self._among(side, domain, task, before).any() for side in sides):
                 return []
@@ -329,7 +329,7 @@ class Trajectories:
             found: list[tuple[float, int]] = []
             for side in sides:
                 among = self._among(side, domain, task, before)
-                found += self._nearest(reading, k, floor, per_trajectory, diversity, distinct, among)
+                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, distinct, among)
             if kind == "mixed":
                 found.sort(reverse=True)
             return [self._precedent(row, similarity) for similarity, row in found]
@@ -346,24 +346,24 @@ class Trajectories:
             values = self._standing.uses.get(id, [])
             return len(values) + self._standing.unknown.get(id, 0), sum(values) / len(values) if values else None
 
-    def evicted(self, id: str) -> bool:
+    def is_evicted(self, id: str) -> bool:
         """Whether a trajectory had to make room for others, and is not searched any more."""
         with self._lock:
             return self._place(id) in self._standing.evicted
 
     def _nearest(
-        self, reading: Any, k: int, floor: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
+        self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
     ) -> list[tuple[float, int]]:
         """At most k records as (similarity, row): the ranking is fetched as far as it takes to be sure of them."""
         if not among.any():
             return []
         everything, shown = len(among), None if among.all() else among
         if diversity:
-            rows, similarities = self._distinct(distinct, *self._rows.nearest(reading, everything, floor, shown))
+            rows, similarities = self._distinct(distinct, *self._rows.nearest(reading, everything, min_similarity, shown))
             return self._diverse(rows, similarities, k, cap, diversity)
         fetch = 4 * k if cap or distinct else k
         while True:
-            near = self._rows.nearest(reading, fetch, floor, shown)
+            near = self._rows.nearest(reading, fetch, min_similarity, shown)
             rows, similarities = self._distinct(distinct, *near)
             ranked = zip(similarities.tolist(), rows.tolist(), strict=True)
             taken: dict[int, int] = {}
@@ -377,7 +377,7 @@ class Trajectories:
                 return found[:k]
             fetch = min(4 * fetch, everything + 1)
 
-    def _distinct(self, wanted: bool, rows: NDArray[np.intp], similarities: NDArray[np.float64]) -> Found:
+    def _distinct(self, wanted: bool, rows: NDArray[np.intp], similarities: NDArray[np.float64]) -> RankedRows:
         """The first of these rows (best first, so of equal keys the newest first) with each key and action."""
         if not wanted:
             return rows, similarities
@@ -396,16 +396,16 @@ class Trajectories:
         chosen: list[int] = []
         free = np.ones(len(rows), np.bool_)
         while len(chosen) < k and free.any():
-            relevance = marginal(similarities, redundancy, diversity)
+            relevance = marginal_relevance(similarities, redundancy, diversity)
             best = int(np.argmax(np.where(free, relevance, -np.inf)))
             chosen.append(best)
             free[best] = False
             if cap and np.count_nonzero(owners[chosen] == owners[best]) == cap:
                 free[owners == owners[best]] = False
-            redundancy = np.maximum(redundancy, self._rows.likeness(int(rows[best]), rows))
+            redundancy = np.maximum(redundancy, self._rows.row_similarities(int(rows[best]), rows))
         return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
-    def _among(self, kind: Kind, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
+    def _among(self, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
         """row -> whether it may be found; kept, since an episode asks with the same words at every step."""
         if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
             before = None  # hides nothing
@@ -418,7 +418,7 @@ class Trajectories:
                 and (task is None or kept.trajectory.task.id == task)
                 and (kind == "all" or kept.success is (kind == "success"))
                 and place not in standing.evicted
-                and not _hidden(kept, before)
+                and not _is_hidden(kept, before)
                 for place, kept in enumerate(self._kept)
             ]
             among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
@@ -430,7 +430,7 @@ class Trajectories:
     def _before(self, before: tuple[str, int]) -> _Standing:
         standing = _Standing(self.limit)
         for place, kept in enumerate(self._kept):
-            if not _hidden(kept, before):
+            if not _is_hidden(kept, before):
                 standing.add(place, kept)
         return standing
 
@@ -454,7 +454,7 @@ class Trajectories:
             self._owners = array("i")  # row -> place of its trajectory
             self._deeds = array("i")  # row -> number of its key and action
             self._numbers: dict[bytes, int] = {}  # hash of a key and an action -> their number
-            self._kept: list[_Kept] = []
+            self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
             self._standing = _Standing(self.limit)
@@ -490,7 +490,7 @@ class Trajectories:
 
     def _append(self, trajectory: Trajectory, readings: Sequence[Any], deeds: Sequence[bytes], own: bool) -> None:
         place = len(self._kept)
-        kept = _Kept(trajectory, self._success(trajectory), own, len(self._owners), len(readings))
+        kept = _IndexedTrajectory(trajectory, self._success(trajectory), own, len(self._owners), len(readings))
         for reading in readings:
             self._rows.add(reading)
         self._owners.extend([place] * len(readings))
@@ -508,14 +508,14 @@ def _digest(*texts: str) -> bytes:
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def _hidden(kept: _Kept, before: tuple[str, int] | None) -> bool:
+def _is_hidden(kept: _IndexedTrajectory, before: tuple[str, int] | None) -> bool:
     return before is not None and kept.own and kept.trajectory.run == before[0] and kept.trajectory.episode >= before[1]
 
 
 Number = TypeVar("Number", float, NDArray[np.float64])
 
 
-def marginal(similarity: Number, redundancy: Number, diversity: float) -> Number:
+def marginal_relevance(similarity: Number, redundancy: Number, diversity: float) -> Number:
     """Maximal marginal relevance (Carbonell & Goldstein 1998): (1 - diversity) * similarity - diversity * redundancy.
 
     `redundancy`: the greatest similarity to what was chosen before, at least 0, and 0 for the first choice. Their lambda is

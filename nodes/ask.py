@@ -27,7 +27,7 @@ State = Mapping[str, Any]
 _TOKENS = re.compile(r"[A-Za-z]+|[^\x00-\x7f]|[^A-Za-z\s]|\n| (?=[0-9])|[ \t]{2,}")
 
 
-def estimated(text: str) -> int:
+def estimate_tokens(text: str) -> int:
     """Tokens of a text for a model that does not count them itself: meant to be too many rather than too few.
 
     Four letters, a digit with the space before it, a sign, a line break: a token each or two; a character beyond ASCII: two.
@@ -65,28 +65,28 @@ class Ask(Runnable[Any, Any]):
     """State -> messages to send. Pure."""
     read: Callable[[AIMessage, State], Mapping[str, Any]]
     """Reply, state -> the channels that change. Pure; raises `Unreadable`. What it says of `usage` is added to the call's."""
-    again: Prompt
+    retry_prompt: Prompt
     """What is said when a reply could not be read; needs $error (`ask/again`)."""
-    tries: int = 3
+    max_tries: int = 3
     """How often to ask before giving up, at least 1."""
-    lost: Callable[[BadReply, State], Mapping[str, Any]] | None = None
+    on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]] | None = None
     """What to record when no reply could be read (a mark that something is missing); None: raise `BadReply`."""
 
     def _dialogue(self, state: State) -> Generator[Messages, Any, dict[str, Any]]:
         messages, usage, error = self.messages(state), Usage(), ""
-        for _ in range(self.tries):
+        for _ in range(self.max_tries):
             reply = yield messages
-            usage += _used(messages, reply)
+            usage += _call_usage(messages, reply)
             try:
                 found = self.read(reply, state)
                 return {**found, "usage": usage + found.get("usage", Usage())}
             except Unreadable as unreadable:
                 error = str(unreadable)
-                messages = [*messages, reply, *self.again.messages(error=error)]
+                messages = [*messages, reply, *self.retry_prompt.messages(error=error)]
         bad = BadReply(self.asks, error, text(reply))
-        if self.lost is None:
+        if self.on_bad_reply is None:
             raise bad
-        found = self.lost(bad, state)
+        found = self.on_bad_reply(bad, state)
         return {**found, "usage": usage + found.get("usage", Usage())}
 
     def _options(self, state: State, messages: Messages) -> dict[str, Any]:
@@ -121,22 +121,22 @@ class Ask(Runnable[Any, Any]):
         called with messages and options."""
         # A binding hands out the `answer` of the model within, which knows nothing of the options that are bound to it.
         answer = None if isinstance(self.model, RunnableBinding) else getattr(self.model, "answer", None)
-        if answer is not None and unheard(config):
+        if answer is not None and has_no_callbacks(config):
             return cast(AIMessage, await answer(messages, **options))
         return cast(AIMessage, await self.model.ainvoke(messages, config, **options))
 
 
-def unheard(config: RunnableConfig | None) -> bool:
+def has_no_callbacks(config: RunnableConfig | None) -> bool:
     """Whether a graph said that no callback listens."""
     callbacks = (config or {}).get("callbacks")
     return isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
 
 
-def _used(messages: Messages, reply: AIMessage) -> Usage:
+def _call_usage(messages: Messages, reply: AIMessage) -> Usage:
     """What a call took, as the server says; estimated if it does not say."""
     if getattr(reply, "usage_metadata", None):
-        return Usage.of(reply)
-    return Usage(1, sum(estimated(text(message)) for message in messages), estimated(text(reply)))
+        return Usage.from_reply(reply)
+    return Usage(1, sum(estimate_tokens(text(message)) for message in messages), estimate_tokens(text(reply)))
 
 
 def text(reply: BaseMessage) -> str:

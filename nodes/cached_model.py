@@ -24,16 +24,16 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from ..memory.records import Usage, UserError
-from ..memory.storage.cache import Cache, key
-from .ask import estimated, text, unheard
+from ..memory.storage.cache import Cache, cache_key
+from .ask import estimate_tokens, has_no_callbacks, text
 
-__all__ = ["BudgetSpent", "Meter", "Prices", "Recorded", "Slots"]
+__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit"]
 
-OFFERED = ("score", "window", "get_num_tokens")
+PASSED_THROUGH = ("score", "window", "get_num_tokens")
 """What a model in this process does beside writing. It costs nothing and says the same each time, so it is not stored."""
-KEPT = ("additional_kwargs", "response_metadata", "name", "id", "tool_calls", "invalid_tool_calls", "usage_metadata")
+REPLY_FIELDS = ("additional_kwargs", "response_metadata", "name", "id", "tool_calls", "invalid_tool_calls", "usage_metadata")
 """Of a reply, beside its content."""
-SAID = ("name", "role", "tool_calls", "invalid_tool_calls", "tool_call_id", "status", "additional_kwargs")
+MESSAGE_FIELDS = ("name", "role", "tool_calls", "invalid_tool_calls", "tool_call_id", "status", "additional_kwargs")
 """Of a message, beside who says it and its content: what a model may be told of it. Its id and metadata it never is."""
 
 
@@ -47,7 +47,7 @@ class Prices:
     input: float = 0.0
     output: float = 0.0
 
-    def of(self, usage: Usage) -> float:
+    def cost(self, usage: Usage) -> float:
         """Dollars."""
         return (self.input * usage.input_tokens + self.output * usage.output_tokens) / 1e6
 
@@ -57,7 +57,7 @@ class BudgetSpent(UserError):
 
 
 @dataclass(frozen=True)
-class Meter:
+class SpendingLimit:
     """What a run has spent, in all its processes and in those before, and what it may.
 
     It reads what the cache's file says (10 us), so it holds for threads, processes and runs that go on later.
@@ -66,35 +66,37 @@ class Meter:
     cache: Cache
     prices: Prices = Prices()
     """Of calls in stages that `stages` does not name."""
-    stages: Mapping[str, Prices] = field(default_factory=dict)
+    stage_prices: Mapping[str, Prices] = field(default_factory=dict)
     """By `Recorded.stage`, where models with different prices work together."""
-    dollars: float | None = None
+    max_dollars: float | None = None
     """How many it may spend; None: any number."""
-    tokens: int | None = None
+    max_tokens: int | None = None
     """How many it may spend, read and written together; None: any number."""
 
     def __post_init__(self) -> None:
-        for name, limit in (("dollars", self.dollars), ("tokens", self.tokens)):
+        for name, limit in (("max_dollars", self.max_dollars), ("max_tokens", self.max_tokens)):
             if limit is not None and not limit > 0:
                 raise UserError(f"a budget is a positive number of {name}, got {limit}; without one, nothing is limited")
-        if self.dollars is not None and not any(p.input > 0 or p.output > 0 for p in (self.prices, *self.stages.values())):
+        if self.max_dollars is not None and not any(
+            p.input > 0 or p.output > 0 for p in (self.prices, *self.stage_prices.values())
+        ):
             raise UserError(
-                f"a budget of ${self.dollars:g} needs prices (dollars per million tokens), and all prices are 0; "
+                f"a budget of ${self.max_dollars:g} needs prices (dollars per million tokens), and all prices are 0; "
                 "give them, or a budget in tokens"
             )
 
     @property
-    def spent(self) -> Usage:
+    def total_usage(self) -> Usage:
         """All calls that were paid for."""
-        return sum(self.cache.spent().values(), Usage())
+        return sum(self.cache.usage_by_stage().values(), Usage())
 
     @property
     def cost(self) -> float:
         """Dollars spent."""
-        return self._cost(self.cache.spent())
+        return self._cost(self.cache.usage_by_stage())
 
     def _cost(self, spent: Mapping[str, Usage]) -> float:
-        return sum(self.stages.get(stage, self.prices).of(usage) for stage, usage in spent.items())
+        return sum(self.stage_prices.get(stage, self.prices).cost(usage) for stage, usage in spent.items())
 
     def check(self) -> None:
         """Asked before each call; calls in flight may still add to what is spent.
@@ -102,15 +104,15 @@ class Meter:
         Raises:
             BudgetSpent: a limit is reached.
         """
-        if self.dollars is None and self.tokens is None:
+        if self.max_dollars is None and self.max_tokens is None:
             return
-        spent = self.cache.spent()
+        spent = self.cache.usage_by_stage()
         usage, cost = sum(spent.values(), Usage()), self._cost(spent)
         tokens = usage.input_tokens + usage.output_tokens
-        if self.dollars is not None and cost >= self.dollars:
-            limit = f"${self.dollars:g}"
-        elif self.tokens is not None and tokens >= self.tokens:
-            limit = f"{self.tokens:,} tokens"
+        if self.max_dollars is not None and cost >= self.max_dollars:
+            limit = f"${self.max_dollars:g}"
+        elif self.max_tokens is not None and tokens >= self.max_tokens:
+            limit = f"{self.max_tokens:,} tokens"
         else:
             return
         raise BudgetSpent(
@@ -123,7 +125,7 @@ class Meter:
 # How many at once
 
 
-class Slots:
+class ConcurrencyLimit:
     """A number of calls that may be in flight: `with slots` in threads, `async with slots` in any event loop, both together.
 
     Who waits is called in the order of coming, and nobody polls. In a coroutine `with` would stop its loop: use `async with`.
@@ -192,7 +194,7 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class Recorded(Runnable[Any, Any]):
+class CachedChatModel(Runnable[Any, Any]):
     """A chat model whose every call is stored, counted and limited; in place of the model itself, for nodes and graphs.
 
     A call that is stored takes no slot, costs nothing, and works when the budget is spent. Of two equal calls at once both may
@@ -214,39 +216,39 @@ class Recorded(Runnable[Any, Any]):
     cache: Cache
     stage: str = "model"
     """What it is asked for: costs are added up by it."""
-    meter: Meter | None = None
-    slots: Slots | None = None
+    meter: SpendingLimit | None = None
+    slots: ConcurrencyLimit | None = None
     seeds: bool | None = None
     """Whether the seed is handed on to the model; None: to models that have one among their own settings, as `OpenAIChatModel`
     and `LocalChatModel` do, unless it is told them with every call. Some servers refuse requests with a seed: False then."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = _messages(input)
-        place = self._place(messages, kwargs)
+        place = self._cache_key(messages, kwargs)
         if (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         with cast(AbstractContextManager[Any], self.slots or nullcontext()):
             start = self._start()
-            reply = self.model.invoke(messages, config, **self._sent(kwargs))
-        return self._stored(place, messages, reply, start)
+            reply = self.model.invoke(messages, config, **self._model_options(kwargs))
+        return self._store_reply(place, messages, reply, start)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = _messages(input)
-        place = self._place(messages, kwargs)
+        place = self._cache_key(messages, kwargs)
         if (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
         async with cast(AbstractAsyncContextManager[Any], self.slots or nullcontext()):
             start = self._start()
-            reply = await self._answer(messages, config, self._sent(kwargs))
-        return self._stored(place, messages, reply, start)
+            reply = await self._answer(messages, config, self._model_options(kwargs))
+        return self._store_reply(place, messages, reply, start)
 
-    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> Recorded:
+    def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> CachedChatModel:
         """The same with tools that the model may call."""
         return replace(self, model=cast(Any, self.model).bind_tools(tools, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """What only some models have (`OFFERED`): there if the model has it."""
-        if name in OFFERED:
+        if name in PASSED_THROUGH:
             return getattr(self.model, name)
         raise AttributeError(f"a recorded model has no {name!r}")
 
@@ -255,22 +257,24 @@ class Recorded(Runnable[Any, Any]):
             self.meter.check()
         return time.perf_counter()
 
-    def _place(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> str:
+    def _cache_key(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> str:
         """The key of a call."""
         try:
-            return key("chat", self.name, [_said(message) for message in messages], {**self._bound[1], **options})
+            return cache_key(
+                "chat", self.name, [_message_fields(message) for message in messages], {**self._model_and_options[1], **options}
+            )
         except TypeError as error:
             raise TypeError(f"{self.name}: a call with options that are no JSON cannot be stored ({error})") from error
 
     @property
-    def bound(self) -> dict[str, Any]:
+    def bound_options(self) -> dict[str, Any]:
         """The options that are bound to the model: part of what its calls are known by."""
-        return self._bound[1]
+        return self._model_and_options[1]
 
     # A frozen dataclass may cache properties: they go past its lock into `__dict__`.
 
     @cached_property
-    def _bound(self) -> tuple[Runnable[Any, Any], dict[str, Any]]:
+    def _model_and_options(self) -> tuple[Runnable[Any, Any], dict[str, Any]]:
         """The model itself, and the options bound to it."""
         model: Any = self.model
         options: dict[str, Any] = {}
@@ -279,7 +283,7 @@ class Recorded(Runnable[Any, Any]):
         return model, options
 
     @cached_property
-    def _plain(self) -> bool:
+    def _has_options_only(self) -> bool:
         """Whether nothing is bound to the model but options: no callbacks, tags or listeners."""
         model: Any = self.model
         while isinstance(model, RunnableBinding):
@@ -289,28 +293,28 @@ class Recorded(Runnable[Any, Any]):
         return True
 
     @cached_property
-    def _takes(self) -> bool:
+    def _takes_seed(self) -> bool:
         """Whether the model is told the seed."""
-        return hasattr(self._bound[0], "seed") if self.seeds is None else self.seeds
+        return hasattr(self._model_and_options[0], "seed") if self.seeds is None else self.seeds
 
-    def _sent(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _model_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The options that the model itself is called with."""
-        return options if self._takes else {name: value for name, value in options.items() if name != "seed"}
+        return options if self._takes_seed else {name: value for name, value in options.items() if name != "seed"}
 
     async def _answer(self, messages: list[BaseMessage], config: RunnableConfig | None, options: dict[str, Any]) -> Any:
         """The model's reply, without the cost of callbacks where nobody listens and the model can do without (`Ask._answer`)."""
-        model, bound = self._bound
-        if self._plain and unheard(config) and hasattr(model, "answer"):
+        model, bound = self._model_and_options
+        if self._has_options_only and has_no_callbacks(config) and hasattr(model, "answer"):
             return await cast(Any, model).answer(messages, **{**bound, **options})
         return await self.model.ainvoke(messages, config, **options)
 
-    def _stored(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
+    def _store_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
         if not isinstance(reply, AIMessage):
             raise TypeError(f"{self.name}: only chat models can be recorded; this one returned a {type(reply).__name__}")
-        usage = Usage.of(reply)
+        usage = Usage.from_reply(reply)
         if not reply.usage_metadata:
-            usage = Usage(1, sum(estimated(text(message)) for message in messages), estimated(text(reply)))
-        kept = {"content": reply.content} | {name: value for name in KEPT if (value := getattr(reply, name))}
+            usage = Usage(1, sum(estimate_tokens(text(message)) for message in messages), estimate_tokens(text(reply)))
+        kept = {"content": reply.content} | {name: value for name in REPLY_FIELDS if (value := getattr(reply, name))}
         return AIMessage(**self.cache.put(place, kept, self.stage, usage, time.perf_counter() - start))
 
 
@@ -321,7 +325,9 @@ def _messages(input: Any) -> list[BaseMessage]:
     return convert_to_messages([input] if isinstance(input, str) else input)
 
 
-def _said(message: BaseMessage) -> dict[str, Any]:
+def _message_fields(message: BaseMessage) -> dict[str, Any]:
     """A message as the model is told it."""
     fields = message.__dict__  # to ask a message for what it has not takes 5 us
-    return {"type": message.type, "content": message.content} | {name: fields[name] for name in SAID if fields.get(name)}
+    return {"type": message.type, "content": message.content} | {
+        name: fields[name] for name in MESSAGE_FIELDS if fields.get(name)
+    }

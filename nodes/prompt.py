@@ -15,7 +15,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from ..memory.records import UserError
 
-HERE = Path(__file__).parent / "prompts"
+PROMPTS_DIR = Path(__file__).parent / "prompts"
 _ROLES = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
 
 
@@ -34,13 +34,13 @@ class Prompt:
     @classmethod
     def load(cls, name: str, overrides: Path | None = None) -> Prompt:
         """Read `<name>.md` from `overrides` if it is there, else the one that comes with the package."""
-        path = overrides / f"{name}.md" if overrides else HERE / f"{name}.md"
+        path = overrides / f"{name}.md" if overrides else PROMPTS_DIR / f"{name}.md"
         if overrides and not overrides.is_dir():
             raise PromptError(f"prompts: {overrides} is not a directory")
         if not path.is_file():
-            path = HERE / f"{name}.md"
+            path = PROMPTS_DIR / f"{name}.md"
         if not path.is_file():
-            known = sorted(str(p.relative_to(HERE).with_suffix("")) for p in HERE.rglob("*.md"))
+            known = sorted(str(p.relative_to(PROMPTS_DIR).with_suffix("")) for p in PROMPTS_DIR.rglob("*.md"))
             raise PromptError(f"prompt '{name}' does not exist; there are {known}")
         return cls.read(name, path.read_text(encoding="utf-8"), source=str(path))
 
@@ -61,7 +61,7 @@ class Prompt:
         return cls(name, tuple(parts))
 
     @property
-    def names(self) -> frozenset[str]:
+    def placeholders(self) -> frozenset[str]:
         """The values that the text asks for."""
         return frozenset(n for _, template in self.parts for n in template.get_identifiers())
 
@@ -71,9 +71,9 @@ class Prompt:
         Raises:
             PromptError: naming the value that is missing, or the one that the text has no place for.
         """
-        for name in sorted(values.keys() - self.names):
-            raise PromptError(f"prompt '{self.name}' has no ${name}; it has {sorted(self.names)}")
-        for name in sorted(self.names - values.keys()):
+        for name in sorted(values.keys() - self.placeholders):
+            raise PromptError(f"prompt '{self.name}' has no ${name}; it has {sorted(self.placeholders)}")
+        for name in sorted(self.placeholders - values.keys()):
             raise PromptError(f"prompt '{self.name}' needs ${name}; given were {sorted(values)}")
         return [_ROLES[role](template.substitute(values)) for role, template in self.parts]
 

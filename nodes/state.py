@@ -36,7 +36,7 @@ from ..memory.records import (
 )
 
 
-class Attempt(TypedDict):
+class EpisodeInput(TypedDict):
     """What an episode graph is asked to do; its input."""
 
     task: Task
@@ -46,7 +46,7 @@ class Attempt(TypedDict):
     """Number of the attempt within the run, from 0."""
 
 
-class Episode(Attempt):
+class Episode(EpisodeInput):
     """Where the agent stands."""
 
     observation: Observation
@@ -102,14 +102,14 @@ class Advice(TypedDict):
     """One per candidate, in the same order."""
 
 
-class Updated(Proposal):
+class UpdatedLogits(Proposal):
     """Candidates after a logit update."""
 
     prior: list[float]
     """z(s, a) before it, in nats, one per candidate."""
 
 
-class Advised(Advice, Updated):
+class Advised(Advice, UpdatedLogits):
     """A decision that memory had a part in."""
 
 
@@ -184,7 +184,7 @@ class Judged(TypedDict):
     """Why rewards are missing, or empty."""
 
 
-class Played(TypedDict):
+class EpisodeResult(TypedDict):
     """What comes out of an episode graph."""
 
     task: Task
@@ -200,14 +200,14 @@ class Played(TypedDict):
     """What models were asked in this episode."""
 
 
-class Equipped(TypedDict):
+class WithLibrary(TypedDict):
     """An episode played with a library of lessons in its prompts."""
 
     library: str
     """Name of the version (`memory.library.Versions`)."""
 
 
-class Problem(Equipped):
+class GroupInput(WithLibrary):
     """What a group of rollouts is about: the work that a learning step hands out."""
 
     task: Task
@@ -217,7 +217,7 @@ class Problem(Equipped):
     """The learning step, from 0."""
 
 
-class Group(Problem):
+class Group(GroupInput):
     """The rollouts of one problem, and what is made of them (Training-Free GRPO). Lived through in one go: never checkpointed,
     for every model call in it is in the cache."""
 
@@ -267,7 +267,7 @@ class Learning(TypedDict):
     usage: Annotated[Usage, add]
 
 
-class Scope(TypedDict):
+class AdapterScope(TypedDict):
     """Whose adapter: what never mixes with anybody else's (CLaaS)."""
 
     tenant: NotRequired[str]
@@ -276,7 +276,7 @@ class Scope(TypedDict):
     """Name of one of the tenant's adapters; `default` if not given."""
 
 
-class Chat(Scope):
+class ChatInput(AdapterScope):
     """A chat turn to be served; the input of CLaaS's serving graph."""
 
     id: str
@@ -290,7 +290,7 @@ class Chat(Scope):
     """False: it is not kept, and nothing is learned from it."""
 
 
-class Served(Chat):
+class ServedChat(ChatInput):
     """A chat turn that was answered, and what was said of it. Plain data: the tokens stand in the replay buffer as well."""
 
     reply: Reply
@@ -308,14 +308,14 @@ class Served(Chat):
     """Whether the same feedback had come before."""
 
 
-class Due(Scope):
+class GradientStepInput(AdapterScope):
     """A gradient step that is to be taken, if there is anything to learn from; the input of CLaaS's learning graph."""
 
     least: NotRequired[int]
     """Ready exchanges that it needs; the settings' B_min if not given."""
 
 
-class Learned(Due):
+class GradientStepState(GradientStepInput):
     """A gradient step of one adapter."""
 
     batch: str

@@ -23,11 +23,11 @@ def test_the_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_flow_shown_is_the_flow_run() -> None:
     from learngraph.graphs.jitrl import FLOW
-    from learngraph.graphs.wiring.flow import parse
+    from learngraph.graphs.wiring.flow import parse_flow
 
     shown = re.search(r"^```mermaid\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
     assert shown is not None
-    assert parse(shown.group(1)) == parse(FLOW)
+    assert parse_flow(shown.group(1)) == parse_flow(FLOW)
 
 
 def test_every_file_that_is_linked_exists() -> None:

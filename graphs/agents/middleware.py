@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from ...memory.library import Library, LibraryError, Versions, located, opened
+from ...memory.library import Library, LibraryError, LibraryVersions, find_library, open_library
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.lessons import lectured_system
+from ...nodes.retrieve.lessons import append_lessons
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -21,10 +21,10 @@ except ImportError as error:
         "ExperienceMiddleware is for agents of langchain, which is missing: pip install 'langchain>=1.0'"
     ) from error
 
-__all__ = ["ExperienceMiddleware"]
+__all__ = ["LessonsMiddleware"]
 
 
-class ExperienceMiddleware(AgentMiddleware[Any, Any, Any]):
+class LessonsMiddleware(AgentMiddleware[Any, Any, Any]):
     """Shows an agent what was learned, at the end of the system message; an empty library shows nothing.
 
     That is where the rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons, in the same words. The
@@ -43,12 +43,17 @@ class ExperienceMiddleware(AgentMiddleware[Any, Any, Any]):
     """
 
     def __init__(
-        self, library: Library | Versions | Path | str, top: int = 0, prompts: Path | None = None, *, ids: bool = True
+        self,
+        library: Library | LibraryVersions | Path | str,
+        lessons_per_prompt: int = 0,
+        prompts: Path | None = None,
+        *,
+        show_ids: bool = True,
     ) -> None:
         super().__init__()
-        if top < 0:
-            raise LibraryError(f"top is how many lessons are shown, 0 for all; got {top}")
-        self.top, self.ids = top, ids
+        if lessons_per_prompt < 0:
+            raise LibraryError(f"top is how many lessons are shown, 0 for all; got {lessons_per_prompt}")
+        self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = library
         self._seen: tuple[int, ...] | None = None
@@ -67,9 +72,9 @@ class ExperienceMiddleware(AgentMiddleware[Any, Any, Any]):
             return held
         return held.at(held.head) if held.head else Library()
 
-    def _read(self, place: Path | str) -> Library | Versions:
+    def _read(self, place: Path | str) -> Library | LibraryVersions:
         """What stands there, if it is not what was read last."""
-        path = located(place)
+        path = find_library(place)
         try:
             stat = os.stat(path)
         except OSError as error:
@@ -78,20 +83,20 @@ class ExperienceMiddleware(AgentMiddleware[Any, Any, Any]):
         if seen == self._seen:
             return self._held
         self._seen = seen  # also of a broken file: it is warned of once
-        return opened(path)
+        return open_library(path)
 
-    def _shown(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _with_lessons(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         asked = next((m.text for m in reversed(request.messages) if isinstance(m, HumanMessage)), "")
-        told = self.library.text(str(asked), self.top, self.ids)
+        told = self.library.text(str(asked), self.lessons_per_prompt, self.show_ids)
         if not told:
             return request
         system = [request.system_message] if request.system_message else []
-        return request.override(system_message=cast(SystemMessage, lectured_system(system, told, self._prompt)[0]))
+        return request.override(system_message=cast(SystemMessage, append_lessons(system, told, self._prompt)[0]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the lessons in the system message."""
-        return handler(self._shown(request))
+        return handler(self._with_lessons(request))
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
         """The same, for agents that are awaited."""
-        return await handler(self._shown(request))
+        return await handler(self._with_lessons(request))

@@ -14,11 +14,11 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
-from ...nodes.retrieve.attempts import Push, Running
-from ...nodes.state import Attempt, Choice, Episode, Judged, Planned, Played
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.retrieve.attempts import EpisodePrompt, Push
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Planned
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -28,7 +28,7 @@ flowchart LR
 """
 
 
-class State(Episode, Planned, Choice, Judged):
+class BestOfNState(Episode, Planned, Choice, Judged):
     """The channels of an attempt."""
 
 
@@ -41,17 +41,19 @@ class BestOfN:
 
 
 def build(
-    parts: Parts, settings: BestOfN | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: BestOfN | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or BestOfN()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.policy(Running(**parts.running())),
+        "propose": parts.make_policy(EpisodePrompt(**parts.prompt_arguments())),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
-        "judge": parts.judged(),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
         "push": Push(Buffer(parts.shelf), parts.environment, parts.journal),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "best-of-n", **compile})
+    builder = StateGraph(BestOfNState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(
+        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "best-of-n", **compile}
+    )

@@ -9,11 +9,11 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
-from ...nodes.retrieve.attempts import Running
-from ...nodes.state import Attempt, Choice, Episode, Planned, Played
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.retrieve.attempts import EpisodePrompt
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -23,7 +23,7 @@ flowchart LR
 """
 
 
-class State(Episode, Planned, Choice):
+class ChainOfThoughtState(Episode, Planned, Choice):
     """The channels of a chain-of-thought attempt."""
 
 
@@ -33,14 +33,14 @@ class ChainOfThought:
 
 
 def build(
-    parts: Parts, settings: ChainOfThought | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: ChainOfThought | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "reason": parts.writer("cot")(Running(**parts.running()), "cot"),
+        "reason": parts.require_writer("cot")(EpisodePrompt(**parts.prompt_arguments()), "cot"),
         "choose": Choose(),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "cot", **compile})
+    builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "cot", **compile})

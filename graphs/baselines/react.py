@@ -13,11 +13,11 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
-from ...nodes.retrieve.attempts import Running
-from ...nodes.state import Attempt, Choice, Episode, Planned, Played
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.retrieve.attempts import EpisodePrompt
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -27,7 +27,7 @@ flowchart LR
 """
 
 
-class State(Episode, Planned, Choice):
+class ReActState(Episode, Planned, Choice):
     """The channels of a ReAct episode."""
 
 
@@ -35,23 +35,23 @@ class State(Episode, Planned, Choice):
 class ReAct:
     """Hyper-parameters."""
 
-    recent: int | None = None
+    history_steps: int | None = None
     """How many earlier steps of the episode the model sees; None: as many as fit."""
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best."""
 
 
 def build(
-    parts: Parts, settings: ReAct | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: ReAct | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
-    seen = Running(recent=settings.recent, **parts.running())
+    seen = EpisodePrompt(max_steps=settings.history_steps, **parts.prompt_arguments())
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.write(seen, "react") if parts.write else parts.policy(seen),
+        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "react", **compile})
+    builder = StateGraph(ReActState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "react", **compile})

@@ -24,34 +24,34 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...memory.experiences import TrajectoryShelf
+from ...memory.experiences import TrajectoryStore
 from ...memory.lessons import Lessons
 from ...memory.records import Lesson, UserError
-from ...memory.storage.shelf import Shelf
+from ...memory.storage.shelf import RecordStore
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout, Push
-from ...nodes.state import Attempt, Choice, Episode, Judged, Noted, Planned, Played
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
 from ...nodes.synthesize.reasoning_bank import (
-    Banked,
+    AddLessons,
+    AttemptOutcome,
+    AttemptSheet,
     Consult,
-    Ended,
-    Extractor,
-    Keep,
-    Pool,
-    Rollouts,
-    Sheet,
-    Taught,
-    Verdict,
+    FindUnread,
+    LessonChannels,
+    LessonExtractor,
+    ReasoningBankPrompt,
+    RouteExtraction,
+    VerdictByReturn,
     extract,
-    questions,
+    extractor_prompts,
+    route_unread,
     study,
-    unread,
     verdict,
 )
-from ..wiring.flow import Node, Router, compiled, wire
-from ..wiring.parts import Parts, chosen
+from ..wiring.flow import Node, Router, compile_graph, wire
+from ..wiring.parts import MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -65,7 +65,7 @@ flowchart LR
 """
 
 
-class State(Episode, Banked, Planned, Choice, Judged, Noted):
+class ReasoningBankState(Episode, LessonChannels, Planned, Choice, Judged, Noted):
     """The channels of a ReasoningBank episode."""
 
 
@@ -75,30 +75,30 @@ class ReasoningBank:
 
     k: int = 1
     """Tasks whose lessons are looked up, or lessons. Paper: 1; AdaMEM's comparison: 1 to 16."""
-    by: Literal["tasks", "items"] = "tasks"
+    retrieval_unit: Literal["tasks", "items"] = "tasks"
     """What k counts: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
-    items: int = 3
+    max_items: int = 3
     """Items from one attempt at most. Paper: 3."""
-    rollouts: int = 1
+    group_size: int = 1
     """Attempts at a task that are set against each other; nothing is learned between. 1: each for itself. Paper: 1, and 3 to 5
     when scaling."""
-    contrasted: int = 5
+    max_contrast_items: int = 5
     """Items from such a comparison at most. Paper: 5."""
     verdict: Literal["return", "model"] = "return"
     """Who says whether an attempt succeeded: its return, or a model that is told no reward, in a call of its own (paper)."""
-    success: float | None = None
+    success_threshold: float | None = None
     """The return from which an attempt counts as a success; the environment's own threshold if not given. Under a judge, of this
     run's attempts alone: a bank's count by the environment's."""
     bank: str = ""
     """A JSONL file of trajectories (`learngraph adamem build`, `learngraph memory export`) that is read before the first attempt,
     with a call each. Every seed reads it for itself; what that takes is counted apart (`studied`), in no attempt's tokens."""
-    kind: Literal["success", "all"] = "all"
+    outcomes: Literal["success", "all"] = "all"
     """Which of them. AdaMEM's comparison: success."""
     online: bool = True
     """Learn from the run's own attempts."""
-    budget: int | None = None
+    max_memory_tokens: int | None = None
     """Tokens of lessons in a prompt; half of the model's window if not given. The oldest and least similar ones are left out."""
-    clip: int = 200
+    max_state_chars: int = 200
     """Characters of a past state that prompts keep."""
     cross_task: bool = False
     """Runs of all seeds share one library, and are played in turn."""
@@ -106,10 +106,10 @@ class ReasoningBank:
     """Of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
-        chosen(self, "reasoning-bank")
+        check_literals(self, "reasoning-bank")
         for name, least in (
-            *(("k", 1), ("items", 1), ("rollouts", 1), ("contrasted", 1), ("clip", 1)),
-            *(("budget", 0), ("temperature", 0)),
+            *(("k", 1), ("max_items", 1), ("group_size", 1), ("max_contrast_items", 1), ("max_state_chars", 1)),
+            *(("max_memory_tokens", 0), ("temperature", 0)),
         ):
             if (given := getattr(self, name)) is not None and given < least:
                 raise UserError(f"reasoning-bank: {name} is at least {least}, got {given}")
@@ -122,9 +122,9 @@ class ReasoningBank:
     @classmethod
     def pool(cls) -> ReasoningBank:
         """AdaMEM's comparison: lessons from a bank's successes, the most fitting one shown, nothing learned on the way."""
-        return cls(by="items", kind="success", online=False)
+        return cls(retrieval_unit="items", outcomes="success", online=False)
 
-    def read(self, parts: Parts) -> dict[str, Ended]:
+    def read_bank(self, parts: MethodInputs) -> dict[str, AttemptOutcome]:
         """The trajectories of the bank from this environment, by id, and how they ended.
 
         Raises:
@@ -132,83 +132,93 @@ class ReasoningBank:
         """
         if not self.bank:
             return {}
-        least = parts.theirs(self.success)
+        least = parts.bank_success_threshold(self.success_threshold)
         found = {}
-        for trajectory in parts.banked(self.bank, "reasoning-bank"):
+        for trajectory in parts.bank_trajectories(self.bank, "reasoning-bank"):
             ended = None if least is None or trajectory.value is None else trajectory.value >= least
-            if trajectory.domain == parts.environment.name and (ended or self.kind == "all"):
-                found[trajectory.id] = Ended(trajectory, ended)
+            if trajectory.domain == parts.environment.name and (ended or self.outcomes == "all"):
+                found[trajectory.id] = AttemptOutcome(trajectory, ended)
         if not found:
-            wanted = "success" if self.kind == "success" else "trajectory"
+            wanted = "success" if self.outcomes == "success" else "trajectory"
             raise UserError(f"reasoning-bank: {self.bank} holds no {wanted} of {parts.environment.name}")
         return found
 
 
-def library(shelf: TrajectoryShelf | None) -> Lessons:
+def open_lessons(shelf: TrajectoryStore | None) -> Lessons:
     """Lessons that lie beside the trajectories of a shelf in the same store; in this process where there is no such store."""
-    if not isinstance(shelf, Shelf):
+    if not isinstance(shelf, RecordStore):
         return Lessons()
-    return Lessons(Shelf(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
+    return Lessons(RecordStore(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
 
 
 def build(
-    parts: Parts, settings: ReasoningBank | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: ReasoningBank | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReasoningBank()
-    model, layout, brief = parts.asked("reasoning-bank"), Layout(clip=settings.clip), "reasoning_bank/brief"
+    model, layout, brief = (
+        parts.require_chat_model("reasoning-bank"),
+        Layout(clip=settings.max_state_chars),
+        "reasoning_bank/brief",
+    )
     _check(parts, settings)
-    lessons, bank, buffer = library(parts.shelf), settings.read(parts), Buffer(parts.shelf)
-    asked = questions(parts.prompts)
-    longest = max(sum(parts.count(template.template) for _, template in prompt.parts) for prompt in asked.values())
-    sheet = Sheet(layout, parts.count, parts.room - longest)  # what is asked stands around the attempts
-    extractor = Extractor(
+    lessons, bank, buffer = open_lessons(parts.shelf), settings.read_bank(parts), Buffer(parts.shelf)
+    asked = extractor_prompts(parts.prompts)
+    longest = max(sum(parts.count_tokens(template.template) for _, template in prompt.parts) for prompt in asked.values())
+    sheet = AttemptSheet(
+        layout, parts.count_tokens, parts.max_prompt_tokens - longest
+    )  # what is asked stands around the attempts
+    extractor = LessonExtractor(
         sheet,
         parts.environment,
         asked,
-        settings.items,
-        settings.contrasted,
-        parts.write is None,
+        settings.max_items,
+        settings.max_contrast_items,
+        parts.make_writing_policy is None,
     )
     again = Prompt.load("ask/again", parts.prompts)
-    seen = Taught(
+    seen = ReasoningBankPrompt(
         library=lessons,
-        room=parts.room // 2 if settings.budget is None else settings.budget,
-        **parts.running(layout, Prompt.load(brief, parts.prompts).text()),
+        max_lesson_tokens=parts.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens,
+        **parts.prompt_arguments(layout, Prompt.load(brief, parts.prompts).text()),
     )
     asks = settings.verdict == "model" and settings.online
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
-        "pool": Pool(lessons, bank),
+        "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
-        "shelve": Keep(lessons),
-        "consult": Consult(lessons, parts.environment, settings.k, settings.by),
-        "propose": parts.write(seen, "react") if parts.write else parts.policy(seen),
+        "shelve": AddLessons(lessons),
+        "consult": Consult(lessons, parts.environment, settings.k, settings.retrieval_unit),
+        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
-        "judge": parts.judged(),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
         "verdict": verdict(model, parts.environment, parts.journal, sheet, parts.prompts)
         if asks
-        else Verdict(parts.least(settings.success)),
-        "extract": extract(model, extractor, buffer, parts.journal, again, settings.rollouts),
-        "keep": Keep(lessons),
+        else VerdictByReturn(parts.success_threshold(settings.success_threshold)),
+        "extract": extract(model, extractor, buffer, parts.journal, again, settings.group_size),
+        "keep": AddLessons(lessons),
         "remember": Push(buffer, parts.environment, parts.journal),
     }
-    routers: dict[str, Router] = {"pool": unread, "act": progress, "verdict": Rollouts(settings.rollouts, settings.online)}
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "reasoning-bank", **compile})
+    routers: dict[str, Router] = {
+        "pool": route_unread,
+        "act": route_episode_end,
+        "verdict": RouteExtraction(settings.group_size, settings.online),
+    }
+    builder = StateGraph(ReasoningBankState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "reasoning-bank", **compile})
 
 
-def _check(parts: Parts, settings: ReasoningBank) -> None:
+def _check(parts: MethodInputs, settings: ReasoningBank) -> None:
     """Raise UserError for settings that cannot work with these parts."""
     drawn = parts.environment is None  # a drawing has no environment, and no bank
     if not settings.online and not settings.bank and not drawn:
         raise UserError("reasoning-bank: online=False learns nothing but from a bank; give one (--bank FILE)")
-    if settings.verdict == "model" and parts.write is None:
+    if settings.verdict == "model" and parts.make_writing_policy is None:
         raise UserError(
             "reasoning-bank: verdict=model has a model write its verdict; this one only scores actions (--verdict return)"
         )
-    unsaid = settings.online and settings.verdict == "return" and parts.least(settings.success) is None
+    unsaid = settings.online and settings.verdict == "return" and parts.success_threshold(settings.success_threshold) is None
     if unsaid and not drawn:
         silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
         raise UserError(

@@ -18,13 +18,13 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, Layout, Lessons, Push, lesson
-from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
+from ...nodes.retrieve.attempts import Compose, Layout, Push, ReflectionsPrompt, note_line
+from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
 from ...nodes.synthesize.reflect import reflect
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts, chosen
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -34,7 +34,7 @@ flowchart LR
 """
 
 
-class State(Episode, Composed, Planned, Choice, Judged, Noted):
+class ReflexionState(Episode, Composed, Planned, Choice, Judged, Noted):
     """The channels of a Reflexion attempt."""
 
 
@@ -42,51 +42,61 @@ class State(Episode, Composed, Planned, Choice, Judged, Noted):
 class Reflexion:
     """Hyper-parameters."""
 
-    keep: Literal["last", "budget"] = "last"
+    selection: Literal["last", "budget"] = "last"
     """Plans in the prompt: the `last` ones (original: 3), or all (`budget`: as many as fit; ICRL's comparison)."""
-    last: int = 3
-    budget: int | None = None
+    last_n: int = 3
+    max_memory_tokens: int | None = None
     """Tokens of plans with `keep=budget`; half of the model's window if not given."""
-    clip: int = 200
+    max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
-        chosen(self, "reflexion")
+        check_literals(self, "reflexion")
 
     @classmethod
-    def unlimited(cls) -> Reflexion:
+    def all_plans(cls) -> Reflexion:
         """All plans, as in the comparison of the ICRL paper."""
-        return cls(keep="budget")
+        return cls(selection="budget")
 
 
 def build(
-    parts: Parts, settings: Reflexion | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: Reflexion | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
-    buffer, layout = Buffer(parts.shelf), Layout(clip=settings.clip)
+    buffer, layout = Buffer(parts.shelf), Layout(clip=settings.max_state_chars)
     brief = Prompt.load("reflexion/brief", parts.prompts).text()
     compose = Compose(
         buffer,
-        lesson,
-        parts.count,
-        parts.room - parts.count(brief),
-        settings.keep,
-        settings.budget,
-        settings.last,
-        listed=parts.listed,
+        note_line,
+        parts.count_tokens,
+        parts.max_prompt_tokens - parts.count_tokens(brief),
+        settings.selection,
+        settings.max_memory_tokens,
+        settings.last_n,
+        list_actions=parts.list_actions,
     )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": compose,
-        "propose": parts.policy(Lessons(buffer=buffer, **parts.running(layout, brief))),
+        "propose": parts.make_policy(ReflectionsPrompt(buffer=buffer, **parts.prompt_arguments(layout, brief))),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
-        "judge": parts.judged(),
-        "reflect": reflect(parts.asked("reflexion"), buffer, parts.journal, layout, parts.count, parts.room, parts.prompts),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "judge": parts.judge_node(),
+        "reflect": reflect(
+            parts.require_chat_model("reflexion"),
+            buffer,
+            parts.journal,
+            layout,
+            parts.count_tokens,
+            parts.max_prompt_tokens,
+            parts.prompts,
+        ),
         "push": Push(buffer, parts.environment, parts.journal),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "reflexion", **compile})
+    builder = StateGraph(ReflexionState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(
+        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "reflexion", **compile}
+    )

@@ -18,14 +18,14 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, progress
+from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Attempts, Compose, Layout, Push
-from ...nodes.state import Attempt, Choice, Composed, Episode, Judged, Noted, Planned, Played
+from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Layout, Push
+from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
 from ...nodes.synthesize.reflect import feedback
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -35,7 +35,7 @@ flowchart LR
 """
 
 
-class State(Episode, Composed, Planned, Choice, Judged, Noted):
+class SelfRefineState(Episode, Composed, Planned, Choice, Judged, Noted):
     """The channels of a Self-Refine attempt."""
 
 
@@ -43,32 +43,49 @@ class State(Episode, Composed, Planned, Choice, Judged, Noted):
 class SelfRefine:
     """Hyper-parameters."""
 
-    budget: int | None = None
+    max_memory_tokens: int | None = None
     """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
-    clip: int = 200
+    max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
     temperature: float = 1.0
     """Of the softmax over scored actions; 0 takes the best."""
 
 
 def build(
-    parts: Parts, settings: SelfRefine | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs, settings: SelfRefine | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
-    buffer, layout = Buffer(parts.shelf), Layout("none", settings.clip, notes=True)
+    buffer, layout = Buffer(parts.shelf), Layout("none", settings.max_state_chars, notes=True)
     brief = Prompt.load("self_refine/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
-            buffer, layout.attempt, parts.count, parts.room - parts.count(brief), budget=settings.budget, listed=parts.listed
+            buffer,
+            layout.attempt,
+            parts.count_tokens,
+            parts.max_prompt_tokens - parts.count_tokens(brief),
+            budget=settings.max_memory_tokens,
+            list_actions=parts.list_actions,
         ),
-        "propose": parts.policy(Attempts(buffer=buffer, earlier=layout, **parts.running(layout, brief))),
+        "propose": parts.make_policy(
+            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **parts.prompt_arguments(layout, brief))
+        ),
         "choose": Choose(settings.temperature),
-        "act": Act(parts.environment, parts.journal, detail=("candidates",), spent=("candidates",)),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "unjudged": NoJudge(),
-        "feedback": feedback(parts.asked("self-refine"), buffer, parts.journal, layout, parts.count, parts.room, parts.prompts),
+        "feedback": feedback(
+            parts.require_chat_model("self-refine"),
+            buffer,
+            parts.journal,
+            layout,
+            parts.count_tokens,
+            parts.max_prompt_tokens,
+            parts.prompts,
+        ),
         "push": Push(buffer, parts.environment, parts.journal),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "self-refine", **compile})
+    builder = StateGraph(SelfRefineState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(
+        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "self-refine", **compile}
+    )

@@ -10,9 +10,9 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.storage.journal import Journal
 from ...nodes.act.decide import Choose
-from ...nodes.act.episode import Act, Begin, Environment, progress
-from ...nodes.state import Attempt, Choice, Episode, Played
-from ..wiring.flow import Node, compiled, wire
+from ...nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult
+from ..wiring.flow import Node, compile_graph, wire
 
 FLOW = """
 flowchart LR
@@ -22,7 +22,7 @@ flowchart LR
 """
 
 
-class State(Episode, Choice):
+class StaticState(Episode, Choice):
     """The channels of a static episode."""
 
 
@@ -48,7 +48,7 @@ def build(
         "begin": Begin(environment),
         "propose": policy,
         "choose": Choose((settings or Static()).temperature),
-        "act": Act(environment, journal, detail=("candidates",), spent=("candidates",)),
+        "act": Act(environment, journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "static", **compile})
+    builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "static", **compile})

@@ -14,11 +14,11 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.q_table import QTable
 from ...memory.storage.journal import Journal
-from ...nodes.act.episode import Act, Begin, Environment, progress
-from ...nodes.act.tabular import EpsilonGreedy, Keep, LookUp
-from ...nodes.state import Attempt, Played
-from ..wiring.flow import Node, compiled, wire
-from .static import State
+from ...nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
+from ...nodes.state import EpisodeInput, EpisodeResult
+from ..wiring.flow import Node, compile_graph, wire
+from .static import StaticState
 
 FLOW = """
 flowchart LR
@@ -34,7 +34,7 @@ class Tabular:
 
     gamma: float = 0.95
     """Discount per step."""
-    rate: float = 0.5
+    learning_rate: float = 0.5
     """Learning rate of a backup, in (0, 1]."""
     epsilon: float = 0.1
     """How often any action is taken instead of the best."""
@@ -52,10 +52,10 @@ def build(
     """The graph of one episode; arguments as in `graphs.jitrl.build`."""
     nodes: dict[str, Node] = {
         "begin": Begin(environment),
-        "look_up": LookUp(table, environment),
+        "look_up": LookUpQValues(table, environment),
         "choose": EpsilonGreedy((settings or Tabular()).epsilon),
-        "act": Act(environment, journal, detail=("candidates",), spent=("candidates",)),
-        "keep": Keep(table, environment, journal),
+        "act": Act(environment, journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "keep": UpdateQTable(table, environment, journal),
     }
-    builder = StateGraph(State, input_schema=Attempt, output_schema=Played)
-    return compiled(wire(builder, FLOW, nodes, {"act": progress}, chain=chain), **{"name": "tabular", **compile})
+    builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "tabular", **compile})

@@ -19,14 +19,25 @@ from typing import Any, NotRequired
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.library import Versions
+from ...memory.library import LibraryVersions
 from ...memory.records import UserError
 from ...nodes.act.episode import Act
-from ...nodes.act.tool_use import Dialogue, Equip, Submit, Think, Tools, Toolset, ToolState, Use, asked_for, left
+from ...nodes.act.tool_use import (
+    BeginWithTools,
+    Dialogue,
+    Submit,
+    Think,
+    ToolFactory,
+    Toolset,
+    ToolState,
+    UseTools,
+    route_remaining_answer,
+    route_tool_calls,
+)
 from ...nodes.prompt import Prompt
-from ...nodes.state import Attempt, Choice, Episode, Planned, Played
-from ..wiring.flow import Node, compiled, wire
-from ..wiring.parts import Parts
+from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 
 FLOW = """
 flowchart LR
@@ -38,20 +49,20 @@ flowchart LR
 """
 
 
-class Request(Attempt):
+class ToolAgentInput(EpisodeInput):
     """What is to be solved, and under which lessons."""
 
     library: NotRequired[str]
     """Name of the version (`memory.library.Versions`); empty or absent: without lessons."""
 
 
-class State(Episode, Planned, Choice, ToolState):
+class ToolAgentState(Episode, Planned, Choice, ToolState):
     """The channels of an episode with tools."""
 
     library: NotRequired[str]
 
 
-class Solved(Played):
+class ToolAgentOutput(EpisodeResult):
     """What comes out of it."""
 
     answer: str
@@ -63,30 +74,36 @@ class Solved(Played):
 class ToolAgent:
     """Hyper-parameters."""
 
-    turns: int = 20
+    max_turns: int = 20
     """How often the model is asked at most; at the last turn it has to answer. Training-Free GRPO: 50 for mathematics, 20 for the
     web."""
     temperature: float | None = None
     """Of the model; None: its own. Training-Free GRPO: 0.7 when learning, 0.3 when tested."""
-    top: int = 0
+    lessons_per_prompt: int = 0
     """How many lessons are shown at most, the ones that fit the task best; 0: all."""
-    output: int = 8000
+    max_output_chars: int = 8000
     """Characters of a tool's answer that the model is shown; longer ones lose their middle."""
-    shown: int = 1000
+    max_transcript_chars: int = 1000
     """Characters of it in the transcript, for those who compare rollouts."""
 
     def __post_init__(self) -> None:
-        for name, least in (("turns", 1), ("temperature", 0), ("top", 0), ("output", 100), ("shown", 100)):
+        for name, least in (
+            ("max_turns", 1),
+            ("temperature", 0),
+            ("lessons_per_prompt", 0),
+            ("max_output_chars", 100),
+            ("max_transcript_chars", 100),
+        ):
             if (given := getattr(self, name)) is not None and given < least:
                 raise UserError(f"tool-agent: {name} is at least {least}, got {given}")
 
 
 def build(
-    parts: Parts,
+    parts: MethodInputs,
     settings: ToolAgent | None = None,
     *,
-    tools: Tools | None = None,
-    lessons: Versions | None = None,
+    tools: ToolFactory | None = None,
+    lessons: LibraryVersions | None = None,
     chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
@@ -103,7 +120,7 @@ def build(
         UserError: there is no model, or the environment cannot read a written answer.
     """
     settings = settings or ToolAgent()
-    model, world = parts.asked("tool-agent"), parts.environment
+    model, world = parts.require_chat_model("tool-agent"), parts.environment
     read = getattr(world, "read", None)
     if world is not None and read is None:  # a drawing has no environment
         raise UserError(
@@ -116,20 +133,21 @@ def build(
         Prompt.load("tool_agent/last", parts.prompts),
         Prompt.load("training_free_grpo/lessons", parts.prompts) if lessons else None,
         lessons,
-        settings.top,
-        settings.turns,
-        parts.count,
-        parts.room,
+        settings.lessons_per_prompt,
+        settings.max_turns,
+        parts.count_tokens,
+        parts.max_prompt_tokens,
     )
     options = {} if settings.temperature is None else {"temperature": settings.temperature}
     nodes: dict[str, Node] = {
-        "begin": Equip(world, toolset=toolset),
+        "begin": BeginWithTools(world, toolset=toolset),
         "think": Think(model, toolset, dialogue, Prompt.load("ask/again", parts.prompts), options),
-        "use": Use(toolset, settings.output, settings.shown),
+        "use": UseTools(toolset, settings.max_output_chars, settings.max_transcript_chars),
         "answer": Submit(read or (lambda reply: (reply,)), toolset),
         "act": Act(world, parts.journal),
     }
-    builder = StateGraph(State, input_schema=Request, output_schema=Solved)
-    return compiled(
-        wire(builder, FLOW, nodes, {"think": asked_for, "act": left}, chain=chain), **{"name": "tool-agent", **compile}
+    builder = StateGraph(ToolAgentState, input_schema=ToolAgentInput, output_schema=ToolAgentOutput)
+    return compile_graph(
+        wire(builder, FLOW, nodes, {"think": route_tool_calls, "act": route_remaining_answer}, chain=chain),
+        **{"name": "tool-agent", **compile},
     )

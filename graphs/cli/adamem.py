@@ -23,7 +23,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.records import Task, Trajectory, Transition, UserError
-from ..wiring.flags import CommandError, parse, positional
+from ..wiring.flags import CommandError, parse_flags, split_positional
 
 if TYPE_CHECKING:
     from ...nodes.synthesize.mft import Pair
@@ -57,7 +57,7 @@ def adamem(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildOptions:
     """Which trajectories."""
 
     out: Path
@@ -71,21 +71,21 @@ class Build:
     """The fold of the environment's tasks, if not of a run folder. Keep it apart from the one that is tested on."""
     tasks: int = 20
     """How many tasks, from the first one."""
-    attempts: int = 2
+    attempts_per_task: int = 2
     """At each task, if perturbed or random."""
-    wrong: float = 0.3
+    wrong_turn_rate: float = 0.3
     """Chance of a wrong turn at a step (perturbed)."""
     horizon: int | None = None
     """Steps after which an episode ends; the environment's own if not given."""
-    success: float | None = None
+    success_threshold: float | None = None
     """The score from which a task counts as solved, to tell how many are; the environment's own if not given."""
     seed: int = 0
     """Of wrong turns, cuts and random play."""
 
     def __post_init__(self) -> None:
-        if self.tasks < 1 or self.attempts < 1 or not 0 <= self.wrong <= 1:
+        if self.tasks < 1 or self.attempts_per_task < 1 or not 0 <= self.wrong_turn_rate <= 1:
             raise CommandError(
-                f"--tasks and --attempts are at least 1 and --wrong from 0 to 1, got {self.tasks}, {self.attempts}, {self.wrong}"
+                f"--tasks and --attempts are at least 1 and --wrong from 0 to 1, got {self.tasks}, {self.attempts_per_task}, {self.wrong_turn_rate}"
             )
 
 
@@ -94,13 +94,15 @@ def build(args: Sequence[str]) -> int:
     from ...memory.storage.shelf import write_jsonl
     from ...tools.environments.catalogue import open_environment
 
-    options: Build = parse(Build, args, "learngraph adamem build", "A bank of trajectories, for run adamem --bank FILE.")
+    options: BuildOptions = parse_flags(
+        BuildOptions, args, "learngraph adamem build", "A bank of trajectories, for run adamem --bank FILE."
+    )
     if options.source not in SOURCES:
         if not Path(options.source).is_dir():
             raise CommandError(f"--source is {', '.join(SOURCES)} or a run folder; there is no folder {options.source}")
         if options.env is not None:
             raise CommandError(f"--env {options.env}: the run folder {options.source} says itself what was played")
-        made, solved, split = _played(Path(options.source))
+        made, solved, split = _read_trajectories(Path(options.source))
     else:
         if options.env is None:
             raise CommandError("learngraph adamem build: --env says which environment's tasks; toy would do")
@@ -117,7 +119,7 @@ def build(args: Sequence[str]) -> int:
         raise UserError(f"{options.source} has no finished episode; nothing was written")
     write_jsonl(made, options.out)
     steps, tasks_ = sum(len(t.transitions) for t in made), len({(t.domain, t.task.id) for t in made})
-    least = solved if options.success is None else options.success
+    least = solved if options.success_threshold is None else options.success_threshold
     if least is None:
         told = "how many of them succeeded nobody knows: give a score with --success"
     else:
@@ -129,46 +131,46 @@ def build(args: Sequence[str]) -> int:
     return 0
 
 
-def _gold(environment: Any, task: Task, options: Build) -> Iterator[Trajectory]:
-    from ...nodes.act.episode import replayed
+def _play_gold(environment: Any, task: Task, options: BuildOptions) -> Iterator[Trajectory]:
+    from ...nodes.act.episode import replay_actions
 
-    yield replayed(environment, task, environment.gold(task), run=_named("gold", environment, task))
+    yield replay_actions(environment, task, environment.gold(task), run=_run_name("gold", environment, task))
 
 
-def _perturbed(environment: Any, task: Task, options: Build) -> Iterator[Trajectory]:
-    from ...nodes.act.episode import replayed
+def _play_perturbed_walkthroughs(environment: Any, task: Task, options: BuildOptions) -> Iterator[Trajectory]:
+    from ...nodes.act.episode import replay_actions
 
-    path, name = environment.gold(task), _named("perturbed", environment, task)
-    for n in range(options.attempts):
+    path, name = environment.gold(task), _run_name("perturbed", environment, task)
+    for n in range(options.attempts_per_task):
         draw = Random(f"{options.seed} {name}/{n}")
         if n % 2 == 0:
-            actions = _astray(environment, task, path, draw, options.wrong)
+            actions = _play_wrong_turns(environment, task, path, draw, options.wrong_turn_rate)
         else:
             actions = list(path[: draw.randint(1, max(1, len(path) - 1))])
-        yield replayed(environment, task, actions, run=name, episode=n)
+        yield replay_actions(environment, task, actions, run=name, episode=n)
 
 
-def _random(environment: Any, task: Task, options: Build) -> Iterator[Trajectory]:
-    from ...nodes.act.episode import replayed
+def _play_random(environment: Any, task: Task, options: BuildOptions) -> Iterator[Trajectory]:
+    from ...nodes.act.episode import replay_actions
 
-    name = _named("random", environment, task)
-    for n in range(options.attempts):
-        actions = _astray(environment, task, (), Random(f"{options.seed} {name}/{n}"), 1.0)
-        yield replayed(environment, task, actions, run=name, episode=n)
+    name = _run_name("random", environment, task)
+    for n in range(options.attempts_per_task):
+        actions = _play_wrong_turns(environment, task, (), Random(f"{options.seed} {name}/{n}"), 1.0)
+        yield replay_actions(environment, task, actions, run=name, episode=n)
 
 
-SOURCES: Mapping[str, Callable[[Any, Task, Build], Iterator[Trajectory]]] = {
-    "gold": _gold,
-    "perturbed": _perturbed,
-    "random": _random,
+SOURCES: Mapping[str, Callable[[Any, Task, BuildOptions], Iterator[Trajectory]]] = {
+    "gold": _play_gold,
+    "perturbed": _play_perturbed_walkthroughs,
+    "random": _play_random,
 }
 
 
-def _named(source: str, environment: Any, task: Task) -> str:
+def _run_name(source: str, environment: Any, task: Task) -> str:
     return f"{source}:{environment.name}:{task.id}"
 
 
-def _astray(environment: Any, task: Task, path: Sequence[str], draw: Random, wrong: float) -> list[str]:
+def _play_wrong_turns(environment: Any, task: Task, path: Sequence[str], draw: Random, wrong: float) -> list[str]:
     """Play on to the end: with chance `wrong` any other action that is listed, else what the walkthrough does in this state.
 
     In a state that the walkthrough never sees, its next action if it is admissible, and any action otherwise.
@@ -198,7 +200,7 @@ def _astray(environment: Any, task: Task, path: Sequence[str], draw: Random, wro
 
 
 @dataclass(frozen=True)
-class Played:
+class SavedRun:
     """One run of one method on one task, as it lies on the disk."""
 
     folder: Path
@@ -214,20 +216,20 @@ class Played:
     """The score from which the task counts as solved; None while the run goes on, or if there is no such thing."""
 
     @property
-    def chosen(self) -> Mapping[str, Any]:
+    def method_settings(self) -> Mapping[str, Any]:
         """The settings of the method."""
         methods = {name.replace(":", "-"): settings for name, settings in self.settings["methods"].items()}
         found: Mapping[str, Any] = methods.get(self.method, {})
         return found
 
 
-def _runs(folder: Path) -> list[Played]:
+def _read_runs(folder: Path) -> list[SavedRun]:
     """The runs in a folder that `learngraph run` has made.
 
     Raises:
         UserError: it is none, or damaged.
     """
-    from ..studies.sweep import written
+    from ..studies.sweep import read_rows
 
     if not (folder / "settings.json").is_file():
         raise UserError(f"{folder} is no run folder: it has no settings.json; one that 'learngraph run' has made would do")
@@ -240,16 +242,16 @@ def _runs(folder: Path) -> list[Played]:
                 continue
             result = log.parent / "result.json"
             solved = json.loads(result.read_text(encoding="utf-8")).get("solved") if result.exists() else None
-            episodes = sorted(written(log), key=lambda row: int(row["episode"]))
+            episodes = sorted(read_rows(log), key=lambda row: int(row["episode"]))
             found.append(
-                Played(log.parent, named[1], int(named[2]), settings, written(log.parent / "steps.jsonl"), episodes, solved)
+                SavedRun(log.parent, named[1], int(named[2]), settings, read_rows(log.parent / "steps.jsonl"), episodes, solved)
             )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
     return found
 
 
-def _played(folder: Path) -> tuple[list[Trajectory], float | None, str]:
+def _read_trajectories(folder: Path) -> tuple[list[Trajectory], float | None, str]:
     """What the agents of a run folder did, with the rewards that their memory holds, or else the environment's; from which
     score on it is solved; of which split the tasks are.
 
@@ -258,10 +260,10 @@ def _played(folder: Path) -> tuple[list[Trajectory], float | None, str]:
     from ...memory.storage.journal import Journal
     from ...tools.environments.catalogue import open_environment
 
-    runs = _runs(folder)
+    runs = _read_runs(folder)
     if not runs:
         raise UserError(f"{folder} has no run that has begun")
-    remembered = _remembered(folder)
+    remembered = _memory_trajectories(folder)
     settings = runs[0].settings
     environment = open_environment(settings["env"], horizon=settings["horizon"])
     made = []
@@ -295,19 +297,19 @@ def _played(folder: Path) -> tuple[list[Trajectory], float | None, str]:
         environment.close()
 
 
-def _remembered(folder: Path) -> dict[str, Trajectory]:
+def _memory_trajectories(folder: Path) -> dict[str, Trajectory]:
     """The trajectories in the memories of a run folder, by id."""
     places = sorted(path.parent for path in folder.rglob("chroma.sqlite3"))
     if not places:
         return {}
     from ...memory.storage.chroma_store import ChromaStore
-    from ...memory.storage.shelf import Shelf
+    from ...memory.storage.shelf import RecordStore
 
     found: dict[str, Trajectory] = {}
     for place in places:
         with ChromaStore.open(str(place)) as store:
             for namespace in store.list_namespaces(prefix=("trajectories",), limit=100_000):
-                found |= {t.id: t for t in Shelf(store, namespace, Trajectory).all()}
+                found |= {t.id: t for t in RecordStore(store, namespace, Trajectory).all()}
     return found
 
 
@@ -315,7 +317,7 @@ def _remembered(folder: Path) -> dict[str, Trajectory]:
 
 
 @dataclass(frozen=True)
-class Collect:
+class CollectOptions:
     """Where to."""
 
     out: Path
@@ -325,24 +327,24 @@ class Collect:
 def collect(args: Sequence[str]) -> int:
     """the strategies of a run, with what came of them"""
     from ...memory.storage.shelf import write_jsonl
-    from ...nodes.synthesize.mft import collected
+    from ...nodes.synthesize.mft import collect_pairs
 
     prog = "learngraph adamem collect RUN_FOLDER --out FILE"
     about = "One line for each strategy that was written in a run of adamem --mode high: prompt, reply, draft, action, score."
     if args and args[0] in ("-h", "--help"):
-        parse(Collect, ["--help"], prog, about)
-    place, rest = positional(args, prog)
-    options: Collect = parse(Collect, rest, prog, about)
+        parse_flags(CollectOptions, ["--help"], prog, about)
+    place, rest = split_positional(args, prog)
+    options: CollectOptions = parse_flags(CollectOptions, rest, prog, about)
     found, others = [], Counter[str]()
-    for run in _runs(Path(place)):
-        method = run.chosen
+    for run in _read_runs(Path(place)):
+        method = run.method_settings
         mode = method.get("mode", "")
         if mode != "high":
             others[f"mode {mode}" if mode else "other methods"] += 1
             continue
         solved = run.solved if method.get("success") is None else method["success"]
         told = {"seed": run.seed, "split": run.settings["split"], "domain": re.split("[?:]", run.settings["env"])[0]}
-        found.append(collected(run.steps, run.episodes, solved=solved, **told))
+        found.append(collect_pairs(run.steps, run.episodes, solved=solved, **told))
         if told["split"] != "train" and len(found) == 1:
             _tell(f"note: {place} played tasks of the split {told['split']}; whoever trains on them cannot be tested on them")
     if others:
@@ -371,24 +373,24 @@ def _authors(pairs: Sequence[Pair]) -> str:
 
 
 @dataclass(frozen=True)
-class Filter:
+class FilterOptions:
     """Which pairs to keep."""
 
     out: Path
     """The data set: a chat a line, {"messages": [...]}, the last one the strategy."""
-    arm: Literal["step", "outcome"] = "step"
+    criterion: Literal["step", "outcome"] = "step"
     """`step`: the episode succeeded and the action changed. `outcome`: as many examples, drawn from all that succeeded."""
-    success: float | None = None
+    success_threshold: float | None = None
     """The score from which an episode counts as a success; the environment's own if not given."""
     author: Literal["all", "model", "rule"] = "all"
     """Whose strategies: a model's own, or those that a rule wrote."""
-    samples: int = 0
+    draws_per_pair: int = 0
     """m: draft and action are drawn so often again, with --env and --model; 0: not at all, as in the paper."""
-    share: float = 0.5
+    min_changed_share: float = 0.5
     """Of the m x m combinations of a draft and an action, the least share that differs."""
-    rollouts: int = 0
+    rollouts_per_action: int = 0
     """Both actions are taken, and played on without memory, so often each, with --env and --model; 0: not at all."""
-    margin: float = 0.0
+    min_advantage: float = 0.0
     """What the estimated advantage must exceed, in reward units."""
     # Pairs do not say how the run was set, so whoever asks for estimates repeats what was set there.
     env: str | None = None
@@ -401,7 +403,7 @@ class Filter:
     """The server behind `openai:MODEL`."""
     temperature: float = 1.0
     """Of the draws from scored actions, as in the run."""
-    recent: int | None = None
+    history_steps: int | None = None
     """Earlier steps of the episode in prompts, as in the run."""
     window: int | None = None
     """Tokens of the model's window, as in the run."""
@@ -411,12 +413,18 @@ class Filter:
     """Of the outcome arm and of all draws."""
 
     def __post_init__(self) -> None:
-        if self.samples < 0 or self.samples == 1 or self.rollouts < 0 or not 0 <= self.share <= 1 or self.temperature < 0:
+        if (
+            self.draws_per_pair < 0
+            or self.draws_per_pair == 1
+            or self.rollouts_per_action < 0
+            or not 0 <= self.min_changed_share <= 1
+            or self.temperature < 0
+        ):
             raise CommandError(
                 "--samples is 0, or 2 and more, --rollouts and --temperature at least 0, --share from 0 to 1, "
-                f"got {self.samples}, {self.rollouts}, {self.temperature}, {self.share}"
+                f"got {self.draws_per_pair}, {self.rollouts_per_action}, {self.temperature}, {self.min_changed_share}"
             )
-        if (self.samples or self.rollouts) and (self.env is None or self.model is None):
+        if (self.draws_per_pair or self.rollouts_per_action) and (self.env is None or self.model is None):
             raise CommandError("--samples and --rollouts play again: say where with --env, and with what --model")
 
 
@@ -432,19 +440,19 @@ def filter_pairs(args: Sequence[str]) -> int:
         "pairs do not say; the defaults are those of a run without."
     )
     if args and args[0] in ("-h", "--help"):
-        parse(Filter, ["--help"], prog, about)
-    place, rest = positional(args, prog)
-    options: Filter = parse(Filter, rest, prog, about)
+        parse_flags(FilterOptions, ["--help"], prog, about)
+    place, rest = split_positional(args, prog)
+    options: FilterOptions = parse_flags(FilterOptions, rest, prog, about)
     pairs = [pair for _, pair in read_jsonl(mft.Pair, place) if options.author in ("all", pair.author)]
-    outcome = mft.outcome_set(pairs, options.success)
-    kept = mft.step_set(outcome, options.success)
+    outcome = mft.outcome_set(pairs, options.success_threshold)
+    kept = mft.step_set(outcome, options.success_threshold)
     _tell(f"{len(pairs)} strategies{_authors(pairs)}")
     _tell(f"{len(outcome)} of them in episodes that succeeded")
     _tell(f"{len(kept)} of these changed the action")
-    if options.samples or options.rollouts:
-        kept = _estimated(kept, options)
-    if options.arm == "outcome":
-        kept = mft.sampled(outcome, len(kept), options.seed)
+    if options.draws_per_pair or options.rollouts_per_action:
+        kept = _filter_by_estimates(kept, options)
+    if options.criterion == "outcome":
+        kept = mft.sample_pairs(outcome, len(kept), options.seed)
         _tell(f"{len(kept)} drawn from the {len(outcome)} that succeeded: as many")
     if not kept:
         raise UserError(f"no strategy in {place} passes; {options.out} was not written")
@@ -453,7 +461,7 @@ def filter_pairs(args: Sequence[str]) -> int:
     return 0
 
 
-def _estimated(pairs: Sequence[Pair], options: Filter) -> list[Pair]:
+def _filter_by_estimates(pairs: Sequence[Pair], options: FilterOptions) -> list[Pair]:
     """Those of the pairs that the estimates bear out; what was estimated is told."""
     from ...nodes.synthesize import mft
     from ...tools.environments.catalogue import open_environment
@@ -463,31 +471,31 @@ def _estimated(pairs: Sequence[Pair], options: Filter) -> list[Pair]:
     environment: Any = open_environment(options.env, horizon=options.horizon)
     try:
         tasks = {pair.id: _task(environment, pair, options.env) for pair in kept}
-        again = Again.open(environment, options)
-        if options.samples and kept:
+        again = CounterfactualAgent.open(environment, options)
+        if options.draws_per_pair and kept:
             shares, chances, lasting = [], [], []
             for pair in kept:
-                actions, drafts = again.sides(tasks[pair.id], pair, options.samples, str(options.seed))
-                shares.append(mft.share(actions, drafts, pair.domain))
-                chances.append(mft.chance(actions, drafts, pair.domain))
-                if shares[-1] >= options.share:
+                actions, drafts = again.sample_actions(tasks[pair.id], pair, options.draws_per_pair, str(options.seed))
+                shares.append(mft.change_rate(actions, drafts, pair.domain))
+                chances.append(mft.chance_change_rate(actions, drafts, pair.domain))
+                if shares[-1] >= options.min_changed_share:
                     lasting.append(pair)
             _tell(
-                f"{len(lasting)} of these change it in at least {options.share:g} of {options.samples} x {options.samples} draws "
+                f"{len(lasting)} of these change it in at least {options.min_changed_share:g} of {options.draws_per_pair} x {options.draws_per_pair} draws "
                 f"(mean share {_mean(shares)}; two draws from one side differ in {_mean(chances)})"
             )
             kept = lasting
-        if options.rollouts and kept:
+        if options.rollouts_per_action and kept:
             made = [
-                (pair, mft.advantage(environment, tasks[pair.id], pair, again, options.rollouts, str(options.seed)))
+                (pair, mft.advantage(environment, tasks[pair.id], pair, again, options.rollouts_per_action, str(options.seed)))
                 for pair in kept
             ]
             known = [(pair, found) for pair, found in made if found is not None]
-            kept = [pair for pair, found in known if found.mean > options.margin]
+            kept = [pair for pair, found in known if found.mean > options.min_advantage]
             worse, same = sum(found.mean < 0 for _, found in known), sum(found.mean == 0 for _, found in known)
             missing = f", {len(made) - len(known)} with missing rewards" if len(made) > len(known) else ""
             _tell(
-                f"{len(kept)} of these have an advantage above {options.margin:g} in {options.rollouts} paired rollouts "
+                f"{len(kept)} of these have an advantage above {options.min_advantage:g} in {options.rollouts_per_action} paired rollouts "
                 f"(mean of all {_mean([found.mean for _, found in known])}; {same} are 0, {worse} below{missing})"
             )
     finally:
@@ -507,7 +515,7 @@ def _mean(values: Sequence[float]) -> str:
 
 
 @dataclass
-class Again:
+class CounterfactualAgent:
     """The agent in any situation that it has been in: asked for a draft, or for an action under a strategy."""
 
     environment: Any
@@ -524,14 +532,14 @@ class Again:
     _task: str = ""
 
     @classmethod
-    def open(cls, environment: Any, options: Filter) -> Again:
+    def open(cls, environment: Any, options: FilterOptions) -> CounterfactualAgent:
         """With the model, and prompts as in mode high."""
         from ...memory.storage.journal import Journal
         from ...nodes.act.decide import Choose
-        from ...nodes.retrieve.attempts import Running
-        from ...nodes.synthesize.strategy import Advised
+        from ...nodes.retrieve.attempts import EpisodePrompt
+        from ...nodes.synthesize.strategy import StrategyPrompt
         from ...tools.models.models import open_model
-        from ..wiring.parts import Parts
+        from ..wiring.parts import MethodInputs
 
         assert options.model is not None
         model: Any = open_model(options.model, base_url=options.base_url)
@@ -539,12 +547,14 @@ class Again:
         if options.window is not None:
             more["window"] = min(options.window, getattr(model, "window", options.window))
         if hasattr(model, "score"):
-            parts = Parts.scored(environment, Journal(), model, **more)
+            parts = MethodInputs.with_scoring_model(environment, Journal(), model, **more)
         else:
-            parts = Parts.written(environment, Journal(), model, stepwise=True, **more)
-        seen: dict[str, Any] = {**parts.running(), "recent": options.recent}
-        draft = parts.acting(Running(**seen), "adamem/consider")
-        return cls(environment, parts, draft, parts.acting(Advised(**seen), "adamem/act"), Choose(options.temperature))
+            parts = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
+        seen: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": options.history_steps}
+        draft = parts.acting_policy(EpisodePrompt(**seen), "adamem/consider")
+        return cls(
+            environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), "adamem/act"), Choose(options.temperature)
+        )
 
     def __call__(self, task: Task, actions: Sequence[str], name: str, advice: str = "") -> str:
         """What the agent does after these actions; a `Policy` of nodes/synthesize/mft.py. `advice`: the strategy."""
@@ -570,7 +580,7 @@ class Again:
         chosen: str = self.choose({**state, **proposed})["action"]
         return chosen
 
-    def sides(self, task: Task, pair: Pair, count: int, name: str) -> tuple[list[str], list[str]]:
+    def sample_actions(self, task: Task, pair: Pair, count: int, name: str) -> tuple[list[str], list[str]]:
         """So many actions under the pair's strategy, and so many drafts, each drawn on its own."""
         return (
             [self(task, pair.before, f"{name}/{pair.id}/action/{i}", pair.strategy) for i in range(count)],
@@ -595,7 +605,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainOptions:
     """What to train."""
 
     out: Path
@@ -614,7 +624,7 @@ def train(args: Sequence[str]) -> int:
     prog = "learngraph adamem train DATA --out DIR"
     about = "Fine-tune a local model with LoRA on chats, a line each: what adamem filter has written, or any others."
     wanted = bool(args) and args[0] in ("-h", "--help")
-    place, rest = ("", ["--help"]) if wanted else positional(args, prog)
+    place, rest = ("", ["--help"]) if wanted else split_positional(args, prog)
     import logging
 
     from ...tools.models.models import open_model
@@ -622,9 +632,9 @@ def train(args: Sequence[str]) -> int:
     from ...tools.training.sft import read_chats
     from ...tools.training.sft import train as fine_tune
 
-    form = make_dataclass("form", [("options", Train), ("settings", LoRA, field(default_factory=LoRA))])
-    asked = parse(form, rest, prog, about)
-    options: Train = asked.options
+    form = make_dataclass("form", [("options", TrainOptions), ("settings", LoRA, field(default_factory=LoRA))])
+    asked = parse_flags(form, rest, prog, about)
+    options: TrainOptions = asked.options
     if options.model.startswith("openai:"):
         raise CommandError(f"--model {options.model}: weights behind an API cannot be trained; pocket or local:PATH would do")
     logging.basicConfig(format="%(message)s")  # to stderr

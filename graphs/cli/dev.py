@@ -39,12 +39,12 @@ from ...memory.experiences import Experiences
 from ...memory.records import Trajectory, UserError
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
-from ...memory.storage.shelf import Shelf
-from ...nodes.act.policies import Recent, UniformPolicy
+from ...memory.storage.shelf import RecordStore
+from ...nodes.act.policies import RecentStepsPrompt, UniformPolicy
 from .. import jitrl
 from ..wiring import run
 from ..wiring.flow import Node, wire
-from .main import Run, parts
+from .main import RunOptions, make_method_inputs
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()
@@ -56,11 +56,11 @@ flowchart LR
 """
 
 
-class RequestError(UserError, ValueError):
+class DevRequestError(UserError, ValueError):
     """The input cannot be read. A ValueError, because the server hides the messages of other errors from clients."""
 
 
-class Request(TypedDict):
+class DevRequest(TypedDict):
     """What a client asks for; its input."""
 
     seed: int
@@ -69,7 +69,7 @@ class Request(TypedDict):
     """How many episodes to play, after those that this thread has played."""
 
 
-class Played(TypedDict):
+class DevOutput(TypedDict):
     """What a client gets."""
 
     scores: list[float]
@@ -78,22 +78,22 @@ class Played(TypedDict):
     """Steps taken in each."""
 
 
-class State(Request, run.Run):
+class DevState(DevRequest, run.RunState):
     """The channels of a run, and the request behind it."""
 
 
 @dataclass(frozen=True)
-class PlanRun:
+class PlanDevRun:
     """Make a run's plan of a request. The thread is the run: its id names it, and its episodes are counted on."""
 
     role: ClassVar[str] = "environment"
 
     environment: Any
 
-    def __call__(self, state: State, config: RunnableConfig) -> dict[str, Any]:
+    def __call__(self, state: DevState, config: RunnableConfig) -> dict[str, Any]:
         seed, episodes, done = state.get("seed"), state.get("episodes"), state.get("episode", 0)
         if type(seed) is not int or type(episodes) is not int or seed < 0 or episodes < 1:
-            raise RequestError(
+            raise DevRequestError(
                 f'the input is {{"seed": 0 or more, "episodes": 1 or more}}, got seed {seed!r}, episodes {episodes!r}'
             )
         return {
@@ -107,10 +107,10 @@ class PlanRun:
 async def make(config: RunnableConfig) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph for an assistant. The server asks for it at every request, so it is made once per environment and model."""
     chosen = config.get("configurable") or {}
-    return await asyncio.to_thread(_made, str(chosen.get("env", "twx:coin")), str(chosen.get("model", "pocket")))
+    return await asyncio.to_thread(_make_graph, str(chosen.get("env", "twx:coin")), str(chosen.get("model", "pocket")))
 
 
-def _made(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
+def _make_graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     with _MAKING:  # a cache alone would let two threads open the same files
         return _graph(env, model)
 
@@ -123,16 +123,16 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     environment = open_environment(env)
     folder = FOLDER / "".join(c if c.isalnum() else "-" for c in f"{env}-{model}")
     journal = Journal(folder / "steps.jsonl")
-    shelf = Shelf(_store(), ("trajectories", env, model), Trajectory)
+    shelf = RecordStore(_store(), ("trajectories", env, model), Trajectory)
     memory = Experiences(shelf, gamma=settings.gamma)
     episode = jitrl.build(environment, _policy(env, model, journal), memory, journal, settings)
     nodes: dict[str, Node] = {
-        "plan": PlanRun(environment),  # type: ignore[dict-item]  # takes the config too
+        "plan": PlanDevRun(environment),  # type: ignore[dict-item]  # takes the config too
         "episode": episode,
-        "tally": run.Tally(Rows(folder / "episodes.jsonl")),
+        "tally": run.TallyEpisode(Rows(folder / "episodes.jsonl")),
     }
-    builder = StateGraph(State, input_schema=Request, output_schema=Played)
-    return wire(builder, FLOW, nodes, {"tally": run.more}).compile(name="jitrl")
+    builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput)
+    return wire(builder, FLOW, nodes, {"tally": run.route_next_episode}).compile(name="jitrl")
 
 
 def _policy(env: str, model: str, journal: Journal) -> Node:
@@ -141,8 +141,8 @@ def _policy(env: str, model: str, journal: Journal) -> Node:
 
     if model == "uniform":
         return UniformPolicy()
-    made = parts(Run(env=env, model=model), open_environment(env), open_model(model, threads=1), journal)
-    node: Node = made.policy(Recent(journal, made.recent))
+    made = make_method_inputs(RunOptions(env=env, model=model), open_environment(env), open_model(model, threads=1), journal)
+    node: Node = made.policy(RecentStepsPrompt(journal, made.recent))
     return node
 
 

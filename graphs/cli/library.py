@@ -17,8 +17,8 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...memory.library import Library, LibraryError, Versions, diff, located, opened
-from ..wiring.flags import CommandError, parse
+from ...memory.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
+from ..wiring.flags import CommandError, parse_flags
 
 __all__ = ["library"]
 
@@ -39,9 +39,9 @@ def library(args: Sequence[str]) -> int:
     """show, compare, edit or roll back a learned library: learngraph library show|diff|export|import|rollback"""
     commands: Mapping[str, Callable[[Sequence[str]], int]] = {
         "show": show,
-        "diff": changes,
+        "diff": show_diff,
         "export": export,
-        "import": bring,
+        "import": import_library,
         "rollback": rollback,
     }
     if args and (args[0] in ("-h", "--help") or (args[0] in commands and {"-h", "--help"} & {*args[1:]})):
@@ -52,7 +52,7 @@ def library(args: Sequence[str]) -> int:
     return commands[args[0]](args[1:])
 
 
-def _places(args: Sequence[str], form: str, *counts: int) -> Sequence[str]:
+def _positional_args(args: Sequence[str], form: str, *counts: int) -> Sequence[str]:
     """The arguments of a command, none of which is a flag."""
     flags = [arg for arg in args if arg.startswith("-")]
     if flags or len(args) not in counts:
@@ -60,7 +60,7 @@ def _places(args: Sequence[str], form: str, *counts: int) -> Sequence[str]:
     return args
 
 
-def _first(place: str) -> str:
+def _first_library(place: str) -> str:
     """What is looked at when the folder of a whole run is named, with libraries of several arms and seeds: the first of them."""
     settings = Path(place, "settings.json")
     if not settings.is_file() or Path(place, "library.jsonl").exists():
@@ -74,33 +74,33 @@ def _first(place: str) -> str:
         return place
     others = [str(path.parent) for path in sorted(Path(place).glob("*/library.jsonl")) if path != first]
     if others:
-        sys.stderr.write(f"{first.parent}; there are also {_some(others)}\n")
+        sys.stderr.write(f"{first.parent}; there are also {_shorten_list(others)}\n")
     return str(first)
 
 
-def _some(names: Sequence[object], most: int = 3) -> str:
+def _shorten_list(names: Sequence[object], limit: int = 3) -> str:
     """The first ones, and how many more there are."""
-    told = ", ".join(map(str, names[:most]))
-    return f"{told} and {more} more" if (more := len(names) - most) > 0 else told
+    told = ", ".join(map(str, names[:limit]))
+    return f"{told} and {more} more" if (more := len(names) - limit) > 0 else told
 
 
 def show(args: Sequence[str]) -> int:
     """the lessons of a version"""
-    place, *named = _places(args, "show PATH [VERSION]", 1, 2)
-    place = _first(place)
-    source = opened(place)
+    place, *named = _positional_args(args, "show PATH [VERSION]", 1, 2)
+    place = _first_library(place)
+    source = open_library(place)
     if isinstance(source, Library):
         if named:
-            raise _single(place, named[0])
-        _tell(_listed(source))
+            raise _no_versions_error(place, named[0])
+        _tell(_lessons_text(source))
         return 0
     if not source.names():
-        _tell(f"{located(place)} holds no version yet")
+        _tell(f"{find_library(place)} holds no version yet")
         return 0
     name = named[0] if named else source.head
     held = source.at(name)
     made = f", made from {source.parent(name)}" if source.parent(name) else ""
-    _tell(f"{name}{' (holds)' if name == source.head else ''}{made}{_because(source.why(name))}\n{_listed(held)}")
+    _tell(f"{name}{' (holds)' if name == source.head else ''}{made}{_reason_suffix(source.why(name))}\n{_lessons_text(held)}")
     if rulings := source.rulings(name):
         _tell(f"\nEdits that made it, {sum(r.accepted for r in rulings)} of {len(rulings)} accepted:")
         for ruling in rulings:
@@ -116,30 +116,30 @@ def show(args: Sequence[str]) -> int:
     return 0
 
 
-def _because(why: str) -> str:
+def _reason_suffix(why: str) -> str:
     return f": {why}" if why else ""
 
 
-def _listed(held: Library) -> str:
+def _lessons_text(held: Library) -> str:
     if not held.lessons:
         return "no lessons"
     told = ""
     for lesson in held.lessons:
-        learned = f"learned on {_some(lesson.problems)}; " if lesson.problems else ""
+        learned = f"learned on {_shorten_list(lesson.problems)}; " if lesson.problems else ""
         votes = f"+{lesson.helpful} -{lesson.harmful}, shown {lesson.shown} times"
         told += f"[{lesson.id}] {lesson.text}\n     {learned}{votes}\n"
     return told.rstrip("\n")
 
 
-def _single(place: str, name: str) -> LibraryError:
+def _no_versions_error(place: str, name: str) -> LibraryError:
     return LibraryError(f"{place} is one library and has no version {name!r}; a .jsonl file or a run folder has versions")
 
 
-def changes(args: Sequence[str]) -> int:
+def show_diff(args: Sequence[str]) -> int:
     """what changed between two versions"""
-    place, *named = _places(args, "diff PATH [OLD NEW]", 1, 3)
-    place = _first(place)
-    source = opened(place)
+    place, *named = _positional_args(args, "diff PATH [OLD NEW]", 1, 3)
+    place = _first_library(place)
+    source = open_library(place)
     if isinstance(source, Library):
         raise LibraryError(
             f"{place} is one library, with nothing to compare it with; a .jsonl file or a run folder has versions"
@@ -154,7 +154,7 @@ def changes(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportOptions:
     """Which version."""
 
     version: str = ""
@@ -164,25 +164,25 @@ class Export:
 def export(args: Sequence[str]) -> int:
     """a version as YAML"""
     form = "export PATH FILE.yaml [--version V]"
-    place, file = _places(args[:2], form, 2)
-    options: Export = parse(Export, args[2:], f"learngraph library {form}")
-    place = _first(place)
-    source = opened(place)
+    place, file = _positional_args(args[:2], form, 2)
+    options: ExportOptions = parse_flags(ExportOptions, args[2:], f"learngraph library {form}")
+    place = _first_library(place)
+    source = open_library(place)
     if isinstance(source, Library):
         if options.version:
-            raise _single(place, options.version)
+            raise _no_versions_error(place, options.version)
         held, name = source, place
     else:
         name = options.version or source.head
         if not name:
             raise LibraryError(f"{place} holds no version yet")
         held = source.at(name)
-    _write(Path(file), held)
+    _write_library(Path(file), held)
     _tell(f"{name}: {len(held.lessons)} lessons written to {file}")
     return 0
 
 
-def _write(file: Path, held: Library) -> None:
+def _write_library(file: Path, held: Library) -> None:
     """Whole or not at all: an agent may be reading it."""
     if file.suffix not in (".yaml", ".yml"):
         raise CommandError(f"{file} is to be a YAML file: its name ends in .yaml")
@@ -192,25 +192,25 @@ def _write(file: Path, held: Library) -> None:
     part.replace(file)
 
 
-def bring(args: Sequence[str]) -> int:
+def import_library(args: Sequence[str]) -> int:
     """a YAML file as the version that holds"""
-    file, place = _places(args, "import FILE.yaml PATH", 2)
+    file, place = _positional_args(args, "import FILE.yaml PATH", 2)
     if not Path(file).is_file() or Path(file).suffix == ".jsonl":
         raise LibraryError(f"{file} is not a YAML file; 'learngraph library export' makes one")
     target = Path(place)
     if target.suffix in (".yaml", ".yml"):
-        held = _edited(file)
-        _write(target, held)
+        held = _read_library(file)
+        _write_library(target, held)
         _tell(f"{len(held.lessons)} lessons written to {place}")
         return 0
     if target.exists():
-        target = located(target)
+        target = find_library(target)
     elif target.suffix != ".jsonl":
         raise LibraryError(f"there is no run folder {place}; a file of versions ends in .jsonl, and need not be there yet")
-    with _writing(target) as versions:
+    with _open_for_writing(target) as versions:
         head = versions.head
         before = versions.at(head) if head else Library()
-        held = _edited(file, before.taken)
+        held = _read_library(file, before.free_from)
         if head and held == before:
             _tell(f"{file} says what {head} says; nothing was changed")
             return 0
@@ -223,7 +223,7 @@ def bring(args: Sequence[str]) -> int:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[Versions]:
+def _open_for_writing(path: Path) -> Iterator[LibraryVersions]:
     """The versions of a file, for this process alone: no learner may be at work on them."""
     from filelock import FileLock, Timeout
 
@@ -233,23 +233,23 @@ def _writing(path: Path) -> Iterator[Versions]:
                 stack.enter_context(FileLock(path.parent / "owner.lock", timeout=0))
             except Timeout:
                 raise LibraryError(f"{path} is being written to by a run; try again when it has ended or was stopped") from None
-        yield stack.enter_context(closing(Versions(path)))
+        yield stack.enter_context(closing(LibraryVersions(path)))
 
 
-def _edited(file: str, taken: int = 0) -> Library:
+def _read_library(file: str, taken: int = 0) -> Library:
     """What a person wrote."""
-    held = opened(file, taken)
+    held = open_library(file, taken)
     assert isinstance(held, Library)
     return held
 
 
 def rollback(args: Sequence[str]) -> int:
     """an earlier version holds again"""
-    place, name = _places(args, "rollback PATH VERSION", 2)
-    path = located(place)
+    place, name = _positional_args(args, "rollback PATH VERSION", 2)
+    path = find_library(place)
     if path.suffix != ".jsonl":
-        raise _single(place, name)
-    with _writing(path) as versions:
+        raise _no_versions_error(place, name)
+    with _open_for_writing(path) as versions:
         was = versions.head
         versions.rollback(name)
         versions.sync()

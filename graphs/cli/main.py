@@ -21,24 +21,24 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ...memory.records import UserError
 from ..wiring.flags import CommandError
-from ..wiring.flags import parse as _parse
+from ..wiring.flags import parse_flags as _parse
 from .adamem import adamem
-from .training_free import learn
+from .training_free import learn_and_test
 
 if TYPE_CHECKING:
     from ..studies.sweep import Job
 
-SHARED = ("bank", "k", "success", "online", "cross_task", "temperature", "recent")
+SHARED_SETTINGS = ("bank", "k", "success_threshold", "online", "cross_task", "temperature", "history_steps")
 """Settings that a comparison must not give to one method alone; see `_shared`."""
-SERVED: Mapping[str, str] = {
+SERVED_GRAPHS: Mapping[str, str] = {
     "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
     "claas-learning": "a gradient step on what was said, with a gate; what learngraph serve learns with",
 }
 """Graphs that are served, not run on an environment."""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
-class Interrupted(UserError):
+class RunInterrupted(UserError):
     """Ctrl-C: says how to go on."""
 
 
@@ -46,7 +46,7 @@ class Interrupted(UserError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunOptions:
     """What to play, with what, how often."""
 
     env: str = "twx:coin"
@@ -59,8 +59,8 @@ class Run:
     """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Seed s plays the s-th task."""
     compare: tuple[str, ...] = ()
     """Further methods, with their default hyper-parameters; `jitrl:paper` is a method with a preset, `icrl:zero-reward` an
-    ablation: with `run icrl`, of the settings given here. What you give or change of `--bank`, `--k`, `--success`, `--online`,
-    `--cross-task`, `--temperature` and `--recent` holds for every method that has such an option, but where its preset says
+    ablation: with `run icrl`, of the settings given here. What you give or change of `--bank`, `--k`, `--success-threshold`, `--online`,
+    `--cross-task`, `--temperature` and `--history-steps` holds for every method that has such an option, but where its preset says
     something else; settings.json records what each method was given."""
     split: Literal["train", "dev", "test"] = "test"
     """The fold of the environment's tasks."""
@@ -78,9 +78,9 @@ class Run:
     reference: Path | None = None
     """A text file: what `pairwise` compares attempts with. The environment's solution if not given, which for `writing` keeps
     the rules and reads badly: an answer of a good model makes better rewards."""
-    history: int | None = None
+    policy_history_steps: int | None = None
     """How many earlier steps of the episode jitrl and static show the model; the policy's own if not given."""
-    tokens: int = 0
+    max_run_tokens: int = 0
     """A budget of tokens for each run, the same for all methods: once it is used up, no further episode begins. 0: none. What
     reasoning-bank reads of a bank before the first attempt does not count; it stands below the table."""
     window: int | None = None
@@ -106,10 +106,10 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Setup:
+class SweepSetup:
     """What a worker needs to know to put a method together."""
 
-    options: Run
+    options: RunOptions
     methods: Mapping[str, Any]
     """Method name -> its settings."""
 
@@ -124,32 +124,36 @@ def run(args: Sequence[str]) -> int:
         if not wanted:
             raise CommandError(f"learngraph run METHOD …: which method? there are {', '.join(methods.METHODS)}")
         listed = "; ".join(f"{name}: {method.summary}" for name, method in methods.METHODS.items())
-        _parse(Run, ["--help"], "learngraph run METHOD", f"{listed}. Each has further options: learngraph run METHOD --help")
+        _parse(
+            RunOptions, ["--help"], "learngraph run METHOD", f"{listed}. Each has further options: learngraph run METHOD --help"
+        )
     name, *rest = args
     preset, rest = _preset(rest)
-    known = methods.method(name.partition(":")[0])
+    known = methods.find_method(name.partition(":")[0])
     about = (
         f"{known.summary}. --preset {{{','.join(_presets(known.settings) + _ablations(known.settings))}}} sets other defaults."
     )
-    if known.learns:
-        return learn(name, _settings(name, preset), rest, about, others=_settings, seeds=_seeds, blueprint=_blueprint)
+    if known.has_training_phase:
+        return learn_and_test(
+            name, _settings(name, preset), rest, about, settings_of=_settings, parse_seeds=_seeds, blueprint=_blueprint
+        )
     form = make_dataclass(
         "form",
-        [("options", Run, field(default_factory=Run)), ("settings", *_default(_settings(name, preset)))],
+        [("options", RunOptions, field(default_factory=RunOptions)), ("settings", *_default(_settings(name, preset)))],
     )
     parsed = _parse(form, rest, f"learngraph run {name}", about)
-    options: Run = parsed.options
-    shared = _shared(parsed.settings, rest)
+    options: RunOptions = parsed.options
+    shared = _shared_settings(parsed.settings, rest)
     others = {
         other: _settings(other, main=(name, parsed.settings), shared=shared) for other in options.compare if other != name
     }
     for other in others:
-        if methods.method(other.partition(":")[0]).learns:
+        if methods.find_method(other.partition(":")[0]).has_training_phase:
             raise CommandError(
                 f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
             )
     chosen = {name: parsed.settings} | others
-    return _sweep(Setup(options, chosen), sweep)
+    return _sweep(SweepSetup(options, chosen), sweep)
 
 
 def _default(settings: Any) -> tuple[type, Any]:
@@ -167,15 +171,15 @@ def _preset(args: Sequence[str]) -> tuple[str, list[str]]:
     return preset, rest
 
 
-def _shared(settings: Any, args: Sequence[str]) -> dict[str, Any]:
+def _shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
     """What of a method's settings was given by a flag, or is not its default, and holds for the methods it is compared with."""
     flags = {arg.partition("=")[0][2:].removeprefix("no-").replace("-", "_") for arg in args if arg.startswith("--")}
     usual = type(settings)()
-    here = {name: getattr(settings, name) for name in SHARED if hasattr(settings, name)}
+    here = {name: getattr(settings, name) for name in SHARED_SETTINGS if hasattr(settings, name)}
     return {name: value for name, value in here.items() if name in flags or value != getattr(usual, name)}
 
 
-def _handed(settings: Any, shared: Mapping[str, Any]) -> Any:
+def _apply_shared_settings(settings: Any, shared: Mapping[str, Any]) -> Any:
     """Settings with what all methods share, but for fields that these do not have, or whose value a preset has changed."""
     usual = type(settings)()
     fits = {
@@ -193,17 +197,19 @@ def _settings(
 
     `shared`: what the main method and this one have in common; see `_shared`.
     """
-    from ..methods import method
+    from ..methods import find_method
 
     name, _, named = name.partition(":")
-    made, preset = method(name).settings, named or preset
+    made, preset = find_method(name).settings, named or preset
     if preset not in (known := [*_presets(made), *_ablations(made)]):
         raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
     if preset in _ablations(made):
-        base = main[1] if main is not None and main[0].partition(":")[0] == name else _handed(made(), shared or {})
+        base = (
+            main[1] if main is not None and main[0].partition(":")[0] == name else _apply_shared_settings(made(), shared or {})
+        )
         return getattr(base, preset.replace("-", "_"))()
     chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
-    return _handed(chosen, shared or {})
+    return _apply_shared_settings(chosen, shared or {})
 
 
 def _presets(settings: type) -> list[str]:
@@ -216,27 +222,27 @@ def _ablations(settings: type) -> list[str]:
     return [name.replace("_", "-") for name in getattr(settings, "ablations", ())]
 
 
-def _sweep(setup: Setup, sweep: Any) -> int:
+def _sweep(setup: SweepSetup, sweep: Any) -> int:
     options = setup.options
     seeds = _seeds(options.seeds)
     if options.episodes < 1 or options.workers < 1:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
-    if options.tokens < 0:
-        raise CommandError(f"--tokens is 0 for any number, or more, got {options.tokens}")
+    if options.max_run_tokens < 0:
+        raise CommandError(f"--tokens is 0 for any number, or more, got {options.max_run_tokens}")
     _concurrency(setup)
-    settings = _recorded(setup, seeds)
+    settings = _settings_record(setup, seeds)
     folder = options.out or Path("runs") / _folder_name(setup, settings)
     batches = [[_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
     jobs = [job for batch in batches for job in batch]
-    with sweep.claimed(folder, settings):
-        if all(map(sweep.finished, jobs)):
+    with sweep.claim_folder(folder, settings):
+        if all(map(sweep.is_finished, jobs)):
             _say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         else:
             banked = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
             played = _check(options, banked, needs_model=any(_loads_model(name, options) for name in setup.methods))
-            for line in _no_test(setup, played):
+            for line in _bank_overlap_warnings(setup, played):
                 _say(line)
-            with _interruptible(folder), sweep.environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _interruptible(folder), sweep.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 _play_all(setup, batches, sweep)
         return _report(setup, folder, batches, sweep)
 
@@ -251,7 +257,7 @@ def _seeds(text: str) -> list[int]:
     return sorted(set(numbers)) if "," in text else list(range(numbers[0]))
 
 
-def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
+def _settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """What makes the numbers what they are: all but where things lie and how many work on it."""
     options = asdict(setup.options)
     for name in ("out", "workers", "concurrency", "json", "compare"):
@@ -261,29 +267,29 @@ def _recorded(setup: Setup, seeds: Sequence[int]) -> dict[str, Any]:
     return {
         **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
         "seeds": list(seeds),
-        "methods": {name: asdict(settings) | _content(settings) for name, settings in setup.methods.items()},
+        "methods": {name: asdict(settings) | _bank_digest(settings) for name, settings in setup.methods.items()},
     }
 
 
-def _content(settings: Any) -> dict[str, str]:
+def _bank_digest(settings: Any) -> dict[str, str]:
     """What is recorded of a bank beside its path: a digest of the file, so that another one is not taken for it."""
     if not (bank := getattr(settings, "bank", "")):
         return {}
     try:
         stat = os.stat(bank)
-        return {"bank_digest": _hashed(bank, stat.st_mtime_ns, stat.st_size)}
+        return {"bank_digest": _file_digest(bank, stat.st_mtime_ns, stat.st_size)}
     except OSError as error:
         raise CommandError(f"--bank {bank}: cannot be read ({error.strerror or error})") from error
 
 
 @lru_cache(maxsize=4)
-def _hashed(path: str, written: int, size: int) -> str:
+def _file_digest(path: str, written: int, size: int) -> str:
     import hashlib
 
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
-def _no_test(setup: Setup, played: Sequence[str]) -> list[str]:
+def _bank_overlap_warnings(setup: SweepSetup, played: Sequence[str]) -> list[str]:
     """A line for each bank with trajectories of tasks (by id) that are played: methods may know these by heart."""
     from ...memory.trajectories import read_bank
 
@@ -294,7 +300,7 @@ def _no_test(setup: Setup, played: Sequence[str]) -> list[str]:
     return lines
 
 
-def _server(options: Run) -> str | None:
+def _server(options: RunOptions) -> str | None:
     """The server behind `openai:MODEL`, as tools.models finds it."""
     return options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
 
@@ -306,7 +312,7 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=3).hexdigest()
 
 
-def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
+def _folder_name(setup: SweepSetup, settings: Mapping[str, Any]) -> str:
     import re
 
     thinks = any(_needs_model(name, setup.options) for name in setup.methods)
@@ -314,17 +320,17 @@ def _folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{_digest(settings)}"
 
 
-def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
-    from ..methods import method as find
+def _job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
+    from ..methods import find_method as find
     from ..studies.sweep import Job
 
     options = setup.options
     plain = method.replace(":", "-")
     name = f"{plain}-s{seed}"
     # Under one roof with other runs, names must not meet.
-    unique = f"{folder.resolve().name}-{name}-{_digest(_recorded(setup, _seeds(options.seeds)))}"
-    of = plain if _across_tasks(setup, method) else name
-    where, namespace = _place(options.memory, of) if options.memory else _place(str(folder / of / "memory"))
+    unique = f"{folder.resolve().name}-{name}-{_digest(_settings_record(setup, _seeds(options.seeds)))}"
+    of = plain if _shares_memory(setup, method) else name
+    where, namespace = _memory_location(options.memory, of) if options.memory else _memory_location(str(folder / of / "memory"))
     checkpoints = str(folder / name / "checkpoints.sqlite")
     if options.checkpoints:
         url = "://" in options.checkpoints
@@ -336,14 +342,14 @@ def _job(setup: Setup, folder: Path, method: str, seed: int) -> Job:
         folder=folder / name,
         run=unique if options.memory else name,
         thread=unique if options.memory or options.checkpoints else name,
-        memory=where if find(method.partition(":")[0]).remembers else "",
+        memory=where if find(method.partition(":")[0]).has_memory else "",
         namespace=namespace,
         checkpoints=checkpoints,
-        tokens=options.tokens,
+        max_run_tokens=options.max_run_tokens,
     )
 
 
-def _place(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
+def _memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
     """Where a memory lies, and the namespace of its shelf. `name` is a folder in a directory, a path on a server."""
     if "://" not in memory:
         return str(Path(memory) / name), ("trajectories",)
@@ -353,12 +359,12 @@ def _place(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
     return f"{url.scheme}://{url.netloc}", ("trajectories", *filter(None, [*url.path.split("/"), name]))
 
 
-def _across_tasks(setup: Setup, method: str) -> bool:
+def _shares_memory(setup: SweepSetup, method: str) -> bool:
     """Whether the method's runs share one memory: then they are played one after the other, in the order of the seeds."""
     return bool(getattr(setup.methods[method], "cross_task", False))
 
 
-def _check(options: Run, seeds: Sequence[int], needs_model: bool) -> list[str]:
+def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[str]:
     """Find mistakes before workers start. Returns the ids of these seeds' tasks."""
     from ...tools.environments.catalogue import open_environment
     from ...tools.models.models import MODELS, open_model
@@ -374,33 +380,33 @@ def _check(options: Run, seeds: Sequence[int], needs_model: bool) -> list[str]:
     return played
 
 
-def _needs_model(name: str, options: Run) -> bool:
-    from ..methods import method
+def _needs_model(name: str, options: RunOptions) -> bool:
+    from ..methods import find_method
 
-    found = method(name.partition(":")[0])
-    return found.writes or (found.needs_model and options.prior == "model")
+    found = find_method(name.partition(":")[0])
+    return found.needs_writer or (found.needs_model and options.prior == "model")
 
 
-def _loads_model(name: str, options: Run) -> bool:
+def _loads_model(name: str, options: RunOptions) -> bool:
     """Whether it has a model, if only to judge."""
-    from ..methods import method
+    from ..methods import find_method
 
-    return _needs_model(name, options) or (_asks_model(options.judge) and method(name.partition(":")[0]).needs_model)
+    return _needs_model(name, options) or (_asks_model(options.judge) and find_method(name.partition(":")[0]).needs_model)
 
 
-def _play_all(setup: Setup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
-    followers = {batch[0].method: [sweep.Follower(job) for job in batch] for batch in batches}
-    due: list[tuple[Setup, Sequence[Job]]] = []
+def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
+    followers = {batch[0].method: [sweep.ScoreFollower(job) for job in batch] for batch in batches}
+    due: list[tuple[SweepSetup, Sequence[Job]]] = []
     for batch in batches:
-        left = tuple(job for job in batch if not sweep.finished(job))
-        in_turn = _across_tasks(setup, batch[0].method)
+        left = tuple(job for job in batch if not sweep.is_finished(job))
+        in_turn = _shares_memory(setup, batch[0].method)
         due += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
     with _progress(followers, setup.options.episodes) as tick:
-        sweep.work(due, play, setup.options.workers, tick, _concurrency(setup))
+        sweep.run_workers(due, play, setup.options.workers, tick, _concurrency(setup))
         tick()
 
 
-def _concurrency(setup: Setup) -> int:
+def _concurrency(setup: SweepSetup) -> int:
     """How many runs a process plays at the same time."""
     options = setup.options
     remote = options.model.startswith("openai:") and any(_loads_model(name, options) for name in setup.methods)
@@ -412,7 +418,7 @@ def _concurrency(setup: Setup) -> int:
     return asked
 
 
-def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
+def play(work: tuple[SweepSetup, Sequence[Job]]) -> str | None:
     """Play runs in turn; what a worker process does. Returns what went wrong, if it is something the user can put right."""
     setup, jobs = work
     try:
@@ -421,7 +427,7 @@ def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
     except UserError as error:
         return str(error)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in STORAGE_ERRNOS:
             raise
         return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
     except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
@@ -429,36 +435,36 @@ def play(work: tuple[Setup, Sequence[Job]]) -> str | None:
     return None
 
 
-def _play(setup: Setup, job: Job) -> None:
-    from ..methods import method
+def _play(setup: SweepSetup, job: Job) -> None:
+    from ..methods import find_method
     from ..studies import sweep
 
     options = setup.options
-    chosen = method(job.method.partition(":")[0])
-    with _opening:
+    chosen = find_method(job.method.partition(":")[0])
+    with _open_lock:
         environment = _environment(options.env, options.horizon)
     task = environment.task(job.seed, options.split)
     model = _loads_model(job.method, options)
 
     def make(journal: Any, shelf: Any, log: Any, saver: Any) -> Any:
         from ..wiring import run
-        from ..wiring.flow import Loop
+        from ..wiring.flow import PlainLoop
 
-        with _opening:
+        with _open_lock:
             llm = _model(options.model, options.base_url) if model else None
-        made = replace(parts(options, environment, llm, journal, chosen), shelf=shelf, run=job.run)
+        made = replace(make_method_inputs(options, environment, llm, journal, chosen), shelf=shelf, run=job.run)
         episode: Any = chosen.build(made, setup.methods[job.method], chain=True)
-        if llm is not None and _policy_kind(options, environment, llm, chosen.scores) == "answer":
+        if llm is not None and _policy_kind(options, environment, llm, chosen.needs_logits) == "answer":
             # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
-            episode = Loop(episode)
+            episode = PlainLoop(episode)
         # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
         again = made.judge if _asks_model(options.judge) else None
         return run.build(episode, log, commit=chosen.commit, judge=again, checkpointer=saver)
 
-    sweep.play(job, task, environment.optimum(task), make, getattr(environment, "solved", None))
+    sweep.play_job(job, task, environment.optimum(task), make, getattr(environment, "solved", None))
 
 
-_opening = Lock()
+_open_lock = Lock()
 """Held while an environment or a model is opened: the threads of a process share one."""
 
 
@@ -476,30 +482,32 @@ def _model(spec: str, base_url: str | None) -> Any:
     return open_model(spec, base_url=base_url, threads=1)
 
 
-def parts(options: Run, environment: Any, model: Any, journal: Any, chosen: Any = None) -> Any:
+def make_method_inputs(options: RunOptions, environment: Any, model: Any, journal: Any, chosen: Any = None) -> Any:
     """What methods are put together from. `model` may be None where no method needs one."""
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
-    from ..wiring.parts import WINDOW, Parts, uniform
+    from ..wiring.parts import DEFAULT_WINDOW, MethodInputs, uniform_policy
 
     # A method that needs no model makes no use of a judge either.
     judge = _judge(options, environment, model, journal) if chosen is None or chosen.needs_model else None
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
-    if options.history is not None:
-        more["recent"] = options.history
+    if options.policy_history_steps is not None:
+        more["history_steps"] = options.policy_history_steps
     if model is None:
-        return Parts(environment, journal, window=options.window or WINDOW, **more)
-    kind = _policy_kind(options, environment, model, scores=chosen is None or chosen.scores)
+        return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
+    kind = _policy_kind(options, environment, model, scores=chosen is None or chosen.needs_logits)
     if options.window is not None:
         more["window"] = min(options.window, getattr(model, "window", options.window))
-    make: Any = Parts.scored if kind == "local" else partial(Parts.written, stepwise=kind == "act")
+    make: Any = (
+        MethodInputs.with_scoring_model if kind == "local" else partial(MethodInputs.with_chat_model, stepwise=kind == "act")
+    )
     made = make(environment, journal, model, **more)
     if options.prior == "uniform":
-        return replace(made, policy=uniform)
+        return replace(made, make_policy=uniform_policy)
     named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
-    return replace(made, policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else made
+    return replace(made, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else made
 
 
-def _policy_kind(options: Run, environment: Any, model: Any, scores: bool) -> str:
+def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:
     """How the model decides: as asked for, or as suits it, the environment and the method."""
     kind: str = options.policy
     if kind == "auto" and hasattr(model, "score"):
@@ -515,7 +523,7 @@ def _policy_kind(options: Run, environment: Any, model: Any, scores: bool) -> st
     return kind
 
 
-def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
+def _judge(options: RunOptions, environment: Any, model: Any, journal: Any) -> Any:
     """The node that rewards the steps of a finished episode; None for the environment's rewards."""
     from ...nodes.evaluate import judge
 
@@ -543,7 +551,7 @@ def _judge(options: Run, environment: Any, model: Any, journal: Any) -> Any:
     return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
 
 
-def _reference(options: Run, environment: Any) -> Callable[[Any], Any]:
+def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
     """Task -> the answer that `pairwise` compares attempts with."""
     if options.reference is None:
         reference: Callable[[Any], Any] = environment.gold
@@ -560,26 +568,26 @@ def _asks_model(judge: str) -> bool:
     return any(name.partition(":")[0] in ("self", "pairwise", "model") for name in judge.split("+"))
 
 
-def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep: Any) -> int:
+def _report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]], sweep: Any) -> int:
     import json
 
     from ..studies import benchmark
 
     options = setup.options
-    named = {name: _named(name, settings) for name, settings in setup.methods.items()}
-    results = [[replace(sweep.attempts(job), method=named[job.method]) for job in batch] for batch in batches]
+    named = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
+    results = [[replace(sweep.seed_result(job), method=named[job.method]) for job in batch] for batch in batches]
     rows = [
         benchmark.summary(attempts, options.env, options.model if _needs_model(batch[0].method, options) else "none")
         for attempts, batch in zip(results, batches, strict=True)
     ]
-    sweep.write(folder / "results.json", [row.as_dict() for row in rows])
+    sweep.write_json(folder / "results.json", [row.as_dict() for row in rows])
     pictures = [folder / "curves.png", folder / "curves.svg"]
     if not all(picture.exists() for picture in pictures):
         prior = options.model if options.prior == "model" else "uniform prior"
-        benchmark.curves(results, f"{options.env}, {prior}", pictures)
+        benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    tasks = [sweep.task(job) for job in batches[0]]
-    remarks = [*_no_test(setup, tasks), *benchmark.apart(rows), *_unrewarded(folder)]
+    tasks = [sweep.task_id(job) for job in batches[0]]
+    remarks = [*_bank_overlap_warnings(setup, tasks), *benchmark.bank_cost_notes(rows), *_missing_reward_lines(folder)]
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))
@@ -596,19 +604,19 @@ def _report(setup: Setup, folder: Path, batches: Sequence[Sequence[Job]], sweep:
     return 0
 
 
-def _named(method: str, settings: Any) -> str:
+def _table_name(method: str, settings: Any) -> str:
     """A method's name in tables, with what its settings say must stand there."""
     remark = getattr(settings, "remark", "")
     return f"{method} ({remark})" if remark else method
 
 
-def _unrewarded(folder: Path) -> list[str]:
+def _missing_reward_lines(folder: Path) -> list[str]:
     """A line for each method some of whose attempts have no reward."""
-    from ...nodes.evaluate.judge import WITHOUT
+    from ...nodes.evaluate.judge import NO_REWARDS_REASON
     from ..studies import calibration
 
-    found = calibration.read(folder)
-    lines = [calibration.unrewarded(rated, method, WITHOUT) for method, (rated, _) in found.items()]
+    found = calibration.read_run_folder(folder)
+    lines = [calibration.missing_reward_note(rated, method, NO_REWARDS_REASON) for method, (rated, _) in found.items()]
     return [line for line in lines if line]
 
 
@@ -619,7 +627,7 @@ def _draw_into(folder: Path, method: str, settings: Any) -> Path:
     if path.exists():
         return path
     graph = _blueprint(method, settings)
-    if not picture.can_draw():
+    if not picture.has_graphviz():
         path = path.with_suffix(".mmd")
     picture.save(graph, path)
     return path
@@ -630,7 +638,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"stopped; finished episodes are in {folder}, and the same command goes on from there") from None
+        raise RunInterrupted(f"stopped; finished episodes are in {folder}, and the same command goes on from there") from None
     except UserError as error:
         raise UserError(f"{error}; finished episodes are in {folder}, and the same command goes on from there") from None
 
@@ -644,7 +652,7 @@ def _progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     def state(method: str) -> tuple[int, str]:
-        scores = [score for follower in followers[method] for score in follower.look()]
+        scores = [score for follower in followers[method] for score in follower.read_scores()]
         return len(scores), f"{sum(scores) / len(scores):.3g}" if scores else "–"
 
     console = Console(stderr=True)
@@ -679,7 +687,7 @@ def _progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator
 
 
 @dataclass(frozen=True)
-class Calibrate:
+class CalibrateOptions:
     """What to print."""
 
     json: bool = False
@@ -697,12 +705,12 @@ def calibrate(args: Sequence[str]) -> int:
         "Are attempts with a higher reward r truly better? By r*, the score.",
     )
     if args and args[0] in ("-h", "--help"):
-        _parse(Calibrate, ["--help"], prog, about)
+        _parse(CalibrateOptions, ["--help"], prog, about)
     places = [arg for arg in args if not arg.startswith("-")]
     if not 1 <= len(places) <= 2:
         raise CommandError(f"{prog}: needs a folder that learngraph run has made; got {' '.join(args) or 'nothing'}")
-    options = _parse(Calibrate, [arg for arg in args if arg.startswith("-")], prog, about)
-    done, left = calibration.settled(calibration.read(Path(places[0]), *places[1:]))
+    options = _parse(CalibrateOptions, [arg for arg in args if arg.startswith("-")], prog, about)
+    done, left = calibration.calibrate_methods(calibration.read_run_folder(Path(places[0]), *places[1:]))
     for number, found in enumerate(done):
         if options.json:
             print(json.dumps(found.as_dict()))
@@ -725,7 +733,7 @@ def listing(args: Sequence[str]) -> int:
     _parse_nothing(args, "learngraph list")
     sections: Mapping[str, Mapping[str, str]] = {
         "methods": {name: method.summary for name, method in METHODS.items()},
-        "served": SERVED,
+        "served": SERVED_GRAPHS,
         "environments": ENVIRONMENTS,
         "models": {name: f"{model.summary}; needs {model.needs}" for name, model in MODELS.items()},
     }
@@ -774,26 +782,26 @@ def _blueprint(method: str, settings: Any = None) -> Any:
     from ...memory.storage.journal import Journal
     from ...nodes.act.policies import LocalPolicy, act_policy
     from ...nodes.prompt import Prompt
-    from ..methods import method as find
-    from ..wiring.parts import Parts
+    from ..methods import find_method as find
+    from ..wiring.parts import MethodInputs
 
     settings = _settings(method) if settings is None else settings
     # What lies in files changes nothing in the picture, and may not be here.
     settings = replace(settings, **{name: "" for name in ("bank", "embedder") if hasattr(settings, name)})
     absent: Any = None
     prompt = Prompt.load("act/score")
-    parts = Parts(
+    parts = MethodInputs(
         absent,
         Journal(),
-        policy=lambda seen: LocalPolicy(absent, seen, prompt),
+        make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
         model=cast(Any, object()),  # never asked
-        write=lambda seen, name: act_policy(absent, seen),
+        make_writing_policy=lambda seen, name: act_policy(absent, seen),
     )
     return find(method.partition(":")[0]).build(parts, settings)
 
 
 @dataclass(frozen=True)
-class Draw:
+class DrawOptions:
     """Where to, and what."""
 
     out: Path
@@ -806,17 +814,19 @@ def draw(args: Sequence[str]) -> int:
     """draw the graph of a method, without loading a model or an environment"""
     from ..claas import blueprint
     from ..methods import METHODS
-    from ..methods import method as find
+    from ..methods import find_method as find
     from ..wiring import picture
 
     if args and args[0] in ("-h", "--help"):
-        _parse(Draw, ["--help"], "learngraph draw METHOD")
+        _parse(DrawOptions, ["--help"], "learngraph draw METHOD")
     if not args or args[0].startswith("-"):
-        raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join([*METHODS, *SERVED])}")
+        raise CommandError(f"learngraph draw METHOD -o FILE: which method? there are {', '.join([*METHODS, *SERVED_GRAPHS])}")
     name, *rest = ["--out" if arg == "-o" else arg for arg in args]
-    options = _parse(Draw, rest, f"learngraph draw {name}")
-    graph = blueprint(name) if name in SERVED else _blueprint(name)
-    if options.run and name not in SERVED and not find(name.partition(":")[0]).learns:  # whose graph is a run's already
+    options = _parse(DrawOptions, rest, f"learngraph draw {name}")
+    graph = blueprint(name) if name in SERVED_GRAPHS else _blueprint(name)
+    if (
+        options.run and name not in SERVED_GRAPHS and not find(name.partition(":")[0]).has_training_phase
+    ):  # whose graph is a run's already
         from ..wiring import run as runs
 
         graph = runs.build(graph)
@@ -829,14 +839,14 @@ def draw(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Prune:
+class PruneOptions:
     """What to keep."""
 
     keep_last: int
     """How many of the last episodes of each memory stay; the others are deleted for good."""
 
 
-MEMORY = """\
+MEMORY_USAGE = """\
 usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N
 
 PATH is a memory, or (but for import) a folder or server with several. A run with `--memory DIR` keeps them in
@@ -846,10 +856,10 @@ DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port
 def memory(args: Sequence[str]) -> int:
     """show, export, import or prune what agents remember: learngraph memory show|export|import|prune PATH"""
     if args and args[0] in ("-h", "--help"):
-        print(MEMORY)
+        print(MEMORY_USAGE)
         return 0
     if len(args) < 2 or args[0] not in ("show", "export", "import", "prune"):
-        raise CommandError(MEMORY.partition("\n")[0])
+        raise CommandError(MEMORY_USAGE.partition("\n")[0])
     verb, where, *rest = args
     if verb in ("export", "import"):
         if len(rest) != 1:
@@ -858,7 +868,7 @@ def memory(args: Sequence[str]) -> int:
     if verb == "show":
         _parse_nothing(rest, "learngraph memory show PATH")
         return _show(where)
-    return _prune(where, _parse(Prune, rest, "learngraph memory prune PATH").keep_last)
+    return _prune(where, _parse(PruneOptions, rest, "learngraph memory prune PATH").keep_last)
 
 
 @contextmanager
@@ -866,9 +876,9 @@ def _shelves(where: str) -> Iterator[list[Any]]:
     """The shelves of trajectories in a memory, a run folder, or a server."""
     from ...memory.records import Trajectory
     from ...memory.storage.chroma_store import ChromaStore
-    from ...memory.storage.shelf import Shelf
+    from ...memory.storage.shelf import RecordStore
 
-    place, prefix = _place(where)
+    place, prefix = _memory_location(where)
     if "://" in where:
         found = [place]
     else:
@@ -878,7 +888,7 @@ def _shelves(where: str) -> Iterator[list[Any]]:
     with ExitStack() as stack:
         stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
         yield [
-            Shelf(store, namespace, Trajectory)
+            RecordStore(store, namespace, Trajectory)
             for store in stores
             for namespace in store.list_namespaces(prefix=prefix, limit=100_000)
         ]
@@ -920,15 +930,15 @@ def _export(where: str, file: str) -> int:
 def _import(where: str, file: str) -> int:
     from ...memory.records import Trajectory
     from ...memory.storage.chroma_store import ChromaStore
-    from ...memory.storage.shelf import Shelf
+    from ...memory.storage.shelf import RecordStore
 
-    place, namespace = _place(where)
+    place, namespace = _memory_location(where)
     if "://" in where and namespace == ("trajectories",):
         raise CommandError(f"{where} keeps many memories: say which, such as {where.rstrip('/')}/jitrl-s0")
     if "://" not in where and (inside := _memories(where)) and str(Path(where)) not in inside:
         raise CommandError(f"{where} has memories within: say which, such as {inside[0]}")
     with ChromaStore.open(place) as store:
-        count = Shelf(store, namespace, Trajectory).import_jsonl(file)
+        count = RecordStore(store, namespace, Trajectory).import_jsonl(file)
     _say(f"{count} episodes")
     return 0
 
@@ -958,12 +968,12 @@ def library(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class Gate:
+class PocketGateOptions:
     """How much to measure."""
 
     model: Path | None = None
     """Folder of the weights; those of the package if not given."""
-    keeps: int = 20
+    toy_domains: int = 20
     """Held-out domains of the toy world."""
     tasks: int = 20
     """Test tasks of each TextWorldExpress game; 0 leaves them out."""
@@ -991,9 +1001,9 @@ def pocket(args: Sequence[str]) -> int:
         return 0
     from ...tools.pocket import evaluate
 
-    asked: Gate = _parse(Gate, args[1:], "learngraph pocket gate")
+    asked: PocketGateOptions = _parse(PocketGateOptions, args[1:], "learngraph pocket gate")
     where = {} if asked.model is None else {"model_dir": asked.model}
-    print(evaluate.table(evaluate.gate(**where, keeps=asked.keeps, tasks=asked.tasks, seed=asked.seed)))
+    print(evaluate.markdown_table(evaluate.measure_model(**where, keeps=asked.toy_domains, tasks=asked.tasks, seed=asked.seed)))
     return 0
 
 
@@ -1067,7 +1077,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """The entry point. 0: done; 2: something the user can put right, in one line on stderr; 130: interrupted."""
     try:
         return _command(sys.argv[1:] if args is None else args)
-    except Interrupted as error:
+    except RunInterrupted as error:
         _say(str(error))
         return 130
     except UserError as error:
@@ -1079,7 +1089,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if error.errno == errno.EPIPE:  # whoever read our output has enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        if error.errno not in NO_ROOM:
+        if error.errno not in STORAGE_ERRNOS:
             raise
         _say(f"learngraph: {error.filename or 'the disk'}: {error.strerror}; once that is put right, the same command goes on")
         return 2

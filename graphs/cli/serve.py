@@ -25,8 +25,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update, UserError
-from ..claas import CLaaS, part
-from ..wiring.flags import CommandError, parse
+from ..claas import CLaaS, pick_fields
+from ..wiring.flags import CommandError, parse_flags
 
 if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-LOCAL = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 @dataclass(frozen=True)
-class Serve:
+class ServeOptions:
     """What to serve, to whom, and where to keep what is learned."""
 
     model: str = "pocket"
@@ -67,13 +67,13 @@ class Serve:
     """/metrics needs no key."""
     trainer: Literal["process", "inline", "off"] = "process"
     """Who learns: another process at low priority; this one, in turns with the replies; nobody."""
-    retention: Path | None = None
+    retention_file: Path | None = None
     """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely."""
-    pending_hours: float = 24.0
+    max_pending_hours: float = 24.0
     """Hours that feedback may come after the reply."""
-    tenant_megabytes: int = 256
+    max_tenant_megabytes: int = 256
     """Most that the replay buffer keeps of a tenant."""
-    body_bytes: int = 1 << 20
+    max_body_bytes: int = 1 << 20
     """Longest request."""
     device: str = "cpu"
     """Where a model of this machine runs: `cpu`, `cuda`."""
@@ -85,7 +85,7 @@ class Serve:
     """Threads of the learner's process."""
     learner_nice: int = 19
     """Its priority, from 0 to 19, the lowest: replies come first. On a machine that is always busy it may never get to learn."""
-    streams: int = 256
+    max_streams: int = 256
     """Replies in the making at once; others wait."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name (`claas/hindsight.md`)."""
@@ -97,7 +97,7 @@ class Serve:
             raise UserError(f"serve: no model {self.model!r}; pocket, guard, local:PATH_OR_NAME or vllm:MODEL would do")
         if not 0 <= self.port < 65536:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
-        if self.no_auth and self.host not in LOCAL:
+        if self.no_auth and self.host not in LOOPBACK_HOSTS:
             raise UserError(
                 f"serve: --no-auth lets anybody in, and goes with --host 127.0.0.1 only, not {self.host}; give --api-key KEY"
             )
@@ -116,13 +116,16 @@ def serve(args: Sequence[str], preset: str = "default") -> int:
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
     form = make_dataclass(
         "form",
-        [("options", Serve, field(default_factory=Serve)), ("settings", CLaaS, field(default_factory=lambda: chosen))],
+        [
+            ("options", ServeOptions, field(default_factory=ServeOptions)),
+            ("settings", CLaaS, field(default_factory=lambda: chosen)),
+        ],
     )
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
-    parsed = parse(form, _together(args), "learngraph serve", about)
+    parsed = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about)
     options, settings = parsed.options, parsed.settings
     tenants = _tenants(options)
-    _free(options.host, options.port)
+    _check_port(options.host, options.port)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("learngraph").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -134,7 +137,7 @@ def _presets() -> list[str]:
     return [name for name, made in vars(CLaaS).items() if isinstance(made, classmethod)]
 
 
-def _together(args: Sequence[str]) -> list[str]:
+def _merge_repeated_flags(args: Sequence[str]) -> list[str]:
     """Flags that may be given again, each in one place: `--api-key A --api-key B` is `--api-key A B`."""
     rest: list[str] = []
     found: dict[str, list[str]] = {"--api-key": [], "--metrics-key": []}
@@ -154,7 +157,7 @@ def _together(args: Sequence[str]) -> list[str]:
     return rest
 
 
-def _tenants(options: Serve) -> Any:
+def _tenants(options: ServeOptions) -> Any:
     """Who may chat.
 
     Raises:
@@ -167,17 +170,17 @@ def _tenants(options: Serve) -> Any:
         if keys or options.keys:
             raise UserError("serve: --no-auth takes any key; --api-key and --keys say which: one or the other")
 
-        class Anybody(tenants.Tenants):
+        class OpenTenants(tenants.Tenants):
             """Whoever asks is the tenant `default`."""
 
-            def who(self, key: str) -> Any:
-                return self.named("default")
+            def tenant_for_key(self, key: str) -> Any:
+                return self.tenant_by_name("default")
 
-        return Anybody({"any": tenants.Tenant("default")})
-    return tenants.read(keys, options.keys, options.metrics_key)
+        return OpenTenants({"any": tenants.Tenant("default")})
+    return tenants.read_tenants(keys, options.keys, options.metrics_key)
 
 
-def _free(host: str, port: int) -> None:
+def _check_port(host: str, port: int) -> None:
     """Found out before a model is loaded."""
     if not port:
         return
@@ -192,18 +195,20 @@ def _free(host: str, port: int) -> None:
             ) from error
 
 
-async def _serve(options: Serve, settings: CLaaS, tenants: Any) -> None:
+async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
     from ...tools.serving import chat_server
 
-    service = build(options, settings)
+    service = build_service(options, settings)
     async with service:
-        application = chat_server.app(service, tenants, body=options.body_bytes, open_metrics=options.open_metrics)
+        application = chat_server.make_app(
+            service, tenants, max_body_bytes=options.max_body_bytes, open_metrics=options.open_metrics
+        )
 
         def ready(url: str) -> None:
             learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss}"
             _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
 
-        await chat_server.serve(application, options.host, options.port, ready=ready)
+        await chat_server.serve(application, options.host, options.port, on_ready=ready)
     _say("closed")
     sys.stdout.flush()
     # Everything is on the disk. A thread that is in the middle of a step would keep the process for as long as that takes, and taking
@@ -211,13 +216,13 @@ async def _serve(options: Serve, settings: CLaaS, tenants: Any) -> None:
     os._exit(0)
 
 
-def build(options: Serve, settings: CLaaS) -> Service:
+def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     """Everything but the web server, put together; inside a running event loop.
 
     Raises:
         UserError: --out is in use by another process, or was learned on another base model; the model cannot be opened.
     """
-    from ...memory.claas.replay import Limits, Replay
+    from ...memory.claas.replay import Replay, ReplayLimits
     from ..serving.service import Service
 
     root = options.out / "adapters"
@@ -225,11 +230,13 @@ def build(options: Serve, settings: CLaaS) -> Service:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"serve: --out {options.out}: {error.strerror}; another folder would do") from error
-    limits = part(Limits, settings, megabytes=options.tenant_megabytes, pending_seconds=options.pending_hours * 3600)
+    limits = pick_fields(
+        ReplayLimits, settings, megabytes=options.max_tenant_megabytes, pending_seconds=options.max_pending_hours * 3600
+    )
     replay = Replay(options.out / "replay.sqlite", limits)
     try:
         engine, opened = _engine(options, settings)
-        _same_base(options, settings, engine.base)
+        _check_base(options, settings, engine.base)
         made: list[Service] = []
         learner = _learner(options, settings, engine, opened, lambda: made[0])
         name = options.name or Path(options.model.rpartition(":")[2]).name
@@ -241,17 +248,17 @@ def build(options: Serve, settings: CLaaS) -> Service:
     return made[0]
 
 
-def _engine(options: Serve, settings: CLaaS) -> tuple[Any, LocalChatModel | None]:
+def _engine(options: ServeOptions, settings: CLaaS) -> tuple[Any, LocalChatModel | None]:
     """What answers, and the model in this process if there is one."""
     if options.model.startswith("vllm:"):
         return _vllm(options)
     from ...tools.local.engine import LocalEngine
 
     opened = _open(options.model, options)
-    return LocalEngine(opened, rank=settings.rank, targets=settings.targets, streams=options.streams), opened
+    return LocalEngine(opened, rank=settings.rank, targets=settings.targets, max_streams=options.max_streams), opened
 
 
-def _open(spec: str, options: Serve) -> LocalChatModel:
+def _open(spec: str, options: ServeOptions) -> LocalChatModel:
     from ...tools.models.models import open_model
 
     opened: Any = open_model(spec, device=options.device, dtype=options.dtype, threads=options.threads)
@@ -260,7 +267,7 @@ def _open(spec: str, options: Serve) -> LocalChatModel:
     return opened  # type: ignore[no-any-return]
 
 
-def _vllm(options: Serve) -> tuple[Any, LocalChatModel | None]:
+def _vllm(options: ServeOptions) -> tuple[Any, LocalChatModel | None]:
     from ...tools.serving.vllm_engine import VllmEngine
 
     opened = _open(options.weights, options) if options.weights else None
@@ -273,7 +280,7 @@ def _vllm(options: Serve) -> tuple[Any, LocalChatModel | None]:
     return VllmEngine(options.model.removeprefix("vllm:"), options.base_url, base=base), opened
 
 
-def _same_base(options: Serve, settings: CLaaS, base: str) -> None:
+def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
     """--out belongs to one base model; its settings are written down."""
     path = options.out / "service.json"
     try:
@@ -292,7 +299,7 @@ def _same_base(options: Serve, settings: CLaaS, base: str) -> None:
 
 
 def _learner(
-    options: Serve, settings: CLaaS, engine: Any, opened: LocalChatModel | None, service: Callable[[], Service]
+    options: ServeOptions, settings: CLaaS, engine: Any, opened: LocalChatModel | None, service: Callable[[], Service]
 ) -> Any | None:
     """What learns."""
     if options.trainer == "off":
@@ -307,18 +314,18 @@ def _learner(
         versions = service().versions(batch.tenant, batch.adapter)
         return versions.write(made, batch.step, batch.parent, engine.base, {**said, "batch": batch.id})
 
-    lora = part(LoRA, settings, alpha=2.0 * settings.rank, batch=settings.batch)
-    objective = part(Objective, settings)
+    lora = pick_fields(LoRA, settings, alpha=2.0 * settings.rank, batch=settings.batch)
+    objective = pick_fields(Objective, settings)
     hindsight = Prompt.load("claas/hindsight", options.prompts).parts[0][1].template
     scratch = options.out / "scratch"
     if options.trainer == "inline":
-        from ...tools.training.learner import Learner
+        from ...tools.training.learner import InProcessLearner
 
         assert opened is not None
-        return Inline(Learner(opened, folder, write, lora, objective, hindsight, scratch=scratch), engine)
+        return InlineLearner(InProcessLearner(opened, folder, write, lora, objective, hindsight, scratch=scratch), engine)
     from ...tools.training.learner_worker import WorkerLearner
 
-    return Late(
+    return LazyLearner(
         engine.base,
         lambda: WorkerLearner(
             options.weights or options.model,
@@ -336,7 +343,7 @@ def _learner(
     )
 
 
-class Late:
+class LazyLearner:
     """A learner that comes up while chats are answered already: at low priority that may take a while.
 
     Args:
@@ -353,17 +360,17 @@ class Late:
 
     def correct(self, batch: Minibatch) -> Correction:
         """As the learner's, once it is there."""
-        found: Correction = self._there().correct(batch)
+        found: Correction = self._await_learner().correct(batch)
         return found
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """As the learner's."""
-        found: Update = self._there().step(batch, correction)
+        found: Update = self._await_learner().step(batch, correction)
         return found
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """As the learner's."""
-        found: Measured = self._there().measure(label, exchanges)
+        found: Measured = self._await_learner().measure(label, exchanges)
         return found
 
     def close(self) -> None:
@@ -376,9 +383,9 @@ class Late:
     def _begin(self) -> None:
         self._error = None
         self._settled.clear()
-        Thread(target=self._come_up, name="learner", daemon=True).start()
+        Thread(target=self._open_learner, name="learner", daemon=True).start()
 
-    def _come_up(self) -> None:
+    def _open_learner(self) -> None:
         try:
             made = self._make()
             if made.base != self.base or self._closed:
@@ -390,7 +397,7 @@ class Late:
         finally:
             self._settled.set()
 
-    def _there(self) -> Any:
+    def _await_learner(self) -> Any:
         self._settled.wait()
         if self._closed:
             raise RuntimeError("the learner is closed")
@@ -400,7 +407,7 @@ class Late:
         return self._learner
 
 
-class Inline:
+class InlineLearner:
     """A learner whose work is done on the thread that owns the network, in turns with the replies.
 
     Args:
@@ -431,18 +438,18 @@ class Inline:
         return asyncio.run_coroutine_threadsafe(self._engine.run(work), self._loop).result()
 
 
-def _retention(options: Serve, opened: LocalChatModel | None) -> list[Exchange]:
+def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exchange]:
     """The chats that the gate holds on to, as tokens."""
-    if options.retention is None:
+    if options.retention_file is None:
         return []
     if opened is None:
         raise UserError("serve: --retention needs the model in this process, to read the chats: --weights local:PATH_OR_NAME")
     from ...memory.records import ChatRequest
-    from ...tools.training.sft import encode, read_chats
+    from ...tools.training.sft import encode_chat, read_chats
 
     found = []
-    for i, chat in enumerate(read_chats(options.retention)):
-        example = encode(opened, chat)
+    for i, chat in enumerate(read_chats(options.retention_file)):
+        example = encode_chat(opened, chat)
         reply = Reply("", example.prompt, example.reply, (0.0,) * len(example.reply))
         found.append(Exchange(f"retention-{i}", "default", ChatRequest(), reply, ""))
     return found

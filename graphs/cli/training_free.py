@@ -28,24 +28,31 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import UserError
-from ..studies.training_free.bench import play
-from ..studies.training_free.digests import folder_name, recorded
-from ..studies.training_free.dry_run import check_models, dry_run, rehearse
-from ..studies.training_free.report import report, say
-from ..studies.training_free.setup import DERIVED, Arm, Learn, Setup, Split, splits_of
-from ..wiring.flags import CommandError, parse
+from ..studies.training_free.bench import play_seed
+from ..studies.training_free.digests import folder_name, run_settings
+from ..studies.training_free.dry_run import check_arms_build, check_models, dry_run
+from ..studies.training_free.report import print_progress, write_report
+from ..studies.training_free.setup import (
+    DERIVED_ARMS,
+    Arm,
+    ProblemSplit,
+    TrainingFreeOptions,
+    TrainingFreeSetup,
+    problem_splits,
+)
+from ..wiring.flags import CommandError, parse_flags
 
-__all__ = ["learn"]
+__all__ = ["learn_and_test"]
 
 
-def learn(
+def learn_and_test(
     method: str,
     defaults: Any,
     args: Sequence[str],
     about: str,
     *,
-    others: Callable[..., Any],
-    seeds: Callable[[str], list[int]],
+    settings_of: Callable[..., Any],
+    parse_seeds: Callable[[str], list[int]],
     blueprint: Callable[[str, Any], Any],
 ) -> int:
     """Learn and test; what `learngraph run` does with methods that learn across problems.
@@ -63,12 +70,12 @@ def learn(
     form = make_dataclass(
         "form",
         [
-            ("options", Learn, field(default_factory=Learn)),
+            ("options", TrainingFreeOptions, field(default_factory=TrainingFreeOptions)),
             ("settings", type(defaults), field(default_factory=lambda: defaults)),
         ],
     )
-    asked = parse(form, args, f"learngraph run {method}", about)
-    options: Learn = asked.options
+    asked = parse_flags(form, args, f"learngraph run {method}", about)
+    options: TrainingFreeOptions = asked.options
     arms = [Arm(method, asked.settings, method.partition(":")[0])]
     given = {
         one.name: value
@@ -79,90 +86,97 @@ def learn(
         if name != method:
             kind = name.partition(":")[0]
             shared = given if kind == arms[0].method else {}
-            settings = others(name, main=(method, asked.settings), shared=shared)
+            settings = settings_of(name, main=(method, asked.settings), shared=shared)
             if kind == "tool-agent" and options.tool_turns is not None:
-                settings = replace(settings, turns=options.tool_turns)
+                settings = replace(settings, max_turns=options.tool_turns)
             arms.append(Arm(name, settings, kind))
     _check_arms(arms, options)
-    setup = Setup(options, tuple(arms), tuple(seeds(options.seeds)), Path())
-    splits = splits_of(setup)
-    settings = recorded(setup, splits)
+    setup = TrainingFreeSetup(options, tuple(arms), tuple(parse_seeds(options.seeds)), Path())
+    splits = problem_splits(setup)
+    settings = run_settings(setup, splits)
     setup = replace(setup, folder=options.out or Path("runs") / folder_name(setup, settings))
-    if options.dry_run or setup.due:
+    if options.dry_run or setup.unfinished_seeds:
         check_models(setup)
-        rehearse(setup, splits)
+        check_arms_build(setup, splits)
     if options.dry_run:
         return dry_run(setup, settings)
     return _run(setup, settings, splits, blueprint)
 
 
-def _check_arms(arms: Sequence[Arm], options: Learn) -> None:
-    from ..methods import method
+def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
+    from ..methods import find_method
 
-    if arms[0].way in DERIVED:
+    if arms[0].library_source in DERIVED_ARMS:
         raise CommandError(
-            f"{arms[0].way}: such a library is made of what another arm has learned; compare with it: learngraph run "
-            f"{arms[0].method} --compare {arms[0].method}:{arms[0].way}"
+            f"{arms[0].library_source}: such a library is made of what another arm has learned; compare with it: learngraph run "
+            f"{arms[0].method} --compare {arms[0].method}:{arms[0].library_source}"
         )
     for arm in arms[1:]:
-        if arm.way == "method" and method(arm.method).remembers:
+        if arm.library_source == "method" and find_method(arm.method).has_memory:
             raise CommandError(
                 f"--compare {arm.name}: it learns from attempts at one problem, and here each problem is met once; react does, or "
                 f"a preset of {arms[0].method} such as {arms[0].method}:empty"
             )
-        if arm.way in DERIVED and not arms[0].learns:
+        if arm.library_source in DERIVED_ARMS and not arms[0].learns:
             raise CommandError(
                 f"--compare {arm.name}: it is made of what {arms[0].name} learned, which learns nothing; leave out --arm"
             )
-    if options.tool_turns is not None and not options.asked_tools:
+    if options.tool_turns is not None and not options.tool_names:
         raise CommandError(f"--tool-turns {options.tool_turns} is for models with tools, and none are given (--tools python)")
-    if options.corpus is not None and "search" not in options.asked_tools:
+    if options.corpus is not None and "search" not in options.tool_names:
         raise CommandError(f"--corpus {options.corpus} is what the tool search finds, and it is not given (--tools search)")
 
 
-def _run(setup: Setup, settings: Mapping[str, Any], splits: Mapping[int, Split], blueprint: Callable[[str, Any], Any]) -> int:
+def _run(
+    setup: TrainingFreeSetup,
+    settings: Mapping[str, Any],
+    splits: Mapping[int, ProblemSplit],
+    blueprint: Callable[[str, Any], Any],
+) -> int:
     from ..studies import sweep
 
-    with sweep.claimed(setup.folder, settings):
-        if due := setup.due:
-            _warn(setup.options)
-            with _progress(setup) as tick, sweep.environ(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+    with sweep.claim_folder(setup.folder, settings):
+        if due := setup.unfinished_seeds:
+            _warn_about_sandbox(setup.options)
+            with _progress(setup) as tick, sweep.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
-                    sweep.work([(setup, seed, splits[seed]) for seed in due], play, setup.options.workers, tick, 1)
+                    sweep.run_workers([(setup, seed, splits[seed]) for seed in due], play_seed, setup.options.workers, tick, 1)
                     tick()
                 except KeyboardInterrupt:
-                    say(f"stopped; what is finished is in {setup.folder}, and the same command goes on from there")
+                    print_progress(f"stopped; what is finished is in {setup.folder}, and the same command goes on from there")
                     raise
                 except UserError as error:
                     raise UserError(
                         f"{error}; what is finished is in {setup.folder}, and the same command goes on from there"
                     ) from None
         else:
-            say(f"finished already; these are its results (remove {setup.folder} or give another --out to learn again)")
-        return report(setup, blueprint)
+            print_progress(
+                f"finished already; these are its results (remove {setup.folder} or give another --out to learn again)"
+            )
+        return write_report(setup, blueprint)
 
 
-def _warn(options: Learn) -> None:
+def _warn_about_sandbox(options: TrainingFreeOptions) -> None:
     """Say if nothing but good manners keeps a model's Python code from the rest of this machine."""
     from ...tools.agent_tools.interpreter import Interpreter
 
-    if "python" not in options.asked_tools:
+    if "python" not in options.tool_names:
         return
     with Interpreter() as interpreter:
         interpreter.run("1")
         if lacking := sorted({"limits", "files", "calls"} - interpreter.walls):
-            say(
+            print_progress(
                 f"--tools python: this machine does not offer all walls around a model's code ({', '.join(lacking)} missing, see "
                 "tools/agent_tools/interpreter.py); run only models that mean no harm, or all of it in a container"
             )
 
 
 @contextmanager
-def _progress(setup: Setup) -> Iterator[Callable[[], None]]:
+def _progress(setup: TrainingFreeSetup) -> Iterator[Callable[[], None]]:
     """A line now and then: how many steps were learned, and how many rollouts of the test were played."""
     from time import monotonic
 
-    rollouts = setup.options.test * setup.options.k * len(setup.seeds)
+    rollouts = setup.options.test_problems * setup.options.test_rollouts * len(setup.seeds)
     said, before = monotonic(), ""
 
     def tick() -> None:
@@ -172,18 +186,19 @@ def _progress(setup: Setup) -> Iterator[Callable[[], None]]:
         parts = []
         for arm in setup.arms:
             learned, tested = (
-                sum(_lines(setup.place(arm, s) / name) for s in setup.seeds) for name in ("learned.jsonl", "test.jsonl")
+                sum(_count_lines(setup.arm_folder(arm, s) / name) for s in setup.seeds)
+                for name in ("learned.jsonl", "test.jsonl")
             )
             if learned or tested:
                 parts.append(
                     f"{arm.name}: {f'{learned} steps learned, ' if arm.learns else ''}{tested} of {rollouts} test rollouts"
                 )
         if (text := "; ".join(parts)) and text != before:
-            say(text)
+            print_progress(text)
             said, before = monotonic(), text
 
     yield tick
 
 
-def _lines(path: Path) -> int:
+def _count_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0

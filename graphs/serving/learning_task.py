@@ -22,21 +22,21 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.replay import Replay
 from ...memory.records import UserError
-from ...nodes.learn.gradient_step import told
+from ...nodes.learn.gradient_step import describe_run
 from .meter import Meter
 
-__all__ = ["Trainer"]
+__all__ = ["LearningTask"]
 
 LOG = logging.getLogger("learngraph.trainer")
-LONGEST = 300.0
+MAX_WAIT = 300.0
 """Seconds: the longest wait after a failure."""
-SKIPS = 3
+MAX_SKIPS = 3
 """Minibatches in a row from which nothing was learned, after which an adapter rests until feedback comes."""
-ALARM = 3
+MAX_FAILURES = 3
 """Failures in a row from which on the learner counts as failed."""
-JOBS = 1000
+MAX_JOBS = 1000
 """Jobs that are remembered."""
-Scope = tuple[str, str]
+AdapterKey = tuple[str, str]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Turn:
     jobs: list[str] = field(default_factory=list)
 
 
-class Trainer:
+class LearningTask:
     """Runs the learning graph.
 
     Args:
@@ -71,18 +71,18 @@ class Trainer:
         graph: CompiledStateGraph[Any, Any, Any, Any],
         replay: Replay,
         meter: Meter,
-        moved: Callable[[str, str], None] = lambda tenant, adapter: None,
+        on_live_change: Callable[[str, str], None] = lambda tenant, adapter: None,
         clock: Callable[[], float] = time.monotonic,
-        there: Callable[[str, str], bool] = lambda tenant, adapter: True,
+        exists: Callable[[str, str], bool] = lambda tenant, adapter: True,
     ) -> None:
-        self._graph, self._replay, self._meter, self._moved, self._clock = graph, replay, meter, moved, clock
-        self._there, self._turns = there, dict[Scope, _Turn]()
+        self._graph, self._replay, self._meter, self._on_live_change, self._clock = graph, replay, meter, on_live_change, clock
+        self._exists, self._turns = exists, dict[AdapterKey, _Turn]()
         self._jobs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._numbers, self._wake = count(1), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._step: asyncio.Task[dict[str, Any]] | None = None
-        self._without: set[Scope] = set()
-        self.busy: Scope | None = None
+        self._exclusions: set[AdapterKey] = set()
+        self.busy: AdapterKey | None = None
         """Whose step is under way."""
 
     def start(self) -> None:
@@ -103,23 +103,23 @@ class Trainer:
         self._wake.set()
 
     @contextmanager
-    def without(self, tenant: str, adapter: str) -> Iterator[bool]:
+    def exclude(self, tenant: str, adapter: str) -> Iterator[bool]:
         """While an adapter is deleted: it gets no turn, and is forgotten afterwards. False: a step is under way, nothing is changed."""
         scope = (tenant, adapter)
-        if self.busy == scope or scope in self._without:
+        if self.busy == scope or scope in self._exclusions:
             yield False
             return
-        self._without.add(scope)
+        self._exclusions.add(scope)
         try:
             yield True
             self._turns.pop(scope, None)
         finally:
-            self._without.discard(scope)
+            self._exclusions.discard(scope)
             self._wake.set()
 
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
-    def ask(self, tenant: str, adapter: str, steps: int) -> dict[str, Any]:
+    def request_steps(self, tenant: str, adapter: str, steps: int) -> dict[str, Any]:
         """Take so many steps, from two ready exchanges on."""
         if steps < 1:
             raise UserError(f"train: steps are at least 1, got {steps}")
@@ -134,7 +134,7 @@ class Trainer:
             "taken": 0,
         }
         self._jobs[job["job"]] = {**job, "versions": [], "why": "", "tenant": tenant}
-        while len(self._jobs) > JOBS:
+        while len(self._jobs) > MAX_JOBS:
             self._jobs.popitem(last=False)
         self._turns.setdefault((tenant, adapter), _Turn()).jobs.append(job["job"])
         self.wake(tenant, adapter)
@@ -176,19 +176,19 @@ class Trainer:
                 continue
             await self._learn(scope)
 
-    async def _next(self) -> tuple[Scope | None, float | None]:
+    async def _next(self) -> tuple[AdapterKey | None, float | None]:
         """Whose turn it is; else how long to wait, None for until feedback comes."""
         for tenant, adapter, _ in await asyncio.to_thread(self._replay.scopes):
-            if (tenant, adapter) not in self._turns and self._there(tenant, adapter):
+            if (tenant, adapter) not in self._turns and self._exists(tenant, adapter):
                 self._turns[tenant, adapter] = _Turn()
         now = self._clock()
-        due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._without}
+        due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
         ready = [scope for scope, turn in due.items() if turn.until <= now]
         if ready:
             return min(ready, key=lambda scope: (self._turns[scope].served, scope)), None
         return None, min((turn.until - now for turn in due.values()), default=None)
 
-    async def _learn(self, scope: Scope) -> None:
+    async def _learn(self, scope: AdapterKey) -> None:
         turn, began = self._turns[scope], self._clock()
         turn.served, self.busy = next(self._numbers), scope
         asked: dict[str, Any] = {"tenant": scope[0], "adapter": scope[1]}
@@ -199,25 +199,25 @@ class Trainer:
         try:
             state = await self._step
         except Exception as error:
-            self._failed(scope, turn, error)
+            self._record_failure(scope, turn, error)
             return
         finally:
             self.busy = None
         turn.failures, turn.error, turn.until = 0, "", 0.0
         self._count(state, self._clock() - began)
         if state["outcome"] != "too few":
-            LOG.info("%s/%s: %s", *scope, told(state))
+            LOG.info("%s/%s: %s", *scope, describe_run(state))
         if turn.jobs:
             self._advance(turn, state)
         turn.skips = turn.skips + 1 if state["outcome"] == "skipped" else 0
-        rests = state["outcome"] == "too few" or (turn.skips >= SKIPS and not turn.jobs)
+        rests = state["outcome"] == "too few" or (turn.skips >= MAX_SKIPS and not turn.jobs)
         turn.due = turn.due or bool(turn.jobs) or not rests
         if state["outcome"] in ("live", "canary", "dropped"):
-            self._moved(*scope)
+            self._on_live_change(*scope)
 
-    def _failed(self, scope: Scope, turn: _Turn, error: Exception) -> None:
+    def _record_failure(self, scope: AdapterKey, turn: _Turn, error: Exception) -> None:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, str(error) or type(error).__name__
-        wait = min(2.0 ** (turn.failures - 1), LONGEST)
+        wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
         turn.until = self._clock() + wait
         self._meter.add("learngraph_learner_errors_total")
         LOG.error(
@@ -252,7 +252,7 @@ class Trainer:
         """`state`: `idle`, `training`, `failed` (it goes on trying) or `off`; `error` and whose it is. With a tenant: of its own only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
         worst = max(turns, key=lambda item: item[1].failures, default=None)
-        if worst is not None and worst[1].failures >= ALARM:
+        if worst is not None and worst[1].failures >= MAX_FAILURES:
             return {"state": "failed", "error": worst[1].error, "tenant": worst[0][0], "adapter": worst[0][1]}
         if self._task is None or self._task.done():
             return {"state": "off", "error": ""}
@@ -261,7 +261,7 @@ class Trainer:
         busy = self.busy is not None and tenant in (None, self.busy[0])
         return {"state": "training" if busy else "idle", "error": error, **mine}
 
-    def paused(self, tenant: str, adapter: str) -> str:
+    def pause_reason(self, tenant: str, adapter: str) -> str:
         """Why an adapter's learning waits, and how long; empty: it does not."""
         turn = self._turns.get((tenant, adapter))
         if turn is None or not turn.error:

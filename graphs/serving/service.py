@@ -29,28 +29,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from ...memory.claas.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, scopes
-from ...memory.claas.replay import Receipt, Replay, Row
+from ...memory.claas.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, list_adapters
+from ...memory.claas.replay import Receipt, Replay, ReplayRow
 from ...memory.records import ChatRequest, Exchange, Feedback, Piece, UserError
-from ...nodes.learn.chat_turn import DEFAULT, TELL, Engine, Keep
-from ...nodes.learn.gate import fall, windows
-from ...nodes.learn.gradient_step import Learner, lineage
-from ...nodes.state import Served
+from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
+from ...nodes.learn.gate import reward_drop, reward_windows
+from ...nodes.learn.gradient_step import AdapterLearner, lineage
+from ...nodes.state import ServedChat
 from ..claas import CLaaS, build_learning, build_serving
-from .learning_task import Trainer
+from .learning_task import LearningTask
 from .meter import Meter
 
 __all__ = ["Service", "Unavailable", "UnknownAdapter", "UnknownVersion"]
 
 LOG = logging.getLogger("learngraph.service")
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-PINS = 10_000
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+MAX_PINS = 10_000
 """Requests whose version was asked for before they came; the oldest is forgotten beyond that."""
-PATIENCE = 1.0
+CLOSE_TIMEOUT = 1.0
 """Seconds that the engine has to end, once nobody waits for a reply."""
-LONGEST = 60.0
+MAX_RETRY_WAIT = 60.0
 """Seconds between two tries to load a version that cannot be loaded just now; the first are closer together."""
-LISTENERS = 4
+FEEDBACK_THREADS = 4
 """Threads for feedback; those that wait for the disk at the same time wait for it once (memory/claas/replay_file.py)."""
 
 
@@ -70,12 +70,12 @@ def steps_of(label: str) -> int:
     return int(label.rpartition("@")[2].partition("-")[0]) if label else 0
 
 
-def share(id: str) -> float:
+def hash_fraction(id: str) -> float:
     """A number from 0 to 1 that an id always has: below the canary's share, the canary answers."""
     return int.from_bytes(blake2b(id.encode(), digest_size=8).digest(), "big") / 2**64
 
 
-def damaged(error: BaseException) -> bool:
+def is_permanent(error: BaseException) -> bool:
     """Whether a version can never be loaded: damaged, deleted, or of another base model. Anything else may pass: the engine is away,
     the disk does not answer. By name: an engine has its own `AdapterError`."""
     away = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
@@ -83,26 +83,26 @@ def damaged(error: BaseException) -> bool:
 
 
 @dataclass
-class _Scope:
+class _AdapterState:
     """What is remembered of an adapter between requests; all of it can be read from disk again."""
 
     versions: Adapters
     live: str = ""
     """Labels of the live version and the canary, as requests are routed: read from disk when they may have changed."""
     canary: str = ""
-    before: str = ""
+    previous_live: str = ""
     """What was live before: it stays loaded."""
     rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     """Exchange id -> (label, reward), oldest first."""
-    due: bool = False
+    has_new_rewards: bool = False
     """Rewards have come that nobody has looked at."""
-    rolling: asyncio.Lock = field(default_factory=asyncio.Lock)
+    switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """What answers from now on."""
         live = self.versions.current
         if live != self.live:
-            self.before = self.live
+            self.previous_live = self.live
         self.live, self.canary = live, self.versions.canary
 
     def by_version(self) -> dict[str, list[float]]:
@@ -132,7 +132,7 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        learner: Learner | None,
+        learner: AdapterLearner | None,
         replay: Replay,
         root: Path,
         settings: CLaaS | None = None,
@@ -145,51 +145,53 @@ class Service:
         if learner is not None and learner.base != engine.base:
             raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
         self._root, self._clock, self._state = root, clock, "new"
-        self._scopes: dict[tuple[str, str], _Scope] = {}
+        self._scopes: dict[tuple[str, str], _AdapterState] = {}
         self._pins: OrderedDict[str, str] = OrderedDict()
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._running: Counter[str] = Counter()
         self.meter = Meter()
         self._serving = build_serving(engine, replay, self._route, interrupt_after=["record"])
-        self._keep = Keep(replay)
-        self._listeners = ThreadPoolExecutor(LISTENERS, "feedback")  # of its own: no queue behind chats that are being stored
-        self._trainer: Trainer | None = None
+        self._keep = KeepFeedback(replay)
+        self._listeners = ThreadPoolExecutor(
+            FEEDBACK_THREADS, "feedback"
+        )  # of its own: no queue behind chats that are being stored
+        self._trainer: LearningTask | None = None
         if learner is not None:
-            graph = build_learning(learner, replay, self.versions, self.settings, self._take_in, retention)
-            self._trainer = Trainer(graph, replay, self.meter, self._moved, there=self._there)
+            graph = build_learning(learner, replay, self.versions, self.settings, self._join_load, retention)
+            self._trainer = LearningTask(graph, replay, self.meter, self._on_live_change, exists=self._exists)
 
     # -- life -------------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Read what was learned so far, mark what is tainted, load the live versions, and go on with an unfinished step."""
-        for tenant, adapter in await asyncio.to_thread(self._known):
-            await asyncio.to_thread(self._recall, tenant, adapter)
+        for tenant, adapter in await asyncio.to_thread(self._list_scopes):
+            await asyncio.to_thread(self._restore_rewards, tenant, adapter)
             scope = self._scope(tenant, adapter)
             for label in filter(None, (scope.live, scope.canary)):
                 try:
-                    await self._hold(tenant, adapter, label)
+                    await self._require_version(tenant, adapter, label)
                 except Unavailable:
-                    self._spawn(self._hold_later(tenant, adapter, label))
+                    self._spawn(self._retry_version(tenant, adapter, label))
         self._state = "open"
         if self._trainer is not None:
             self._trainer.start()
 
-    def _known(self) -> list[tuple[str, str]]:
+    def _list_scopes(self) -> list[tuple[str, str]]:
         """Scopes with a folder, and `default` with records; what a service that died had begun to delete is deleted, or marked."""
         for gone in self._root.glob("*/.gone-*"):
             shutil.rmtree(gone, ignore_errors=True)
-        found = {(tenant, adapter) for tenant, adapter, _ in self.replay.scopes() if adapter == DEFAULT}
-        found |= set(scopes(self._root))
+        found = {(tenant, adapter) for tenant, adapter, _ in self.replay.scopes() if adapter == DEFAULT_SCOPE}
+        found |= set(list_adapters(self._root))
         for tenant in {tenant for tenant, _ in found}:
-            self._taint(tenant, self.replay.tainted(tenant))
+            self._taint(tenant, self.replay.tainted_versions(tenant))
         return sorted(found)
 
-    def _recall(self, tenant: str, adapter: str) -> None:
+    def _restore_rewards(self, tenant: str, adapter: str) -> None:
         """The newest rewards, by version."""
         scope = self._scope(tenant, adapter)
         for row in reversed(self.replay.rows(tenant, adapter, limit=4 * self.settings.recent)):
-            self._noted(scope, row.exchange.id, row.exchange.reply.version, row.exchange.feedback)
+            self._note_reward(scope, row.exchange.id, row.exchange.reply.version, row.exchange.feedback)
 
     async def close(self) -> None:
         """Let go of the learner, the engine and the buffer. A step that is under way is done again by the next service."""
@@ -205,7 +207,7 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._loading.values(), return_exceptions=True)
         with suppress(TimeoutError):  # its thread may be in the middle of a step, which is nobody's any more
-            await asyncio.wait_for(self.engine.close(), PATIENCE)
+            await asyncio.wait_for(self.engine.close(), CLOSE_TIMEOUT)
         await asyncio.to_thread(self._listeners.shutdown)
         await asyncio.to_thread(self.replay.close)
 
@@ -216,70 +218,70 @@ class Service:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    def _open(self) -> None:
+    def _require_open(self) -> None:
         if self._state != "open":
             raise Unavailable(f"the service is {'shutting down' if self._state == 'closed' else 'starting'}; try again")
 
     # -- versions ---------------------------------------------------------------------------------------------------------
 
-    def versions(self, tenant: str, adapter: str = DEFAULT) -> Adapters:
+    def versions(self, tenant: str, adapter: str = DEFAULT_SCOPE) -> Adapters:
         """The versions of a tenant's adapter."""
         return self._scope(tenant, adapter).versions
 
-    def _scope(self, tenant: str, adapter: str, new: bool = False) -> _Scope:
+    def _scope(self, tenant: str, adapter: str, new: bool = False) -> _AdapterState:
         """Raises `UnknownAdapter` for one that is not there, unless it is to be made; `default` is always made."""
         scope = self._scopes.get((tenant, adapter))
         if scope is None:
             for what, name in (("a tenant", tenant), ("an adapter", adapter)):
-                if not NAME.fullmatch(name):
+                if not NAME_PATTERN.fullmatch(name):
                     raise UserError(f"{what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
-            if not new and adapter not in self._names(tenant):  # deleted meanwhile: it does not come back
-                raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._names(tenant))}")
-            scope = _Scope(Adapters(self._root, tenant, adapter, self.settings.keep))
-            scope.look()
+            if not new and adapter not in self._adapter_names(tenant):  # deleted meanwhile: it does not come back
+                raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._adapter_names(tenant))}")
+            scope = _AdapterState(Adapters(self._root, tenant, adapter, self.settings.keep))
+            scope.refresh()
             self._scopes[tenant, adapter] = scope
         return scope
 
-    def _own(self, tenant: str, adapter: str) -> _Scope:
+    def _existing_scope(self, tenant: str, adapter: str) -> _AdapterState:
         """A scope that is there.
 
         Raises:
             UnknownAdapter: it is not; only `default` always is.
         """
-        if adapter != DEFAULT and adapter not in self._names(tenant):
-            raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._names(tenant))}")
+        if adapter != DEFAULT_SCOPE and adapter not in self._adapter_names(tenant):
+            raise UnknownAdapter(f"there is no adapter {adapter!r}; there are {', '.join(self._adapter_names(tenant))}")
         return self._scope(tenant, adapter)
 
-    def _there(self, tenant: str, adapter: str) -> bool:
-        return (tenant, adapter) in self._scopes or adapter in self._names(tenant)
+    def _exists(self, tenant: str, adapter: str) -> bool:
+        return (tenant, adapter) in self._scopes or adapter in self._adapter_names(tenant)
 
-    def _names(self, tenant: str) -> list[str]:
-        folder, found = self._root / tenant, {DEFAULT}
-        if NAME.fullmatch(tenant) and folder.is_dir():
-            found |= {path.name for path in folder.iterdir() if NAME.fullmatch(path.name) and path.is_dir()}
+    def _adapter_names(self, tenant: str) -> list[str]:
+        folder, found = self._root / tenant, {DEFAULT_SCOPE}
+        if NAME_PATTERN.fullmatch(tenant) and folder.is_dir():
+            found |= {path.name for path in folder.iterdir() if NAME_PATTERN.fullmatch(path.name) and path.is_dir()}
         return sorted(found)
 
     def version(self, tenant: str, adapter: str, id: str) -> str:
         """The label of the version that answers request `id`, which stays so if another goes live before the request comes."""
-        label = self._chosen(tenant, adapter, id)
+        label = self._version_for(tenant, adapter, id)
         self._pins[f"{tenant}/{id}"] = label
-        if len(self._pins) > PINS:
+        if len(self._pins) > MAX_PINS:
             self._pins.popitem(last=False)
         return label
 
-    def _chosen(self, tenant: str, adapter: str, id: str) -> str:
+    def _version_for(self, tenant: str, adapter: str, id: str) -> str:
         scope = self._scope(tenant, adapter)
-        return scope.canary if scope.canary and share(id) < self.settings.canary else scope.live
+        return scope.canary if scope.canary and hash_fraction(id) < self.settings.canary else scope.live
 
     async def _route(self, tenant: str, adapter: str, id: str) -> tuple[str, int]:
         label = self._pins.pop(f"{tenant}/{id}", None)
         if label is None:
-            label = self._chosen(tenant, adapter, id)
-        if label and label not in self.engine.loaded():
-            label = await self._hold(tenant, adapter, label)
+            label = self._version_for(tenant, adapter, id)
+        if label and label not in self.engine.loaded_versions():
+            label = await self._require_version(tenant, adapter, label)
         return label, steps_of(label)
 
-    async def _hold(self, tenant: str, adapter: str, label: str) -> str:
+    async def _require_version(self, tenant: str, adapter: str, label: str) -> str:
         """Have the engine hold a version; if it never can (damaged, of another base), go back until there is one that it can.
 
         Raises:
@@ -287,33 +289,33 @@ class Service:
         """
         while label:
             try:
-                await self._take_in(label)
+                await self._join_load(label)
                 return label
             except UserError as error:
-                if not damaged(error):
+                if not is_permanent(error):
                     LOG.warning("%s cannot be loaded just now: %s", label, error)
                     raise Unavailable("the version that answers cannot be loaded just now; try again") from error
                 scope = self._scope(tenant, adapter)
                 LOG.error("%s cannot be loaded: %s", label, error)
                 if label == scope.canary:
-                    await asyncio.to_thread(self._dismiss, tenant, adapter, label, str(error))
+                    await asyncio.to_thread(self._drop_canary, tenant, adapter, label, str(error))
                 elif label == scope.live:
-                    await self._back(tenant, adapter, None, f"cannot be loaded: {error}", load=False)
+                    await self._switch_back(tenant, adapter, None, f"cannot be loaded: {error}", load=False)
                 label = scope.live
         return label
 
-    async def _hold_later(self, tenant: str, adapter: str, label: str) -> None:
+    async def _retry_version(self, tenant: str, adapter: str, label: str) -> None:
         """Try again until it is there, or something else answers."""
         wait = 1.0
         while (scope := self._scopes.get((tenant, adapter))) is not None and label in (scope.live, scope.canary):
             await asyncio.sleep(wait)
             try:
-                await self._hold(tenant, adapter, label)
+                await self._require_version(tenant, adapter, label)
                 return
             except Unavailable:
-                wait = min(2 * wait, LONGEST)
+                wait = min(2 * wait, MAX_RETRY_WAIT)
 
-    async def _take_in(self, label: str) -> None:
+    async def _join_load(self, label: str) -> None:
         """Load a version, once however many ask for it."""
         task = self._loading.get(label)
         if task is None:
@@ -332,28 +334,28 @@ class Service:
         await self.engine.load(label, await asyncio.to_thread(versions.folder, label))
         self.meter.observe("learngraph_load_seconds", self._clock() - began)
 
-    def _moved(self, tenant: str, adapter: str) -> None:
+    def _on_live_change(self, tenant: str, adapter: str) -> None:
         """The live version may be another one: requests go to it, and whatever nobody will ask for is let go of."""
         scope = self._scopes.get((tenant, adapter))
         if scope is not None:  # not deleted since
-            scope.look()
-            self._spawn(self._tidy(scope))
+            scope.refresh()
+            self._spawn(self._unload_idle(scope))
 
-    async def _tidy(self, scope: _Scope) -> None:
-        needed = {scope.live, scope.canary, scope.before, *self._pins.values()}
-        for label in self.engine.loaded():
+    async def _unload_idle(self, scope: _AdapterState) -> None:
+        needed = {scope.live, scope.canary, scope.previous_live, *self._pins.values()}
+        for label in self.engine.loaded_versions():
             if label.startswith(f"{scope.versions.scope}@") and label not in needed:
                 await self.engine.unload(label)
-        async with scope.rolling:
+        async with scope.switch_lock:
             if self._scopes.get((scope.versions.tenant, scope.versions.adapter)) is scope:  # else it is deleted
                 await self._prune(scope, needed)
 
-    async def _prune(self, scope: _Scope, needed: set[str]) -> None:
+    async def _prune(self, scope: _AdapterState, needed: set[str]) -> None:
         head = await asyncio.to_thread(self.replay.head, scope.versions.tenant, scope.versions.adapter)
-        back = self._ways_back(scope)
-        await asyncio.to_thread(scope.versions.prune, (head, *needed, *back, *self.engine.loaded()))
+        back = self._rollback_targets(scope)
+        await asyncio.to_thread(scope.versions.prune, (head, *needed, *back, *self.engine.loaded_versions()))
 
-    def _ways_back(self, scope: _Scope) -> list[str]:
+    def _rollback_targets(self, scope: _AdapterState) -> list[str]:
         """Versions that falling feedback may lead back to (`windows`): the stretch on trial is at most `watch` versions that have
         rewards, and the newest before these is where it leads."""
         rewards = scope.by_version()
@@ -363,39 +365,39 @@ class Service:
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._on_task_end)
 
-    def _finished(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_end(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             LOG.error("%s", error, exc_info=error)
 
-    async def _back(self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True) -> str:
+    async def _switch_back(self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True) -> str:
         """CURRENT names another version, and learning goes on from it."""
         began = self._clock()
         scope = self._scope(tenant, adapter)
         if load and to:
-            await self._take_in(to)
+            await self._join_load(to)
         if scope.canary:
-            await asyncio.to_thread(self._dismiss, tenant, adapter, scope.canary, f"rolled back: {why}")
+            await asyncio.to_thread(self._drop_canary, tenant, adapter, scope.canary, f"rolled back: {why}")
         label = await asyncio.to_thread(scope.versions.roll_back, to, why)
         await asyncio.to_thread(self.replay.set_head, tenant, adapter, label)
-        scope.look()
+        scope.refresh()
         self.meter.add("learngraph_rollbacks_total")
         self.meter.observe("learngraph_swap_seconds", self._clock() - began)
-        if load and label and label not in self.engine.loaded():
+        if load and label and label not in self.engine.loaded_versions():
             try:
-                await self._take_in(label)
+                await self._join_load(label)
             except UserError as error:  # whoever asks for it next tries again
                 LOG.warning("%s cannot be loaded yet: %s", label, error)
-        self._moved(tenant, adapter)
+        self._on_live_change(tenant, adapter)
         return label
 
-    def _dismiss(self, tenant: str, adapter: str, canary: str, why: str) -> None:
+    def _drop_canary(self, tenant: str, adapter: str, canary: str, why: str) -> None:
         versions = self.versions(tenant, adapter)
         self.replay.set_head(tenant, adapter, versions.current)
         versions.drop(canary, why)
-        self._scope(tenant, adapter).look()
+        self._scope(tenant, adapter).refresh()
         self.meter.add("learngraph_dropped_total")
 
     # -- chats ------------------------------------------------------------------------------------------------------------
@@ -403,13 +405,13 @@ class Service:
     async def models(self, tenant: str) -> list[dict[str, Any]]:
         """What a tenant can ask for: `MODEL` (the adapter `default`), and `MODEL:ADAPTER`."""
         rows = []
-        for adapter in self._names(tenant):
+        for adapter in self._adapter_names(tenant):
             scope = self._scope(tenant, adapter)
             label = scope.live
             created = (await asyncio.to_thread(scope.versions.version, label)).created if label else 0
             rows.append(
                 {
-                    "id": self.model if adapter == DEFAULT else f"{self.model}:{adapter}",
+                    "id": self.model if adapter == DEFAULT_SCOPE else f"{self.model}:{adapter}",
                     "created": int(created),
                     "version": label,
                 }
@@ -433,8 +435,8 @@ class Service:
         Raises:
             UserError: as the engine; `UnknownAdapter`; `Unavailable` before `start` and after `close`.
         """
-        self._open()
-        self._own(tenant, adapter)
+        self._require_open()
+        self._existing_scope(tenant, adapter)
         began, first, ended = self._clock(), True, False
         state = {
             **{"id": id, "tenant": tenant, "adapter": adapter, "request": request, "family": family},
@@ -475,7 +477,7 @@ class Service:
             else:
                 pieces.put_nowait(item)
 
-        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {TELL: tell}}))
+        run = asyncio.create_task(self._serving.ainvoke(state, {"configurable": {STREAM_CALLBACK: tell}}))
         run.add_done_callback(lambda done: pieces.put_nowait(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -494,16 +496,16 @@ class Service:
         Raises:
             UnknownExchange, ExpiredExchange, FeedbackConflict: as `Replay.give`.
         """
-        self._open()
+        self._require_open()
         receipt, exchange = await asyncio.get_running_loop().run_in_executor(
-            self._listeners, self._listen, tenant, response_id, feedback, key
+            self._listeners, self._store_feedback, tenant, response_id, feedback, key
         )
-        if not receipt.repeated:
+        if not receipt.is_repeat:
             self.meter.add("learngraph_feedbacks_total")
             scope = self._scope(tenant, exchange.adapter)
-            self._noted(scope, exchange.id, exchange.reply.version, feedback)
-            if feedback.reward is not None and not scope.due:  # one look at many
-                scope.due = True
+            self._note_reward(scope, exchange.id, exchange.reply.version, feedback)
+            if feedback.reward is not None and not scope.has_new_rewards:  # one look at many
+                scope.has_new_rewards = True
                 self._spawn(self._watch(tenant, exchange.adapter))
             if self._trainer is not None:
                 self._trainer.wake(tenant, exchange.adapter)
@@ -519,16 +521,16 @@ class Service:
             "send a text, or start the service with --preset reinforce to learn from rewards"
         )
 
-    def _listen(self, tenant: str, id: str, feedback: Feedback, key: str) -> tuple[Receipt, Exchange]:
+    def _store_feedback(self, tenant: str, id: str, feedback: Feedback, key: str) -> tuple[Receipt, Exchange]:
         """All of it in one thread: the event loop, which has the tokens of all streams to hand on, is asked for nothing."""
         row = self.replay.get(tenant, id)
         if row is None:
-            self.replay.give(tenant, id, feedback, key)  # raises, in its own words
+            self.replay.add_feedback(tenant, id, feedback, key)  # raises, in its own words
             raise AssertionError("unreachable")
-        kept = self._keep(cast(Served, {"tenant": tenant, "id": id, "feedback": feedback, "key": key}))
+        kept = self._keep(cast(ServedChat, {"tenant": tenant, "id": id, "feedback": feedback, "key": key}))
         return Receipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
-    def _noted(self, scope: _Scope, id: str, label: str, feedback: Feedback | None) -> None:
+    def _note_reward(self, scope: _AdapterState, id: str, label: str, feedback: Feedback | None) -> None:
         scope.rewards.pop(id, None)
         if feedback is not None and feedback.reward is not None:
             scope.rewards[id] = (label, feedback.reward)
@@ -538,35 +540,35 @@ class Service:
     async def _watch(self, tenant: str, adapter: str) -> None:
         """Withdraw a version that live feedback says is worse; let a canary that it does not say it of go live."""
         settings, scope = self.settings, self._scope(tenant, adapter)
-        async with scope.rolling:
-            scope.due = False
+        async with scope.switch_lock:
+            scope.has_new_rewards = False
             if not settings.watch:
                 return
             if scope.canary:
-                await self._weigh(tenant, adapter, scope, scope.canary)
+                await self._judge_canary(tenant, adapter, scope, scope.canary)
                 return
             rewards = scope.by_version()
             line = ((label, rewards.get(label, [])) for label in lineage(scope.versions, scope.live))
-            seen = await asyncio.to_thread(windows, line, settings.watch, settings.recent)
+            seen = await asyncio.to_thread(reward_windows, line, settings.watch, settings.recent)
             if seen is None:
                 return
-            found = fall(seen.before, seen.after, settings.fall_margin, settings.watch)
-            if found is not None and found.fell:
+            found = reward_drop(seen.before, seen.after, settings.fall_margin, settings.watch)
+            if found is not None and found.is_drop:
                 why = f"live feedback fell from {found.before:.2f} to {found.after:.2f} ({len(seen.after)} rewards)"
-                back = await asyncio.to_thread(scope.versions.way_back, seen.back)
+                back = await asyncio.to_thread(scope.versions.rollback_target, seen.rollback_to)
                 LOG.warning("%s/%s goes back to %s: %s", tenant, adapter, back or "base", why)
-                await self._back(tenant, adapter, back, why)
+                await self._switch_back(tenant, adapter, back, why)
 
-    async def _weigh(self, tenant: str, adapter: str, scope: _Scope, canary: str) -> None:
+    async def _judge_canary(self, tenant: str, adapter: str, scope: _AdapterState, canary: str) -> None:
         settings, rewards = self.settings, scope.by_version()
         mine, live = (rewards.get(label, [])[-settings.recent :] for label in (canary, scope.live))
-        found = fall(live, mine, settings.fall_margin, settings.watch)
-        if not await asyncio.to_thread(scope.versions.follows, canary):
+        found = reward_drop(live, mine, settings.fall_margin, settings.watch)
+        if not await asyncio.to_thread(scope.versions.is_live_descendant, canary):
             why = "canary: it learned from an exchange that was deleted since, or comes from what is live no more"
-            await asyncio.to_thread(self._dismiss, tenant, adapter, canary, why)
-        elif found is not None and found.fell:
+            await asyncio.to_thread(self._drop_canary, tenant, adapter, canary, why)
+        elif found is not None and found.is_drop:
             why = f"canary: {found.after:.2f} against {found.before:.2f} of the live version ({len(mine)} rewards)"
-            await asyncio.to_thread(self._dismiss, tenant, adapter, canary, why)
+            await asyncio.to_thread(self._drop_canary, tenant, adapter, canary, why)
         elif len(mine) >= settings.watch and (found is not None or settings.canary >= 0.5):
             against = f" against {found.before:.2f} of the version before" if found else ""
             why = f"canary: mean reward {sum(mine) / len(mine):.2f}{against} ({len(mine)} rewards)"
@@ -574,7 +576,7 @@ class Service:
             self.meter.add("learngraph_promoted_total")
         else:
             return
-        self._moved(tenant, adapter)
+        self._on_live_change(tenant, adapter)
         if self._trainer is not None:
             self._trainer.wake(tenant, adapter)
 
@@ -589,7 +591,7 @@ class Service:
         before: str | None = None,
     ) -> list[dict[str, Any]]:
         """A tenant's exchanges, newest first."""
-        return [_told(row) for row in await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before)]
+        return [_exchange_row(row) for row in await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before)]
 
     async def exchanges(self, tenant: str, limit: int) -> list[dict[str, Any]]:
         """The newest, as `experiences` gives them."""
@@ -602,7 +604,11 @@ class Service:
             return None
         uses, reply = await asyncio.to_thread(self.replay.uses, tenant, id), row.exchange.reply
         tokens = {"prompt_ids": reply.prompt_ids, "token_ids": reply.token_ids, "logprobs": reply.logprobs}
-        return {**_told(row), "uses": [list(use) for use in uses], **{name: list(value) for name, value in tokens.items()}}
+        return {
+            **_exchange_row(row),
+            "uses": [list(use) for use in uses],
+            **{name: list(value) for name, value in tokens.items()},
+        }
 
     async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
         """Delete an exchange, or all of a tenant's. The versions that learned from it are marked as tainted, not withdrawn."""
@@ -622,7 +628,7 @@ class Service:
         for label in labels:
             by_adapter.setdefault(label.rpartition("@")[0].partition("/")[2], []).append(label)
         for adapter, mine in by_adapter.items():
-            if adapter in self._names(tenant):  # else it is deleted
+            if adapter in self._adapter_names(tenant):  # else it is deleted
                 self.versions(tenant, adapter).taint(mine, "learned from an exchange that was deleted")
 
     async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
@@ -640,19 +646,19 @@ class Service:
 
     async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
         """Take so many gradient steps as soon as the learner is free, from two ready exchanges on."""
-        self._open()
-        self._own(tenant, adapter)
+        self._require_open()
+        self._existing_scope(tenant, adapter)
         if self._trainer is None:
             raise Unavailable("this service answers only: it was started with --trainer off")
-        return self._trainer.ask(tenant, adapter, steps)
+        return self._trainer.request_steps(tenant, adapter, steps)
 
     # -- adapters ---------------------------------------------------------------------------------------------------------
 
     async def adapters(self, tenant: str) -> list[dict[str, Any]]:
         """A tenant's adapters with their versions, newest first."""
-        return [await asyncio.to_thread(self._adapter, tenant, adapter) for adapter in self._names(tenant)]
+        return [await asyncio.to_thread(self._adapter_status, tenant, adapter) for adapter in self._adapter_names(tenant)]
 
-    def _adapter(self, tenant: str, adapter: str) -> dict[str, Any]:
+    def _adapter_status(self, tenant: str, adapter: str) -> dict[str, Any]:
         scope = self._scope(tenant, adapter)
         whys = {line["label"]: line["why"] for line in scope.versions.log() if line.get("why")}
         rewards = scope.by_version()
@@ -673,10 +679,10 @@ class Service:
 
     async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
         """A new adapter, which is the base model until it learns."""
-        if adapter in self._names(tenant):
+        if adapter in self._adapter_names(tenant):
             raise AdapterConflict(f"there is an adapter {adapter!r} already")
         self._scope(tenant, adapter, new=True)
-        return await asyncio.to_thread(self._adapter, tenant, adapter)
+        return await asyncio.to_thread(self._adapter_status, tenant, adapter)
 
     async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
         """A version goes live though the gate has not seen it, and learning goes on from it.
@@ -686,25 +692,25 @@ class Service:
         """
         label = self._label(tenant, adapter, version)
         began, scope = self._clock(), self._scope(tenant, adapter)
-        async with scope.rolling:
-            await self._take_in(label)
+        async with scope.switch_lock:
+            await self._join_load(label)
             await asyncio.to_thread(scope.versions.promote, label, "asked for")
             await asyncio.to_thread(self.replay.set_head, tenant, adapter, label)
-            scope.look()
+            scope.refresh()
         self.meter.observe("learngraph_swap_seconds", self._clock() - began)
-        self._moved(tenant, adapter)
-        return await asyncio.to_thread(self._adapter, tenant, adapter)
+        self._on_live_change(tenant, adapter)
+        return await asyncio.to_thread(self._adapter_status, tenant, adapter)
 
     async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
         """Back to a version, to the base model (empty), or to whatever was live before (None)."""
         target = self._label(tenant, adapter, to) if to else to
-        async with self._own(tenant, adapter).rolling:
-            await self._back(tenant, adapter, target, "asked for")
-        return await asyncio.to_thread(self._adapter, tenant, adapter)
+        async with self._existing_scope(tenant, adapter).switch_lock:
+            await self._switch_back(tenant, adapter, target, "asked for")
+        return await asyncio.to_thread(self._adapter_status, tenant, adapter)
 
     def _label(self, tenant: str, adapter: str, version: str) -> str:
         """A version's label from its label, its name, or the number it begins with."""
-        versions = self._own(tenant, adapter).versions.versions()
+        versions = self._existing_scope(tenant, adapter).versions.versions()
         for one in versions:
             if version in (one.label, one.name, one.name.partition("-")[0], str(one.step)):
                 return one.label
@@ -713,29 +719,29 @@ class Service:
 
     async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
         """Delete a version that is neither live nor canary; without one, the whole adapter with what it learned from."""
-        scope = self._own(tenant, adapter)
+        scope = self._existing_scope(tenant, adapter)
         if version is not None:
-            async with scope.rolling:
+            async with scope.switch_lock:
                 label = self._label(tenant, adapter, version)
                 await asyncio.to_thread(scope.versions.delete, label)  # refused for what answers
             await self.engine.unload(label)
-            return await asyncio.to_thread(self._adapter, tenant, adapter)
-        with self._trainer.without(tenant, adapter) if self._trainer is not None else nullcontext(True) as free:
+            return await asyncio.to_thread(self._adapter_status, tenant, adapter)
+        with self._trainer.exclude(tenant, adapter) if self._trainer is not None else nullcontext(True) as free:
             if not free:
                 raise Unavailable("the learner is at work on this adapter; try again in a moment")
-            async with scope.rolling:
+            async with scope.switch_lock:
                 if self._scopes.get((tenant, adapter)) is not scope:
                     raise UnknownAdapter(f"there is no adapter {adapter!r} any more")
                 await self._remove(tenant, adapter, scope)
-        for label in self.engine.loaded():
+        for label in self.engine.loaded_versions():
             if label.startswith(f"{tenant}/{adapter}@"):
                 await self.engine.unload(label)
         return {"adapter": adapter, "live": "", "canary": "", "versions": []}
 
-    async def _remove(self, tenant: str, adapter: str, scope: _Scope) -> None:
+    async def _remove(self, tenant: str, adapter: str, scope: _AdapterState) -> None:
         """First what was learned from, then the folder: a service that is killed in between has an adapter that knows nothing."""
         await asyncio.to_thread(scope.versions.roll_back, "", "the adapter is deleted")
-        scope.look()
+        scope.refresh()
         await asyncio.to_thread(self.replay.set_head, tenant, adapter, "")
         await self._forget_all(tenant, adapter)
         await asyncio.to_thread(scope.versions.remove)
@@ -763,7 +769,7 @@ class Service:
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
         """How the service is; with a tenant, how its adapters are, and nothing of the other tenants."""
         learner = self._trainer.status(tenant) if self._trainer is not None else {"state": "off", "error": ""}
-        mine = [label for label in self.engine.loaded() if tenant is None or label.startswith(f"{tenant}/")]
+        mine = [label for label in self.engine.loaded_versions() if tenant is None or label.startswith(f"{tenant}/")]
         running = self._running.total() if tenant is None else self._running[tenant]
         why = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
         found = {
@@ -771,7 +777,7 @@ class Service:
             **{"learner": learner, "loaded": len(mine), "running": running},
         }
         if tenant is not None:
-            names = self._names(tenant)
+            names = self._adapter_names(tenant)
             found["scopes"] = [await asyncio.to_thread(self._status, tenant, adapter) for adapter in names]
         return found
 
@@ -783,7 +789,7 @@ class Service:
         updates = []
         for update in reversed(self.replay.updates(tenant, adapter, 500)):
             updates.append({**update, "created": update["time"], "outcome": states.get(update["version"], "candidate")})
-        paused = self._trainer.paused(tenant, adapter) if self._trainer is not None else ""
+        paused = self._trainer.pause_reason(tenant, adapter) if self._trainer is not None else ""
         return {
             **{"tenant": tenant, "adapter": adapter, "live": scope.live, "canary": scope.canary, "paused": paused},
             "step": self.replay.step(tenant, adapter),
@@ -797,7 +803,7 @@ class Service:
         """Counters, gauges and histograms, as plain numbers."""
         counts = await asyncio.to_thread(self.replay.counts)
         self.meter.set("learngraph_running", self._running.total())
-        self.meter.set("learngraph_loaded_versions", len(self.engine.loaded()))
+        self.meter.set("learngraph_loaded_versions", len(self.engine.loaded_versions()))
         for state in ("pending", "ready", "held", "leased", "consumed", "rejected"):
             self.meter.set("learngraph_replay_records", counts.get(state, 0), state=state)
         if self._trainer is not None:
@@ -805,7 +811,7 @@ class Service:
         return self.meter.told()
 
 
-def _told(row: Row) -> dict[str, Any]:
+def _exchange_row(row: ReplayRow) -> dict[str, Any]:
     """A record as plain data."""
     exchange, feedback = row.exchange, row.exchange.feedback
     return {
@@ -814,5 +820,5 @@ def _told(row: Row) -> dict[str, Any]:
         **{"raw": exchange.request.raw, "reply": exchange.reply.text, "tool_calls": list(exchange.reply.tool_calls)},
         **{"finish": exchange.reply.finish, "feedback": asdict(feedback) if feedback is not None else None},
         **{"family": exchange.family, "scenario": exchange.scenario, "turn": exchange.turn, "step": exchange.step},
-        **{"age": row.age, "times": row.times, "job": row.job, "kl": row.kl},
+        **{"age": row.age, "times": row.sample_count, "job": row.job, "kl": row.kl},
     }

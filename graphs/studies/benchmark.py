@@ -16,7 +16,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Attempts:
+class SeedResult:
     """What one method did on one seed, episode by episode."""
 
     method: str
@@ -46,7 +46,7 @@ class Attempts:
 
 
 @dataclass(frozen=True)
-class Summary:
+class MethodSummary:
     """One method over all seeds: a row of the table. Scores are in the environment's units."""
 
     method: str
@@ -101,7 +101,7 @@ class Summary:
         return asdict(self)
 
 
-def last(episodes: int) -> int:
+def final_count(episodes: int) -> int:
     """How many episodes count as the end of a run: a tenth, at least three (or all, if there are fewer)."""
     return min(episodes, max(3, episodes // 10))
 
@@ -124,15 +124,15 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     return middle - half, middle + half
 
 
-def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
+def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSummary:
     """Sum up one method's attempts, one per seed."""
     averages = [mean(a.scores) for a in attempts]
-    finals = [mean(a.scores[-last(len(a.scores)) :]) for a in attempts]
+    finals = [mean(a.scores[-final_count(len(a.scores)) :]) for a in attempts]
     answers = [a.scores[a.answer] for a in attempts if a.answer is not None]
     chosen = [a.scores[-1 if a.answer is None else a.answer] for a in attempts]
     fractions = all(a.optimum > 0 for a in attempts)
-    timed = [_ratio(*_timed(a)) for a in attempts]
-    return Summary(
+    timed = [_ratio(*_seconds_and_steps(a)) for a in attempts]
+    return MethodSummary(
         method=attempts[0].method,
         env=env,
         model=model,
@@ -145,8 +145,8 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
         answer=mean(answers) if len(answers) == len(attempts) else None,
         answer_ci=interval(answers) if len(answers) == len(attempts) else None,
         top=mean([max(a.scores) for a in attempts]),
-        success=_solved(attempts, [a.scores for a in attempts]),
-        solved=_solved(attempts, [(score,) for score in chosen]),
+        success=_solved_share(attempts, [a.scores for a in attempts]),
+        solved=_solved_share(attempts, [(score,) for score in chosen]),
         optimum=mean([a.optimum for a in attempts]),
         regret=mean([math.fsum(a.optimum - score for score in a.scores) for a in attempts]),
         best=mean([mean(a.bests) for a in attempts]),
@@ -154,15 +154,15 @@ def summary(attempts: Sequence[Attempts], env: str, model: str) -> Summary:
         final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
         steps=mean([mean(a.steps) for a in attempts]),
         tokens_per_task=mean([a.tokens for a in attempts]),
-        tokens_per_step=_known([_ratio(a.tokens, sum(a.steps)) for a in attempts]),
-        seconds_per_step=_known(timed),
+        tokens_per_step=_mean_or_none([_ratio(a.tokens, sum(a.steps)) for a in attempts]),
+        seconds_per_step=_mean_or_none(timed),
         refreshes=mean([sum(a.refreshes) / len(a.scores) for a in attempts]),
         malformed=sum(a.malformed for a in attempts),
         studied=mean([a.studied for a in attempts]),
     )
 
 
-def _solved(attempts: Sequence[Attempts], scores: Sequence[Sequence[float]]) -> float | None:
+def _solved_share(attempts: Sequence[SeedResult], scores: Sequence[Sequence[float]]) -> float | None:
     """Per seed the share of these scores that solve its task, then the mean over seeds."""
     if any(a.solved is None for a in attempts):
         return None
@@ -170,7 +170,7 @@ def _solved(attempts: Sequence[Attempts], scores: Sequence[Sequence[float]]) -> 
     return mean([mean([float(score >= a.solved) for score in some]) for some, a in pairs if a.solved is not None])
 
 
-def _timed(attempts: Attempts) -> tuple[float, int]:
+def _seconds_and_steps(attempts: SeedResult) -> tuple[float, int]:
     """Seconds and steps of the episodes whose time is known."""
     known = [(s, n) for s, n in zip(attempts.seconds, attempts.steps, strict=False) if s is not None]
     return math.fsum(s for s, _ in known), sum(n for _, n in known)
@@ -180,13 +180,13 @@ def _ratio(amount: float, steps: int) -> float | None:
     return amount / steps if steps else None
 
 
-def _known(numbers: Sequence[float | None]) -> float | None:
+def _mean_or_none(numbers: Sequence[float | None]) -> float | None:
     """The mean of those that are known; None without any."""
     known = [number for number in numbers if number is not None]
     return mean(known) if known else None
 
 
-def table(rows: Sequence[Summary]) -> str:
+def table(rows: Sequence[MethodSummary]) -> str:
     """A Markdown table with one row per method, and one for the gold path.
 
     `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. `success` is
@@ -198,20 +198,20 @@ def table(rows: Sequence[Summary]) -> str:
     top = f"{first.optimum:.3g}"
     columns = [
         ("mean score", [with_interval(r.avg, r.avg_ci) for r in rows], top),
-        (f"last {last(first.episodes)} episodes", [with_interval(r.final, r.final_ci) for r in rows], top),
-        ("last / gold", [_shown(r.final_of_optimum if fractions else None, ".2f") for r in rows], "1.00"),
+        (f"last {final_count(first.episodes)} episodes", [with_interval(r.final, r.final_ci) for r in rows], top),
+        ("last / gold", [format_number(r.final_of_optimum if fractions else None, ".2f") for r in rows], "1.00"),
         ("answer", ["–" if r.answer is None else with_interval(r.answer, r.answer_ci) for r in rows], top),
         ("best attempt", [f"{r.top:.3g}" for r in rows], top),
-        ("success", [_shown(r.success, ".2f") for r in rows], "1.00"),
-        ("solved", [_shown(r.solved, ".2f") for r in rows], "1.00"),
+        ("success", [format_number(r.success, ".2f") for r in rows], "1.00"),
+        ("solved", [format_number(r.solved, ".2f") for r in rows], "1.00"),
         ("best in episode", [f"{r.best:.3g}" for r in rows], top),
         ("regret", [f"{r.regret:.3g}" for r in rows], "0"),
         ("steps/episode", [f"{r.steps:.1f}" for r in rows], "–"),
-        ("refreshes/episode", [_shown(r.refreshes or None, ".1f") for r in rows], "–"),
-        ("unreadable decisions", [_shown(r.malformed or None, ",") for r in rows], "–"),
-        ("tokens/task", [_shown(r.tokens_per_task or None, ",.0f") for r in rows], "–"),
-        ("tokens/step", [_shown(r.tokens_per_step or None, ",.0f") for r in rows], "–"),
-        ("s/step", [_shown(r.seconds_per_step, ".3g") for r in rows], "–"),
+        ("refreshes/episode", [format_number(r.refreshes or None, ".1f") for r in rows], "–"),
+        ("unreadable decisions", [format_number(r.malformed or None, ",") for r in rows], "–"),
+        ("tokens/task", [format_number(r.tokens_per_task or None, ",.0f") for r in rows], "–"),
+        ("tokens/step", [format_number(r.tokens_per_step or None, ",.0f") for r in rows], "–"),
+        ("s/step", [format_number(r.seconds_per_step, ".3g") for r in rows], "–"),
     ]
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["method", *(head for head, _, _ in told)]]
@@ -219,7 +219,7 @@ def table(rows: Sequence[Summary]) -> str:
     return aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
 
 
-def apart(rows: Sequence[Summary]) -> list[str]:
+def bank_cost_notes(rows: Sequence[MethodSummary]) -> list[str]:
     """A line for each method with costs that its row of the table does not hold."""
     return [
         f"{row.method}: reading its bank before the first attempt took {row.studied:,.0f} tokens a seed, which the table leaves out"
@@ -228,7 +228,7 @@ def apart(rows: Sequence[Summary]) -> list[str]:
     ]
 
 
-def _shown(number: float | None, form: str) -> str:
+def format_number(number: float | None, form: str) -> str:
     return "–" if number is None else format(number, form)
 
 
@@ -248,7 +248,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([shown[0], rule, *shown[1:]])
 
 
-def smoothed(numbers: Sequence[float], width: int = 3) -> list[float]:
+def moving_average(numbers: Sequence[float], width: int = 3) -> list[float]:
     """Centred moving average over `width` (odd) neighbours, fewer at the ends."""
     half = width // 2
     return [mean(numbers[max(0, i - half) : i + half + 1]) for i in range(len(numbers))]
@@ -258,7 +258,7 @@ COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#1
 """One per method, in the order of the command."""
 
 
-def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[Path]) -> None:
+def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, paths: Sequence[Path]) -> None:
     """Draw learning curves: per method the mean over seeds with its 95 % interval, smoothed, and the gold path.
 
     Args:
@@ -275,7 +275,7 @@ def curves(attempts: Sequence[Sequence[Attempts]], title: str, paths: Sequence[P
     axes = figure.add_subplot()
     for colour, seeds in zip(COLOURS * len(attempts), attempts, strict=False):
         shortest = min(len(a.scores) for a in seeds)  # a budget of tokens may end some runs earlier
-        smooth = [smoothed(a.scores[:shortest]) for a in seeds]
+        smooth = [moving_average(a.scores[:shortest]) for a in seeds]
         episodes = range(1, len(smooth[0]) + 1)
         axes.plot(episodes, [mean(x) for x in zip(*smooth, strict=True)], color=colour, lw=2, label=seeds[0].method)
         bands = [interval(x) for x in zip(*smooth, strict=True)]

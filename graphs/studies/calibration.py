@@ -19,29 +19,29 @@ from typing import Any
 
 from ...memory.records import UserError
 from .benchmark import Interval, interval, mean
-from .sweep import written
+from .sweep import read_rows
 
 __all__ = [
     "Bin",
     "Calibration",
     "CalibrationError",
-    "Figure",
     "Isotonic",
-    "Rated",
+    "RatedAttempt",
+    "SeedEstimate",
     "auroc",
-    "binned",
     "calibrate",
+    "calibrate_methods",
     "isotonic",
-    "read",
+    "missing_reward_note",
+    "read_run_folder",
     "report",
-    "settled",
+    "reward_bins",
     "spearman",
-    "unrewarded",
 ]
 
-SEEDS = 5
+MIN_SEEDS = 5
 """An interval over fewer seeds says nothing."""
-BINS = 8
+MAX_BINS = 8
 """So many different rewards stand in the table one by one; of more, so many bins are made."""
 
 
@@ -50,7 +50,7 @@ class CalibrationError(UserError, ValueError):
 
 
 @dataclass(frozen=True)
-class Rated:
+class RatedAttempt:
     """A finished attempt."""
 
     seed: int
@@ -63,7 +63,7 @@ class Rated:
 
 
 @dataclass(frozen=True)
-class Figure:
+class SeedEstimate:
     """A number with its 95 % interval over seeds."""
 
     value: float | None
@@ -106,13 +106,13 @@ class Calibration:
     """Whether r* is not the same in all of them; if it is, nothing can be said of r."""
     good: str
     """Which attempts count as good, in words, and how many are."""
-    spearman: Figure
+    spearman: SeedEstimate
     """Rank correlation of r and r*."""
-    spearman_within: Figure
+    spearman_within: SeedEstimate
     """The same within a seed, mean over the seeds where it is defined: what counts for choosing among attempts at one task."""
-    auroc: Figure
+    auroc: SeedEstimate
     """The chance that of a good attempt and another one the good one has the higher r; ties count half."""
-    auroc_within: Figure
+    auroc_within: SeedEstimate
     """The same within a seed."""
     bins: tuple[Bin, ...]
     binary: bool
@@ -121,7 +121,7 @@ class Calibration:
     """Mean squared error of r* as mapped from r, on seeds that the mapping was not fitted to, in units of r* squared."""
     error_of_mean: float
     """The same for the mean r* of the other seeds, whatever r is."""
-    gain: Figure
+    gain: SeedEstimate
     """error_of_mean - error: above 0, r tells something that holds on other tasks."""
     mapping: tuple[tuple[float, float], ...]
     """r -> r*, fitted to all attempts, at the values of r that occurred; straight lines between them."""
@@ -181,7 +181,7 @@ def isotonic(rewards: Sequence[float], scores: Sequence[float]) -> Isotonic:
     return Isotonic(tuple(knots), tuple(map(float, fitted.x)))
 
 
-def binned(rewards: Sequence[float], scores: Sequence[float], mapping: Callable[[float], float]) -> tuple[Bin, ...]:
+def reward_bins(rewards: Sequence[float], scores: Sequence[float], mapping: Callable[[float], float]) -> tuple[Bin, ...]:
     """Bins of about as many attempts each, lowest r first; equal r stand in the same bin, and few values have one each."""
     pairs = sorted(zip(rewards, scores, strict=True))
     groups = [list(group) for _, group in groupby(pairs, key=lambda pair: pair[0])]
@@ -189,7 +189,7 @@ def binned(rewards: Sequence[float], scores: Sequence[float], mapping: Callable[
     done = 0
     for group in groups:
         # A new bin where the last one has its share.
-        if not joined or len(groups) <= BINS or done * BINS >= len(joined) * len(pairs):
+        if not joined or len(groups) <= MAX_BINS or done * MAX_BINS >= len(joined) * len(pairs):
             joined.append([])
         joined[-1] += group
         done += len(group)
@@ -201,7 +201,7 @@ def binned(rewards: Sequence[float], scores: Sequence[float], mapping: Callable[
 # r against r*
 
 
-def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = None) -> Calibration:
+def calibrate(rated: Sequence[RatedAttempt], method: str = "", solved: float | None = None) -> Calibration:
     """Hold r against r*.
 
     Args:
@@ -218,7 +218,9 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
             by_seed.setdefault(one.seed, []).append((one.reward, one.score))
     missing = [one for one in rated if one.reward is None]
     if not by_seed:
-        raise CalibrationError(f"none of the {len(rated)} attempts of {method or 'the method'} has a reward r{_why(missing)}")
+        raise CalibrationError(
+            f"none of the {len(rated)} attempts of {method or 'the method'} has a reward r{_most_frequent_reason(missing)}"
+        )
     if len(by_seed) < 2:
         (seed,) = by_seed
         raise CalibrationError(
@@ -227,7 +229,7 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
         )
     seeds = [by_seed[seed] for seed in sorted(by_seed)]
     rewards, scores = _columns(seeds)
-    is_good, good = _goodness(scores, solved)
+    is_good, good = _success_criterion(scores, solved)
 
     def ranks(seeds: Sequence[Sequence[tuple[float, float]]]) -> float | None:
         return spearman(*_columns(seeds))
@@ -236,7 +238,7 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
         rewards, scores = _columns(seeds)
         return auroc(rewards, [is_good(score) for score in scores])
 
-    errors, of_mean = _held_out(seeds)
+    errors, of_mean = _held_out_errors(seeds)
     gains = [b - a for a, b in zip(errors, of_mean, strict=True)]
     mapping = isotonic(rewards, scores)
     return Calibration(
@@ -249,15 +251,15 @@ def calibrate(rated: Sequence[Rated], method: str = "", solved: float | None = N
         same=rewards == scores,
         varied=len(set(scores)) > 1,
         good=f"{good}: {sum(map(is_good, scores))} of {len(scores)}",
-        spearman=_pooled(seeds, ranks, (-1.0, 1.0)),
-        spearman_within=_averaged([ranks([seed]) for seed in seeds]),
-        auroc=_pooled(seeds, area, (0.0, 1.0)),
-        auroc_within=_averaged([area([seed]) for seed in seeds]),
-        bins=binned(rewards, scores, mapping),
+        spearman=_jackknife_estimate(seeds, ranks, (-1.0, 1.0)),
+        spearman_within=_mean_estimate([ranks([seed]) for seed in seeds]),
+        auroc=_jackknife_estimate(seeds, area, (0.0, 1.0)),
+        auroc_within=_mean_estimate([area([seed]) for seed in seeds]),
+        bins=reward_bins(rewards, scores, mapping),
         binary=set(scores) <= {0.0, 1.0},
         error=mean(errors),
         error_of_mean=mean(of_mean),
-        gain=_averaged(gains),
+        gain=_mean_estimate(gains),
         mapping=tuple(zip(mapping.rewards, mapping.scores, strict=True)),
     )
 
@@ -266,7 +268,7 @@ def _columns(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float
     return [reward for seed in seeds for reward, _ in seed], [score for seed in seeds for _, score in seed]
 
 
-def _goodness(scores: Sequence[float], solved: float | None) -> tuple[Callable[[float], bool], str]:
+def _success_criterion(scores: Sequence[float], solved: float | None) -> tuple[Callable[[float], bool], str]:
     if solved is not None:
         return (lambda score: score >= solved), f"r* >= {solved:g}, solved"
     middle, top = median(scores), max(scores)
@@ -275,7 +277,7 @@ def _goodness(scores: Sequence[float], solved: float | None) -> tuple[Callable[[
     return (lambda score: score >= top), f"r* >= {top:g}, the highest"
 
 
-def _held_out(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
+def _held_out_errors(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:
     """Per seed the mean squared error of the mapping, and that of the mean, both fitted to the half that the seed is not in."""
     halves = [_columns(seeds[1::2]), _columns(seeds[::2])]
     fitted = [(isotonic(rewards, scores), mean(scores)) for rewards, scores in halves]
@@ -287,33 +289,33 @@ def _held_out(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[floa
     return errors, of_mean
 
 
-def _pooled(
+def _jackknife_estimate(
     seeds: Sequence[Sequence[tuple[float, float]]],
     statistic: Callable[[Sequence[Sequence[tuple[float, float]]]], float | None],
     limits: Interval,
-) -> Figure:
+) -> SeedEstimate:
     """A statistic of all attempts together; its interval by the jackknife, leaving out one seed at a time."""
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     value, n = statistic(seeds), len(seeds)
-    without = [statistic([*seeds[:i], *seeds[i + 1 :]]) for i in range(n)] if n >= SEEDS else []
+    without = [statistic([*seeds[:i], *seeds[i + 1 :]]) for i in range(n)] if n >= MIN_SEEDS else []
     known = [one for one in without if one is not None]
     if value is None or not known or len(known) < n or len(set(known)) == 1:
-        return Figure(value, None, n)  # that it is the same without any seed is no sign of certainty: AUROC 1, say
+        return SeedEstimate(value, None, n)  # that it is the same without any seed is no sign of certainty: AUROC 1, say
     middle = mean(known)
     half = float(stdtrit(n - 1, 0.975)) * math.sqrt((n - 1) / n * math.fsum((one - middle) ** 2 for one in known))
-    return Figure(value, (max(limits[0], value - half), min(limits[1], value + half)), n)
+    return SeedEstimate(value, (max(limits[0], value - half), min(limits[1], value + half)), n)
 
 
-def _averaged(values: Sequence[float | None]) -> Figure:
+def _mean_estimate(values: Sequence[float | None]) -> SeedEstimate:
     """The mean over the seeds where there is a value."""
     known = [value for value in values if value is not None]
     if not known:
-        return Figure(None, None, 0)
-    return Figure(mean(known), interval(known) if len(known) >= SEEDS else None, len(known))
+        return SeedEstimate(None, None, 0)
+    return SeedEstimate(mean(known), interval(known) if len(known) >= MIN_SEEDS else None, len(known))
 
 
-def _why(missing: Sequence[Rated]) -> str:
+def _most_frequent_reason(missing: Sequence[RatedAttempt]) -> str:
     """The most frequent reason, after a colon; empty without any."""
     reasons = Counter(one.reason for one in missing if one.reason).most_common(1)
     return f": {reasons[0][0]}" if reasons else ""
@@ -322,7 +324,7 @@ def _why(missing: Sequence[Rated]) -> str:
 # Runs, and the report
 
 
-def read(folder: Path, method: str | None = None) -> dict[str, tuple[list[Rated], float | None]]:
+def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[list[RatedAttempt], float | None]]:
     """The finished attempts in a run folder, and the score from which a task counts as solved (None: nobody says).
 
     Args:
@@ -345,20 +347,21 @@ def read(folder: Path, method: str | None = None) -> dict[str, tuple[list[Rated]
     return {name: _attempts(folder, name, seeds) for name in ([method] if method else methods)}
 
 
-def _attempts(folder: Path, method: str, seeds: Sequence[int]) -> tuple[list[Rated], float | None]:
+def _attempts(folder: Path, method: str, seeds: Sequence[int]) -> tuple[list[RatedAttempt], float | None]:
     rated, solved = [], None
     for seed in seeds:
         run = folder / f"{method.replace(':', '-')}-s{seed}"
         if (run / "episodes.jsonl").exists():
             rated += [
-                Rated(seed, row.get("earned"), row["score"], row.get("unjudged", "")) for row in written(run / "episodes.jsonl")
+                RatedAttempt(seed, row.get("earned"), row["score"], row.get("unjudged", ""))
+                for row in read_rows(run / "episodes.jsonl")
             ]
         if (run / "result.json").exists():
             solved = json.loads((run / "result.json").read_text(encoding="utf-8")).get("solved")
     return rated, solved
 
 
-def unrewarded(rated: Sequence[Rated], method: str, without: str) -> str:
+def missing_reward_note(rated: Sequence[RatedAttempt], method: str, expected_reason: str) -> str:
     """One line on the attempts that have no reward and why, as '3 of 30 attempts of icrl have no reward: …'; empty if all have.
 
     Args:
@@ -367,7 +370,7 @@ def unrewarded(rated: Sequence[Rated], method: str, without: str) -> str:
         without: the reason that goes without saying: nothing is said of a method that has no rewards by design.
     """
     missing = [one for one in rated if one.reward is None]
-    if not missing or all(one.reason == without for one in missing):
+    if not missing or all(one.reason == expected_reason for one in missing):
         return ""
     reasons = Counter(one.reason or "the environment could not read an action" for one in missing).most_common()
     more = (
@@ -377,24 +380,26 @@ def unrewarded(rated: Sequence[Rated], method: str, without: str) -> str:
     return f"{len(missing)} of {len(rated)} attempts of {method} have no reward: {why}{more}"
 
 
-def report(found: Calibration) -> str:
+def report(calibration: Calibration) -> str:
     """What was found, to read."""
-    words = [f"{found.attempts} on {found.seeds} seeds, mean r* {found.score:.3g}"]
-    if found.missing_score is not None:
-        words = [f"{found.attempts - found.missing} with r, mean r* {found.score:.3g}, on {found.seeds} seeds"]
-        words += [f"{found.missing} without r, mean r* {found.missing_score:.3g}"]
+    words = [f"{calibration.attempts} on {calibration.seeds} seeds, mean r* {calibration.score:.3g}"]
+    if calibration.missing_score is not None:
+        words = [
+            f"{calibration.attempts - calibration.missing} with r, mean r* {calibration.score:.3g}, on {calibration.seeds} seeds"
+        ]
+        words += [f"{calibration.missing} without r, mean r* {calibration.missing_score:.3g}"]
     lines = [
-        f"{found.method}: r, the return that the method saw, against r*, the true score",
+        f"{calibration.method}: r, the return that the method saw, against r*, the true score",
         "",
         f"attempts       {'; '.join(words)}",
-        f"Spearman       {_said(found.spearman)}; within a seed {_said(found.spearman_within, seeds=True)}",
-        f"AUROC          {_said(found.auroc)}; within a seed {_said(found.auroc_within, seeds=True)}  (good: {found.good})",
-        f"r -> r*        {'Brier score' if found.binary else 'mean squared error'} {found.error:.3g} on held-out seeds; "
-        f"{found.error_of_mean:.3g} for the mean, whatever r is; lower by {_said(found.gain)}",
+        f"Spearman       {_format_estimate(calibration.spearman)}; within a seed {_format_estimate(calibration.spearman_within, seeds=True)}",
+        f"AUROC          {_format_estimate(calibration.auroc)}; within a seed {_format_estimate(calibration.auroc_within, seeds=True)}  (good: {calibration.good})",
+        f"r -> r*        {'Brier score' if calibration.binary else 'mean squared error'} {calibration.error:.3g} on held-out seeds; "
+        f"{calibration.error_of_mean:.3g} for the mean, whatever r is; lower by {_format_estimate(calibration.gain)}",
         "",
     ]
     table = [("r", "attempts", "mean r*", "mapped")]
-    for one in found.bins:
+    for one in calibration.bins:
         span = f"{one.low:g}" if one.low == one.high else f"{one.low:.3g} to {one.high:.3g}"
         table.append((span, str(one.count), f"{one.score:.3g}", f"{one.mapped:.3g}"))
     widths = [max(len(line[i]) for line in table) for i in range(4)]
@@ -402,32 +407,34 @@ def report(found: Calibration) -> str:
     rule = "|" + "|".join("-" * (w + 1) + ":" for w in widths) + "|"
     lines += [shown[0], rule, *shown[1:]]
     notes = [""]
-    if found.seeds < SEEDS:
-        notes += [f"No intervals: those over fewer than {SEEDS} seeds say nothing."]
-    if not found.varied:
-        notes += [f"r* is {found.score:g} in every attempt: nothing can be said of r."]
-    elif found.same:
+    if calibration.seeds < MIN_SEEDS:
+        notes += [f"No intervals: those over fewer than {MIN_SEEDS} seeds say nothing."]
+    if not calibration.varied:
+        notes += [f"r* is {calibration.score:g} in every attempt: nothing can be said of r."]
+    elif calibration.same:
         notes += ["r is r* in every attempt: the method saw the true score, and there is nothing to calibrate."]
-    elif len(found.mapping) == 1:
+    elif len(calibration.mapping) == 1:
         notes += ["r is the same for every attempt: it tells nothing."]
     return "\n".join([*lines, *notes]).rstrip()
 
 
-def _said(figure: Figure, seeds: bool = False) -> str:
+def _format_estimate(figure: SeedEstimate, seeds: bool = False) -> str:
     if figure.value is None:
         return "–"
     span = f" [{figure.interval[0]:.3g}, {figure.interval[1]:.3g}]" if figure.interval else ""
     return f"{figure.value:.3g}{span}" + (f" ({figure.seeds} seed{'s' * (figure.seeds > 1)})" if seeds else "")
 
 
-def settled(found: Mapping[str, tuple[list[Rated], float | None]]) -> tuple[list[Calibration], list[str]]:
+def calibrate_methods(
+    attempts_by_method: Mapping[str, tuple[list[RatedAttempt], float | None]],
+) -> tuple[list[Calibration], list[str]]:
     """The calibration of every method that has enough rewards, and why the others have none.
 
     Raises:
         CalibrationError: no method has.
     """
     done, left = [], []
-    for method, (rated, solved) in found.items():
+    for method, (rated, solved) in attempts_by_method.items():
         try:
             done.append(calibrate(rated, method, solved))
         except CalibrationError as error:

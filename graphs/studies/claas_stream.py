@@ -36,15 +36,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling, UserError
-from ..claas import CLaaS, build_learning, part
-from ..wiring.flags import CommandError, parse
-from .continual import Trial, heat_maps, matrix, table
-from .sweep import environ, work, write
+from ..claas import CLaaS, build_learning, pick_fields
+from ..wiring.flags import CommandError, parse_flags
+from .continual import Trial, draw_heat_maps, matrix_table, table
+from .sweep import environment_defaults, run_workers, write_json
 
 if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
 
-__all__ = ["ARMS", "Study", "claas", "play"]
+__all__ = ["ARMS", "ClaasStudyOptions", "claas", "play_trial"]
 
 ARMS: dict[str, CLaaS | None] = {
     "none": None,
@@ -60,17 +60,17 @@ ARMS: dict[str, CLaaS | None] = {
 """Name -> how it learns; None: it does not."""
 FRESH = replace(CLaaS.reinforce(), max_age=1, least=2)
 CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
-PROBED = 5
+PROBE_STRIDE = 5
 """Of the chats without rules every fifth is asked, for time's sake."""
-SHOWN = 4
+PROMPT_EXCHANGES = 4
 """Exchanges in the prompt of `icl`."""
 SCOPE = ("study", "default")
-EXAM = "exam"
+EXAM_SALT = "exam"
 """Checkpoints meet other users than the learner met: what they are after and how they ask is drawn anew."""
 
 
 @dataclass(frozen=True)
-class Study:
+class ClaasStudyOptions:
     """What to play, and how it learns."""
 
     arms: tuple[str, ...] = tuple(ARMS)
@@ -85,15 +85,15 @@ class Study:
     """How many seeds of each, or which. A seed draws the scenarios, too."""
     model: str = "guard"
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
-    size: int = 20
+    scenarios_per_split: int = 20
     """Scenarios of each split that are played, up to 20."""
-    steps: int = 1
+    steps_per_scenario: int = 1
     """Gradient steps after every scenario. Paper: about 140 for 100 scenarios."""
-    batch: int = 8
+    batch_size: int = 8
     """M, exchanges behind a step."""
-    rate: float = 5e-4
+    learning_rate: float = 5e-4
     """Learning rate of `reinforce` and `ppo`; this and the next were chosen on another order and seed (101) than those counted."""
-    sdpo_rate: float = 1e-3
+    sdpo_learning_rate: float = 1e-3
     """Learning rate of `sdpo`."""
     rank: int = 8
     """r of LoRA."""
@@ -129,9 +129,9 @@ def claas(args: Sequence[str]) -> int:
         raise CommandError(
             "learngraph claas study …: what CLaaS learns from a stream, against other arms; the service is `learngraph serve`"
         )
-    study: Study = parse(Study, args[1:], "learngraph claas study", str(__doc__))
+    study: ClaasStudyOptions = parse_flags(ClaasStudyOptions, args[1:], "learngraph claas study", str(__doc__))
     jobs = _jobs(study)
-    trials = _played(jobs, study)
+    trials = _play_all(jobs, study)
     if study.json:
         for trial in trials:
             sys.stdout.write(json.dumps(asdict(trial)) + "\n")
@@ -140,32 +140,38 @@ def claas(args: Sequence[str]) -> int:
     return 0
 
 
-def _jobs(study: Study) -> list[_Job]:
+def _jobs(study: ClaasStudyOptions) -> list[_Job]:
     """One per arm, shuffle and seed.
 
     Raises:
         CommandError: there is no such arm.
     """
     aged = [f"age={age},{correction}" for correction in study.corrections if study.ages for age in study.ages]
-    arms = {arm: _arm(arm) for arm in (*study.arms, *aged)}
-    if not 1 <= study.size <= 20 or study.steps < 0 or study.workers < 1:
+    arms = {arm: _arm_settings(arm) for arm in (*study.arms, *aged)}
+    if not 1 <= study.scenarios_per_split <= 20 or study.steps_per_scenario < 0 or study.workers < 1:
         raise CommandError(
             "learngraph claas study: --size is from 1 to 20, --steps 0 or more and --workers 1 or more; "
-            f"got {study.size}, {study.steps} and {study.workers}"
+            f"got {study.scenarios_per_split}, {study.steps_per_scenario} and {study.workers}"
         )
     jobs = []
-    for shuffle in _numbers(study.shuffles, "shuffles"):
-        for seed in _numbers(study.seeds, "seeds"):
+    for shuffle in _parse_numbers(study.shuffles, "shuffles"):
+        for seed in _parse_numbers(study.seeds, "seeds"):
             for arm, settings in arms.items():
                 jobs.append(
                     _Job(
-                        arm, shuffle, seed, study.model, study.size, study.steps, settings and _set(arm, settings, study, seed)
+                        arm,
+                        shuffle,
+                        seed,
+                        study.model,
+                        study.scenarios_per_split,
+                        study.steps_per_scenario,
+                        settings and _study_settings(arm, settings, study, seed),
                     )
                 )
     return jobs
 
 
-def _arm(name: str) -> CLaaS | None:
+def _arm_settings(name: str) -> CLaaS | None:
     """How an arm learns.
 
     Raises:
@@ -183,15 +189,15 @@ def _arm(name: str) -> CLaaS | None:
     return replace(CLaaS.reinforce(), **aged)
 
 
-def _set(arm: str, settings: CLaaS, study: Study, seed: int) -> CLaaS:
+def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: int) -> CLaaS:
     """What the study says of all arms; nothing is held out and no gate is asked, as in the paper."""
     sdpo = settings.loss == "sdpo"
     age = study.max_age if arm in ARMS else settings.max_age
     return replace(
         settings,
-        batch=study.batch,
+        batch=study.batch_size,
         reuse=1_000_000,  # age alone ends an exchange's use, as in the paper
-        rate=study.sdpo_rate if sdpo else study.rate,
+        rate=study.sdpo_learning_rate if sdpo else study.learning_rate,
         rank=study.rank,
         max_age=age,
         seed=seed,
@@ -202,18 +208,18 @@ def _set(arm: str, settings: CLaaS, study: Study, seed: int) -> CLaaS:
     )
 
 
-def _numbers(text: str, name: str) -> list[int]:
+def _parse_numbers(text: str, name: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",") if part.strip()] if "," in text else list(range(int(text)))
     except ValueError:
         raise CommandError(f"learngraph claas study: --{name} is a number, or numbers joined by commas; got {text!r}") from None
 
 
-def _played(jobs: Sequence[_Job], study: Study) -> list[Trial]:
+def _play_all(jobs: Sequence[_Job], study: ClaasStudyOptions) -> list[Trial]:
     """All trials, in the order of the jobs. What lies in the folder under the same settings is not played again."""
     folder = study.out / "trials"
     folder.mkdir(parents=True, exist_ok=True)
-    waiting = [job for job in jobs if _found(folder, job) is None]
+    waiting = [job for job in jobs if _load_trial(folder, job) is None]
     told: set[str] = set()
 
     def tick() -> None:
@@ -224,19 +230,19 @@ def _played(jobs: Sequence[_Job], study: Study) -> list[Trial]:
                     sys.stderr.write(f"{len(told)} of {len(waiting)}: {job.name}\n")
 
     if waiting:
-        with environ(OMP_NUM_THREADS="1"):  # torch's threads of two processes get into each other's way
-            work([(job, folder) for job in waiting], _finish, study.workers, tick)
+        with environment_defaults(OMP_NUM_THREADS="1"):  # torch's threads of two processes get into each other's way
+            run_workers([(job, folder) for job in waiting], _play_and_save, study.workers, tick)
         tick()
-    found = [_found(folder, job) for job in jobs]
+    found = [_load_trial(folder, job) for job in jobs]
     return [trial for trial in found if trial is not None]
 
 
-def _finish(work: tuple[_Job, Path]) -> None:
+def _play_and_save(work: tuple[_Job, Path]) -> None:
     job, folder = work
-    write(folder / f"{job.name}.json", {"job": asdict(job), "trial": asdict(play(job))})
+    write_json(folder / f"{job.name}.json", {"job": asdict(job), "trial": asdict(play_trial(job))})
 
 
-def _found(folder: Path, job: _Job) -> Trial | None:
+def _load_trial(folder: Path, job: _Job) -> Trial | None:
     path = folder / f"{job.name}.json"
     if not path.exists():
         return None
@@ -246,18 +252,18 @@ def _found(folder: Path, job: _Job) -> Trial | None:
     return Trial(**kept["trial"])
 
 
-def report(trials: Sequence[Trial], study: Study) -> str:
+def report(trials: Sequence[Trial], study: ClaasStudyOptions) -> str:
     """Tables, and where the pictures are; writes both."""
     arms: dict[str, list[Trial]] = {}
     for trial in trials:
         arms.setdefault(trial.arm, []).append(trial)
     paths = [study.out / "matrices.png", study.out / "matrices.svg"]
-    heat_maps(arms, paths)
+    draw_heat_maps(arms, paths)
     parts = [
         f"{study.model}, {len(trials) // len(arms)} trials an arm (orders of the stream x seeds); mean [95 % over trials, Student's t]\n",
         table(arms),
         *(
-            f"\n{arm}: success of each checkpoint on each split, in the order of the stream\n\n{matrix(found)}"
+            f"\n{arm}: success of each checkpoint on each split, in the order of the stream\n\n{matrix_table(found)}"
             for arm, found in arms.items()
         ),
         f"\nmatrices  {paths[0]}  {paths[1].name}\ntrials    {study.out / 'trials'}\n",
@@ -270,7 +276,7 @@ def report(trials: Sequence[Trial], study: Study) -> str:
 # A trial
 
 
-def play(job: _Job) -> Trial:
+def play_trial(job: _Job) -> Trial:
     """One pass over one stream, in this process."""
     return asyncio.run(_Stream(job).run())
 
@@ -279,11 +285,11 @@ class _Stream:
     """One order of the stream, one seed."""
 
     def __init__(self, job: _Job) -> None:
-        from ...tools.environments.hierarchy import SIZE, stream
+        from ...tools.environments.hierarchy import SPLIT_SIZE, scenario_stream
         from ...tools.models.models import open_model
 
         self.job = job
-        self.scenarios = [one for n, one in enumerate(stream(job.shuffle, job.seed)) if n % SIZE < job.size]
+        self.scenarios = [one for n, one in enumerate(scenario_stream(job.shuffle, job.seed)) if n % SPLIT_SIZE < job.size]
         self.model: Any = open_model(job.model, threads=1)
         self.past: list[Any] = []
         self.untrained: list[float] = []
@@ -293,14 +299,14 @@ class _Stream:
     async def run(self) -> Trial:
         started, job = perf_counter(), self.job
         with ExitStack() as stack:
-            learns = stack.enter_context(_learning(job, self.model)) if job.settings else None
-            rows, online = [self._success(learns, 0)], []
+            learns = stack.enter_context(_open_learner(job, self.model)) if job.settings else None
+            rows, online = [self._success_rates(learns, 0)], []
             for number, scenario in enumerate(self.scenarios, 1):
-                online.append(await self._live(number, scenario, learns))
+                online.append(await self._play_and_learn(number, scenario, learns))
                 if number % self.job.size == 0:
-                    rows.append(self._success(learns, number))
-            retained = self._retained(learns)
-            drift = learns.drift() if learns is not None else (None, None)
+                    rows.append(self._success_rates(learns, number))
+            retained = self._retention(learns)
+            drift = learns.mean_ess_and_age() if learns is not None else (None, None)
         shares = tuple(tuple(row) for row in rows)
         seconds = round(perf_counter() - started, 1)
         return Trial(
@@ -317,14 +323,14 @@ class _Stream:
             *drift,
         )
 
-    async def _live(self, number: int, scenario: Any, learns: _Learning | None) -> float:
+    async def _play_and_learn(self, number: int, scenario: Any, learns: _StreamLearner | None) -> float:
         """Play a scenario for the first and only time, and learn. 1 if no rule broke."""
-        from ...tools.pocket.guard_chats import Past
+        from ...tools.pocket.guard_chats import PastExchange
 
         played = self._play([scenario], learns, seed=1000 * self.job.seed + number)[0]
-        self.past += [Past(scenario, turn) for turn in played.turns]
+        self.past += [PastExchange(scenario, turn) for turn in played.turns]
         if learns is not None:
-            learns.keep(played, number)
+            learns.record(played, number)
             for _ in range(self.job.steps):
                 outcome = await learns.step()
                 self.updates += outcome == "live"
@@ -333,64 +339,64 @@ class _Stream:
                 self.first = number
         return float(played.held)
 
-    def _success(self, learns: _Learning | None, number: int) -> list[float]:
+    def _success_rates(self, learns: _StreamLearner | None, number: int) -> list[float]:
         """Share of each split's scenarios that the learner as it is now gets through."""
         if number and learns is None and not self.job.arm.startswith("icl"):
             return self.untrained  # it would be played to the same end again
-        played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM)
+        played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
         won = [float(one.held) for one in played]
         ends = range(0, len(won) + 1, self.job.size)
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained
 
-    def _play(self, scenarios: Sequence[Any], learns: _Learning | None, seed: int, salt: str = "") -> list[Any]:
+    def _play(self, scenarios: Sequence[Any], learns: _StreamLearner | None, seed: int, salt: str = "") -> list[Any]:
         from ...tools.pocket import guard
 
         network = self.model.network if learns is None else learns.network()
-        shown = self.past[-SHOWN:] if self.job.arm.startswith("icl") else []
+        shown = self.past[-PROMPT_EXCHANGES:] if self.job.arm.startswith("icl") else []
         told = self.job.arm == "icl+text"
-        return guard.play(
-            network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=lambda scenario: shown, told=told
+        return guard.play_scenarios(
+            network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=lambda scenario: shown, show_feedback=told
         )
 
-    def _retained(self, learns: _Learning | None) -> float | None:
+    def _retention(self, learns: _StreamLearner | None) -> float | None:
         """Share of chats without rules that are answered as asked, after learning over before."""
         from ...tools.pocket.guard import reply
-        from ...tools.pocket.guard_chats import probes
+        from ...tools.pocket.guard_chats import retention_probes
 
         def right(network: Any) -> float:
-            chats = [chat for kind in probes().values() for chat in kind][::PROBED]
+            chats = [chat for kind in retention_probes().values() for chat in kind][::PROBE_STRIDE]
             replies = reply(network, self.model.tokenizer, [said for said, _ in chats], seed=self.job.seed)
             return sum(given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True)) / len(chats)
 
         return right(learns.network()) / right(self.model.network) if learns else None
 
 
-class _Learning:
+class _StreamLearner:
     """A learner with its buffer and versions, driven step by step by the graph that the service runs."""
 
     def __init__(self, job: _Job, model: Any, folder: Path, replay: Replay) -> None:
         from ...memory.claas.adapters import Adapters
         from ...nodes.prompt import Prompt
         from ...tools.pocket import guard
-        from ...tools.training.learner import Learner
+        from ...tools.training.learner import InProcessLearner
         from ...tools.training.lora import LoRA, Objective
 
         assert job.settings is not None
         settings = job.settings
-        self.versions = Adapters(folder / "adapters", *SCOPE, keep=settings.keep)
+        self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.keep)
         self.replay = replay
 
         def keep(batch: Any, written: Path, about: dict[str, Any]) -> str:
             return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
 
-        self.learner = Learner(
+        self.learner = InProcessLearner(
             model,
             self.versions.folder,
             keep,
-            part(LoRA, settings, alpha=2.0 * settings.rank),
-            part(Objective, settings),
-            watch=False,  # nobody looks at entropy and KL here
+            pick_fields(LoRA, settings, alpha=2.0 * settings.rank),
+            pick_fields(Objective, settings),
+            measure_kl=False,  # nobody looks at entropy and KL here
             hindsight=Prompt.load("claas/hindsight", guard.PROMPTS).parts[0][1].template,
         )
         self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
@@ -399,9 +405,9 @@ class _Learning:
         """The network as it has been trained so far."""
         return self.learner.network(self.versions.current)
 
-    def keep(self, played: Any, number: int) -> None:
+    def record(self, played: Any, number: int) -> None:
         """Every turn joins the buffer, with what the verifier said."""
-        from ...tools.environments.hierarchy import messages
+        from ...tools.environments.hierarchy import chat_messages
 
         label = self.versions.current
         step = self.versions.version(label).step if label else 0
@@ -409,7 +415,7 @@ class _Learning:
             exchange = Exchange(
                 f"{number}/{turn}",
                 SCOPE[0],
-                ChatRequest(tuple(messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
+                ChatRequest(tuple(chat_messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
                 Reply(result.reply, said.prompt_ids, said.token_ids, said.logprobs, version=label),
                 self.learner.base,
                 step=step,
@@ -420,9 +426,9 @@ class _Learning:
             )
             self.replay.append(exchange)
             verdict = result.verdict
-            self.replay.give(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
+            self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
 
-    def drift(self) -> tuple[float | None, float | None]:
+    def mean_ess_and_age(self) -> tuple[float | None, float | None]:
         """Over all updates: the mean effective share of the samples, and their mean age in steps."""
         rows = self.replay.updates(*SCOPE, limit=10**6)
         return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
@@ -435,12 +441,12 @@ class _Learning:
 
 
 @contextmanager
-def _learning(job: _Job, model: Any) -> Iterator[_Learning]:
-    from ...memory.claas.replay import Limits, Replay
+def _open_learner(job: _Job, model: Any) -> Iterator[_StreamLearner]:
+    from ...memory.claas.replay import Replay, ReplayLimits
 
     assert job.settings is not None
     shared = Path("/dev/shm")  # in memory, where there is such a place: nobody needs a trial's versions afterwards
-    limits = part(Limits, job.settings)
+    limits = pick_fields(ReplayLimits, job.settings)
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder, ExitStack() as stack:
         replay = stack.enter_context(Replay(Path(folder) / "replay.sqlite", limits, clock=lambda: 0.0))
-        yield _Learning(job, model, Path(folder), replay)
+        yield _StreamLearner(job, model, Path(folder), replay)

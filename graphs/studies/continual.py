@@ -25,7 +25,18 @@ from typing import Any
 from ...memory.records import UserError
 from .benchmark import aligned, interval, mean, with_interval
 
-__all__ = ["FIGURES", "Trial", "backward", "final", "forgetting", "forward", "gain", "heat_maps", "matrix", "table"]
+__all__ = [
+    "METRICS",
+    "Trial",
+    "backward_transfer",
+    "draw_heat_maps",
+    "final_success",
+    "forgetting",
+    "forward_gain",
+    "forward_success",
+    "matrix_table",
+    "table",
+]
 
 Matrix = Sequence[Sequence[float]]
 """(K + 1) rows of K columns: P[k][j - 1]."""
@@ -62,10 +73,10 @@ class Trial:
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
         object.__setattr__(self, "online", tuple(self.online))
-        _checked(self.matrix)
+        _split_count(self.matrix)
 
 
-def _checked(p: Matrix) -> int:
+def _split_count(p: Matrix) -> int:
     """K, of a matrix that has the right shape."""
     splits = len(p) - 1
     if splits < 1 or any(len(row) != splits for row in p):
@@ -73,40 +84,46 @@ def _checked(p: Matrix) -> int:
     return splits
 
 
-def forward(p: Matrix) -> float | None:
+def forward_success(p: Matrix) -> float | None:
     """Mean of P[k][j] over 1 <= k < j; None for a single split."""
-    splits = _checked(p)
+    splits = _split_count(p)
     ahead = [p[k][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
     return mean(ahead) if ahead else None
 
 
-def gain(p: Matrix) -> float | None:
+def forward_gain(p: Matrix) -> float | None:
     """Mean of P[k][j] - P[0][j] over 1 <= k < j; None for a single split."""
-    splits = _checked(p)
+    splits = _split_count(p)
     ahead = [p[k][j - 1] - p[0][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
     return mean(ahead) if ahead else None
 
 
 def forgetting(p: Matrix) -> float | None:
     """Mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]; None for a single split. Below 0: nothing was forgotten."""
-    splits = _checked(p)
+    splits = _split_count(p)
     lost = [max(p[k][j - 1] for k in range(j, splits)) - p[splits][j - 1] for j in range(1, splits)]
     return mean(lost) if lost else None
 
 
-def backward(p: Matrix) -> float | None:
+def backward_transfer(p: Matrix) -> float | None:
     """BWT: mean over j < K of P[K][j] - P[j][j]; None for a single split."""
-    splits = _checked(p)
+    splits = _split_count(p)
     moved = [p[splits][j - 1] - p[j][j - 1] for j in range(1, splits)]
     return mean(moved) if moved else None
 
 
-def final(p: Matrix) -> float:
+def final_success(p: Matrix) -> float:
     """Mean of P[K][j] over all j."""
-    return mean(p[_checked(p)])
+    return mean(p[_split_count(p)])
 
 
-FIGURES = {"forward": forward, "gain": gain, "forgetting": forgetting, "BWT": backward, "final": final}
+METRICS = {
+    "forward": forward_success,
+    "gain": forward_gain,
+    "forgetting": forgetting,
+    "BWT": backward_transfer,
+    "final": final_success,
+}
 """Column -> what it is read off with."""
 
 
@@ -125,25 +142,29 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
         ("age", lambda trial: trial.age),
     ]
     columns = [
-        (name, [_measured([figure(t.matrix) for t in trials]) for trials in arms.values()]) for name, figure in FIGURES.items()
+        (name, [_format_metric([figure(t.matrix) for t in trials]) for trials in arms.values()])
+        for name, figure in METRICS.items()
     ]
-    columns += [(name, [_measured([read(t) for t in trials], name) for trials in arms.values()]) for name, read in extras]
+    columns += [(name, [_format_metric([read(t) for t in trials], name) for trials in arms.values()]) for name, read in extras]
     if "none" in arms:
-        columns.insert(len(FIGURES), ("final - none", [_measured(_ahead(trials, arms["none"])) for trials in arms.values()]))
+        columns.insert(
+            len(METRICS),
+            ("final - none", [_format_metric(_gain_over_baseline(trials, arms["none"])) for trials in arms.values()]),
+        )
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["arm", "trials", *(head for head, _ in told)]]
     lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
     return aligned(lines)
 
 
-def _ahead(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
+def _gain_over_baseline(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
     """Final of each trial over that of the other arm's trial with the same order and seed."""
-    finals = {(trial.shuffle, trial.seed): final(trial.matrix) for trial in base}
-    pairs = [(final(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
+    finals = {(trial.shuffle, trial.seed): final_success(trial.matrix) for trial in base}
+    pairs = [(final_success(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
     return [ours - theirs for ours, theirs in pairs if theirs is not None]
 
 
-def _measured(numbers: Sequence[float | None], name: str = "") -> str:
+def _format_metric(numbers: Sequence[float | None], name: str = "") -> str:
     known = [number for number in numbers if number is not None]
     if not known:
         return "–"
@@ -152,9 +173,9 @@ def _measured(numbers: Sequence[float | None], name: str = "") -> str:
     return with_interval(mean(known), interval(known))
 
 
-def matrix(trials: Sequence[Trial]) -> str:
+def matrix_table(trials: Sequence[Trial]) -> str:
     """P as a Markdown table: mean over trials."""
-    averaged = _averaged(trials)
+    averaged = _mean_matrix(trials)
     splits = len(averaged) - 1
     lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
     for k, row in enumerate(averaged):
@@ -162,14 +183,14 @@ def matrix(trials: Sequence[Trial]) -> str:
     return aligned(lines)
 
 
-def _averaged(trials: Sequence[Trial]) -> list[list[float]]:
+def _mean_matrix(trials: Sequence[Trial]) -> list[list[float]]:
     if not trials:
         raise UserError("a matrix needs one trial at least, got none")
     rows = zip(*(trial.matrix for trial in trials), strict=True)
     return [[mean(column) for column in zip(*row, strict=True)] for row in rows]
 
 
-def heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], columns: int = 4) -> None:
+def draw_heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], columns: int = 4) -> None:
     """Draw P of every arm, mean over trials: rows are checkpoints, columns splits, all on one scale from 0 to 1.
 
     Args:
@@ -187,7 +208,7 @@ def heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], column
     places = figure.subplots(high, wide, squeeze=False)
     drawn = None
     for place, (arm, trials) in zip(places.flat, arms.items(), strict=False):
-        averaged = _averaged(trials)
+        averaged = _mean_matrix(trials)
         drawn = place.imshow(averaged, vmin=0, vmax=1, cmap="viridis", aspect="auto")
         for k, row in enumerate(averaged):
             for j, p in enumerate(row):

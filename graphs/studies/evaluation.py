@@ -20,27 +20,27 @@ from typing import Any, Literal, NamedTuple
 
 from ...memory.records import Rollout, Usage, UserError
 from .benchmark import COLOURS, Interval, aligned, interval, mean, with_interval
-from .benchmark import _shown as shown
+from .benchmark import format_number as shown
 
 __all__ = [
-    "DRAWS",
+    "BOOTSTRAP_DRAWS",
+    "ArmSummary",
     "Difference",
+    "LearningStep",
     "Outcome",
-    "Row",
-    "Step",
+    "arm_summaries",
     "bootstrap",
-    "compared",
-    "curves",
     "difference",
-    "ledger",
+    "draw_library_curves",
+    "interval_note",
     "mean_at_k",
     "pass_at_k",
-    "rows",
     "steps_table",
     "table",
+    "usage_table",
 ]
 
-DRAWS = 10_000
+BOOTSTRAP_DRAWS = 10_000
 """Resamples of a bootstrap."""
 Estimator = Literal["unbiased", "max of the first k"]
 
@@ -115,8 +115,8 @@ def mean_at_k(rewards: Sequence[Sequence[float | None]]) -> float:
     Args:
         rewards: for each problem, the rewards of its k rollouts, each in [0, 1].
     """
-    _some(rewards)
-    return mean([mean(counted(runs)) for runs in rewards])
+    _require_rollouts(rewards)
+    return mean([mean(rewards_or_zero(runs)) for runs in rewards])
 
 
 def pass_at_k(rewards: Sequence[Sequence[float | None]], k: int) -> tuple[float, Estimator]:
@@ -129,31 +129,31 @@ def pass_at_k(rewards: Sequence[Sequence[float | None]], k: int) -> tuple[float,
     Raises:
         UserError: k is below 1, or a problem has fewer than k rollouts.
     """
-    _some(rewards)
+    _require_rollouts(rewards)
     fewest = min(map(len, rewards))
     if not 1 <= k <= fewest:
         raise UserError(f"Pass@k: k is from 1 to the number of rollouts, {fewest}; got {k}")
-    known = [counted(runs) for runs in rewards]
+    known = [rewards_or_zero(runs) for runs in rewards]
     if all(reward in (0.0, 1.0) for runs in known for reward in runs):
-        return mean([_unbiased(len(runs), round(sum(runs)), k) for runs in known]), "unbiased"
+        return mean([_unbiased_pass_at_k(len(runs), round(sum(runs)), k) for runs in known]), "unbiased"
     return mean([max(runs[:k]) for runs in known]), "max of the first k"
 
 
-def counted(runs: Sequence[float | None]) -> list[float]:
+def rewards_or_zero(runs: Sequence[float | None]) -> list[float]:
     """Rewards with 0 for those that are missing."""
     return [0.0 if reward is None else reward for reward in runs]
 
 
-def _unbiased(n: int, right: int, k: int) -> float:
+def _unbiased_pass_at_k(n: int, right: int, k: int) -> float:
     return 1 - math.comb(n - right, k) / math.comb(n, k)
 
 
-def _some(rewards: Sequence[Sequence[float | None]]) -> None:
+def _require_rollouts(rewards: Sequence[Sequence[float | None]]) -> None:
     if not rewards or not all(rewards):
         raise UserError("no rollouts to evaluate: every arm needs at least one problem and one rollout of each")
 
 
-def bootstrap(values: Sequence[float], draws: int = DRAWS, level: float = 0.95, seed: int = 0) -> Interval | None:
+def bootstrap(values: Sequence[float], draws: int = BOOTSTRAP_DRAWS, level: float = 0.95, seed: int = 0) -> Interval | None:
     """The percentile interval of the mean under resampling with replacement; None for fewer than two values.
 
     Args:
@@ -193,12 +193,12 @@ class Difference:
     ties: int
 
 
-class _Paired(NamedTuple):
+class _PairedDifference(NamedTuple):
     task: str
     delta: float
 
 
-def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference:
+def difference(ours: Sequence[Outcome], baseline: Sequence[Outcome]) -> Difference:
     """Compare two arms problem by problem.
 
     Args:
@@ -208,13 +208,13 @@ def difference(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> Difference
     Raises:
         UserError: the arms did not play the same problems with the same run indices.
     """
-    by_seed = {outcome.seed: outcome for outcome in theirs}
+    by_seed = {outcome.seed: outcome for outcome in baseline}
     if {outcome.seed for outcome in ours} != by_seed.keys():
         raise UserError(
             f"arms are compared on the same seeds; {ours[0].arm} has {sorted(o.seed for o in ours)}, "
-            f"{theirs[0].arm} has {sorted(by_seed)}"
+            f"{baseline[0].arm} has {sorted(by_seed)}"
         )
-    pairs = [_paired(outcome, by_seed[outcome.seed]) for outcome in ours]
+    pairs = [_paired_differences(outcome, by_seed[outcome.seed]) for outcome in ours]
     deltas = _by_problem((pair.task, pair.delta) for seed in pairs for pair in seed)
     means = [mean([pair.delta for pair in seed]) for seed in pairs]
     return Difference(
@@ -239,19 +239,22 @@ _SAME = 1e-9
 """Differences of means of floats that are none."""
 
 
-def _paired(ours: Outcome, theirs: Outcome) -> list[_Paired]:
+def _paired_differences(ours: Outcome, theirs: Outcome) -> list[_PairedDifference]:
     lengths = [{task: len(runs) for task, runs in arm.rewards.items()} for arm in (ours, theirs)]
     if lengths[0] != lengths[1] or ours.numbers != theirs.numbers:
         apart = sorted(ours.rewards.keys() ^ theirs.rewards.keys()) or "the numbers of their rollouts"
         raise UserError(f"{ours.arm} and {theirs.arm}, seed {ours.seed}: arms play the same problems; they differ in {apart}")
-    return [_Paired(task, mean(counted(runs)) - mean(counted(theirs.rewards[task]))) for task, runs in ours.rewards.items()]
+    return [
+        _PairedDifference(task, mean(rewards_or_zero(runs)) - mean(rewards_or_zero(theirs.rewards[task])))
+        for task, runs in ours.rewards.items()
+    ]
 
 
 # All arms
 
 
 @dataclass(frozen=True)
-class Row:
+class ArmSummary:
     """One arm over all seeds: a row of the table."""
 
     arm: str
@@ -291,7 +294,7 @@ class Row:
         return asdict(self)
 
 
-def rows(arms: Mapping[str, Sequence[Outcome]], env: str, model: str, against: str = "") -> list[Row]:
+def arm_summaries(arms: Mapping[str, Sequence[Outcome]], env: str, model: str, baseline: str = "") -> list[ArmSummary]:
     """Sum up arms, each with one outcome per seed.
 
     Args:
@@ -300,19 +303,22 @@ def rows(arms: Mapping[str, Sequence[Outcome]], env: str, model: str, against: s
         model: that played it.
         against: the arm that the others are measured against; empty, or no such arm: none is.
     """
-    base = arms.get(against)
-    return [_row(name, seeds, env, model, None if base is None or name == against else base) for name, seeds in arms.items()]
+    base = arms.get(baseline)
+    return [
+        _arm_summary(name, seeds, env, model, None if base is None or name == baseline else base)
+        for name, seeds in arms.items()
+    ]
 
 
-def _row(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequence[Outcome] | None) -> Row:
+def _arm_summary(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequence[Outcome] | None) -> ArmSummary:
     means = [mean_at_k(list(outcome.rewards.values())) for outcome in seeds]
     passes = [pass_at_k(list(outcome.rewards.values()), outcome.k) for outcome in seeds]
-    problems = _by_problem((task, mean(counted(runs))) for outcome in seeds for task, runs in outcome.rewards.items())
+    problems = _by_problem((task, mean(rewards_or_zero(runs))) for outcome in seeds for task, runs in outcome.rewards.items())
     rollouts = sum(outcome.rollouts for outcome in seeds)
     tokens = sum(outcome.usage.input_tokens + outcome.usage.output_tokens for outcome in seeds)
     # One way of counting for a whole row: a seed whose rewards happen to be 0 and 1 alone must not change it.
     by: Estimator = "unbiased" if all(way == "unbiased" for _, way in passes) else "max of the first k"
-    return Row(
+    return ArmSummary(
         arm=name,
         env=env,
         model=model,
@@ -334,7 +340,7 @@ def _row(name: str, seeds: Sequence[Outcome], env: str, model: str, base: Sequen
     )
 
 
-def ahead(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
+def lead_notes(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """A line for each arm but the first: how far the first is ahead of it, on the same problems and run indices, with the interval
     over seeds, or over problems where there is one seed."""
     (first, ours), *others = arms.items()
@@ -348,15 +354,15 @@ def ahead(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
     return lines
 
 
-def compared(rows: Sequence[Row]) -> str:
+def interval_note(rows: Sequence[ArmSummary]) -> str:
     """What the brackets in a table of these rows are."""
     n = len(rows[0].seeds)
     if n > 1:
         return f"95 % over {n} seeds (Student's t; its ends may lie below 0 or above 1)"
-    return f"95 % over {rows[0].problems} problems (bootstrap, {DRAWS:,} draws); one seed says nothing about others"
+    return f"95 % over {rows[0].problems} problems (bootstrap, {BOOTSTRAP_DRAWS:,} draws); one seed says nothing about others"
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[ArmSummary]) -> str:
     """A Markdown table with one row per arm.
 
     Brackets are intervals over seeds, or, with a single seed, over problems (`compared` says which). Delta, and the problems won
@@ -364,14 +370,14 @@ def table(rows: Sequence[Row]) -> str:
     """
     first, empty = rows[0], ["–"] * len(rows)
 
-    def delta(row: Row) -> str:
+    def delta(row: ArmSummary) -> str:
         found = row.difference
         if found is None:
             return "–"
         ci = found.over_seeds or found.over_problems
         return f"{found.mean:+.3f}" if ci is None else f"{found.mean:+.3f} [{ci[0]:+.3f}, {ci[1]:+.3f}]"
 
-    def standing(row: Row) -> str:
+    def standing(row: ArmSummary) -> str:
         found = row.difference
         return "–" if found is None else f"{found.wins} / {found.losses} / {found.ties}"
 
@@ -399,7 +405,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 @dataclass(frozen=True)
-class Step:
+class LearningStep:
     """One learning step of one seed."""
 
     seed: int
@@ -419,7 +425,7 @@ class Step:
     """Mean reward on the test problems under the library after it; None: not measured."""
 
 
-def steps_table(seeds: Sequence[Sequence[Step]]) -> str:
+def steps_table(seeds: Sequence[Sequence[LearningStep]]) -> str:
     """A Markdown table with one row per learning step: means over the seeds that came so far.
 
     The rewards of a step's rollouts (train) are under the library before it. On later passes over the same problems they are no
@@ -433,8 +439,8 @@ def steps_table(seeds: Sequence[Sequence[Step]]) -> str:
                 str(number + 1),
                 str(len(here)),
                 with_interval(mean([step.train for step in here]), interval([step.train for step in here])),
-                _measured([step.held_out for step in here]),
-                _measured([step.test for step in here]),
+                _format_mean([step.held_out for step in here]),
+                _format_mean([step.test for step in here]),
                 f"{mean([step.lessons for step in here]):.3g}",
                 f"{sum(step.accepted for step in here)} of {len(here)}",
                 f"{mean([step.groups for step in here]):.3g}",
@@ -444,12 +450,12 @@ def steps_table(seeds: Sequence[Sequence[Step]]) -> str:
     return aligned([[line[i] for i in said] for line in lines])
 
 
-def _measured(numbers: Sequence[float | None]) -> str:
+def _format_mean(numbers: Sequence[float | None]) -> str:
     known = [number for number in numbers if number is not None]
     return with_interval(mean(known), interval(known)) if known else "–"
 
 
-def ledger(stages: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
+def usage_table(stages: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
     """A Markdown table of what each stage asked of models.
 
     Args:
@@ -457,18 +463,18 @@ def ledger(stages: Mapping[str, Usage], dollars: Mapping[str, float]) -> str:
         dollars: by stage; empty without prices.
     """
     lines = [["stage", "calls", "tokens read", "tokens written", "dollars"]]
-    lines += [_spent(stage, usage, dollars.get(stage)) for stage, usage in stages.items()]
-    lines.append(_spent("all", sum(stages.values(), Usage()), sum(dollars.values()) if dollars else None))
+    lines += [_usage_row(stage, usage, dollars.get(stage)) for stage, usage in stages.items()]
+    lines.append(_usage_row("all", sum(stages.values(), Usage()), sum(dollars.values()) if dollars else None))
     return aligned(lines if dollars else [line[:-1] for line in lines])
 
 
-def _spent(stage: str, usage: Usage, dollars: float | None) -> list[str]:
+def _usage_row(stage: str, usage: Usage, dollars: float | None) -> list[str]:
     numbers = [f"{number:,}" for number in (usage.calls, usage.input_tokens, usage.output_tokens)]
     return [stage, *numbers, shown(dollars, ",.2f")]
 
 
-def curves(
-    seeds: Sequence[Sequence[Step]],
+def draw_library_curves(
+    seeds: Sequence[Sequence[LearningStep]],
     start: Sequence[float | None],
     end: Sequence[float | None],
     title: str,
@@ -491,14 +497,17 @@ def curves(
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     last = max((step.step for steps in seeds for step in steps), default=-1)
-    tests = [[first, *_kept(steps, last, "test")] for first, steps in zip(start, seeds, strict=True)]
+    tests = [[first, *_carry_forward(steps, last, "test")] for first, steps in zip(start, seeds, strict=True)]
     for measured, product in zip(tests, end, strict=True):
         if last >= 0 and measured[-1] is None:
             measured[-1] = product
     lines: Mapping[str, tuple[int, list[list[float | None]]]] = {
         "test": (0, tests),
-        "held out": (1, [_kept(steps, last, "held_out") for steps in seeds]),
-        "train (library before the step)": (0, [[_at(steps, n, "train") for n in range(last + 1)] for steps in seeds]),
+        "held out": (1, [_carry_forward(steps, last, "held_out") for steps in seeds]),
+        "train (library before the step)": (
+            0,
+            [[_value_at_step(steps, n, "train") for n in range(last + 1)] for steps in seeds],
+        ),
     }
     for colour, (label, (offset, numbers)) in zip(COLOURS, lines.items(), strict=False):
         known = [
@@ -535,15 +544,15 @@ def curves(
         part.replace(path)
 
 
-def _kept(steps: Sequence[Step], last: int, name: str) -> list[float | None]:
+def _carry_forward(steps: Sequence[LearningStep], last: int, name: str) -> list[float | None]:
     """A figure after each step up to the last one of all seeds."""
     found: list[float | None] = []
     for number in range(last + 1):
         ended = not steps or number > steps[-1].step
-        found.append(found[-1] if ended and found else _at(steps, number, name))
+        found.append(found[-1] if ended and found else _value_at_step(steps, number, name))
     return found
 
 
-def _at(steps: Sequence[Step], number: int, name: str) -> float | None:
+def _value_at_step(steps: Sequence[LearningStep], number: int, name: str) -> float | None:
     found: float | None = next((getattr(step, name) for step in steps if step.step == number), None)
     return found

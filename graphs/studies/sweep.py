@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from ...memory.records import Task, UserError
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
-from .benchmark import Attempts
+from .benchmark import SeedResult
 
 # What plays a run (LangGraph, Chroma) is imported where it is needed: reading the results of a finished sweep is quick.
 
@@ -56,11 +56,11 @@ class Job:
     """Of the memory's shelf."""
     checkpoints: str
     """SQLite file or Postgres URL."""
-    tokens: int = 0
+    max_run_tokens: int = 0
     """Of model calls, after which no further episode begins; 0: any number."""
 
 
-class World(Protocol):
+class SweepEnvironment(Protocol):
     """What a sweep asks of an environment, beside playing it."""
 
     def task(self, seed: int, split: str = "test") -> Task: ...
@@ -69,7 +69,7 @@ class World(Protocol):
 
 
 @contextmanager
-def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """Hold the folder of a sweep with these settings (JSON values), made if missing.
 
     Raises:
@@ -95,7 +95,7 @@ def claimed(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
 
 def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     if not path.exists():
-        write(path, settings)
+        write_json(path, settings)
         return
     try:
         there = json.loads(path.read_text(encoding="utf-8"))
@@ -108,15 +108,15 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _differences(there: Any, asked: Any, name: str = "") -> Iterator[str]:
-    if isinstance(there, dict) and isinstance(asked, dict):
-        for key in there.keys() | asked.keys():
-            yield from _differences(there.get(key), asked.get(key), f"{name}.{key}" if name else key)
-    elif there != asked:
-        yield f"{name} is {json.dumps(there)} there, {json.dumps(asked)} was asked for"
+def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif old != new:
+        yield f"{name} is {json.dumps(old)} there, {json.dumps(new)} was asked for"
 
 
-def write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write JSON in one piece: whoever reads sees all of it or the file before."""
     part = path.with_name(path.name + ".part")
     try:
@@ -129,7 +129,9 @@ def write(path: Path, value: Any) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}; what was finished is kept") from error
 
 
-def play(job: Job, task: Task, optimum: float, make: Callable[[Any, Any, Rows, Any], Any], solved: float | None = None) -> None:
+def play_job(
+    job: Job, task: Task, optimum: float, build_graph: Callable[[Any, Any, Rows, Any], Any], solved: float | None = None
+) -> None:
     """Play a run to its end, from wherever it stands.
 
     Args:
@@ -157,17 +159,17 @@ def play(job: Job, task: Task, optimum: float, make: Callable[[Any, Any, Rows, A
         shelf = None
         if job.memory:
             from ...memory.storage.chroma_store import ChromaStore
-            from ...memory.storage.shelf import Shelf
+            from ...memory.storage.shelf import RecordStore
 
-            shelf = Shelf(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
+            shelf = RecordStore(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
         saver = stack.enter_context(open_checkpoints(job.checkpoints))
-        graph = make(journal, shelf, log, saver)
+        graph = build_graph(journal, shelf, log, saver)
         config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
         if saver.get_tuple(config):
             _rewind(graph, config, job, journal, log)
         # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
         # and whose successor has not begun.
-        plan = run.Plan(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.tokens)
+        plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
         begin = None if saver.get_tuple(config) else plan
         started = perf_counter()
         for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
@@ -177,7 +179,7 @@ def play(job: Job, task: Task, optimum: float, make: Callable[[Any, Any, Rows, A
                 started = now
         ended = graph.get_state(config).values
     result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
-    write(
+    write_json(
         job.folder / "result.json",
         {**result, "episodes": ended["episode"], "answer": ended["answer"], "tokens": ended["spent"]},
     )
@@ -192,10 +194,10 @@ def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> N
     state = graph.get_state(config, subgraphs=True)
     done = state.values.get("episode", 0)
     rows = [log.get(f"{job.run}/{episode}") for episode in range(done)]
-    lost = next((episode for episode, row in enumerate(rows) if row is None or not _knows(journal, row["head"])), None)
+    lost = next((episode for episode, row in enumerate(rows) if row is None or not _has_history(journal, row["head"])), None)
     if lost is None:
         inside = [task.state.values for task in state.tasks if task.state] + [task.result or {} for task in state.tasks]
-        if all(_knows(journal, values["head"]) for values in (state.values, *inside) if "head" in values):
+        if all(_has_history(journal, values["head"]) for values in (state.values, *inside) if "head" in values):
             return
         lost = done
     if not len(journal) and not len(log) and Path(job.checkpoints).parent != job.folder:
@@ -213,7 +215,7 @@ def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> N
     )
 
 
-def _knows(journal: Journal, head: str) -> bool:
+def _has_history(journal: Journal, head: str) -> bool:
     try:
         journal.history(head)
     except JournalError:
@@ -221,12 +223,12 @@ def _knows(journal: Journal, head: str) -> bool:
     return True
 
 
-def finished(job: Job) -> bool:
+def is_finished(job: Job) -> bool:
     """Whether there is nothing left to play."""
     if not (job.folder / "result.json").exists():
         return False
     episodes = job.folder / "episodes.jsonl"
-    return episodes.exists() and len(written(episodes)) == _result(job)["episodes"]
+    return episodes.exists() and len(read_rows(episodes)) == _result(job)["episodes"]
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -234,22 +236,22 @@ def _result(job: Job) -> dict[str, Any]:
     return found
 
 
-def task(job: Job) -> str:
+def task_id(job: Job) -> str:
     """The id of the task that a finished run played."""
     return str(_result(job)["task"])
 
 
-def attempts(job: Job) -> Attempts:
+def seed_result(job: Job) -> SeedResult:
     """What a finished run did."""
-    rows = sorted(written(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
+    rows = sorted(read_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
     result = _result(job)
     if [row["episode"] for row in rows] != list(range(result["episodes"])):
         raise UserError(
             f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
         )
     times = job.folder / "seconds.jsonl"
-    seconds = {row["id"]: row["seconds"] for row in written(times)} if times.exists() else {}
-    return Attempts(
+    seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
+    return SeedResult(
         method=job.method,
         seed=job.seed,
         optimum=result["optimum"],
@@ -267,13 +269,13 @@ def attempts(job: Job) -> Attempts:
     )
 
 
-def written(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a JSONL file that somebody may be writing to."""
     # A last line without its end was cut short by a crash, and its writer will write it again.
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-class Follower:
+class ScoreFollower:
     """Reads the scores of a run while another process writes them."""
 
     def __init__(self, job: Job) -> None:
@@ -281,7 +283,7 @@ class Follower:
         self.scores: list[float] = []
         self._at = 0
 
-    def look(self) -> list[float]:
+    def read_scores(self) -> list[float]:
         """All scores so far."""
         if self.path.exists():
             with self.path.open("rb") as file:
@@ -295,7 +297,7 @@ class Follower:
 
 
 @contextmanager
-def environ(**variables: str) -> Iterator[None]:
+def environment_defaults(**variables: str) -> Iterator[None]:
     """Set variables of the environment for the processes started within, where they are not set already."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
@@ -306,7 +308,7 @@ def environ(**variables: str) -> Iterator[None]:
             del os.environ[name]
 
 
-def work(
+def run_workers(
     batches: Sequence[Any],
     play: Callable[[Any], str | None],
     workers: int,
@@ -329,12 +331,12 @@ def work(
     # Workers end when this pipe does: closed by us, or by the death of this process.
     listen, hold = get_context("spawn").Pipe(duplex=False)
     count = min(workers, len(batches))
-    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_heed, initargs=(listen,))
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(listen,))
     try:
         if concurrency == 1:
             pending = {pool.submit(play, batch) for batch in batches}
         else:
-            pending = {pool.submit(together, batches[n::count], play, concurrency) for n in range(count)}
+            pending = {pool.submit(play_in_threads, batches[n::count], play, concurrency) for n in range(count)}
         while pending:
             done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
             tick()
@@ -353,7 +355,7 @@ def work(
         hold.close()
 
 
-def together(batches: Sequence[Any], play: Callable[[Any], str | None], concurrency: int) -> str | None:
+def play_in_threads(batches: Sequence[Any], play: Callable[[Any], str | None], concurrency: int) -> str | None:
     """Play batches in so many threads. Returns what went wrong first, without waiting for the others: the process will end."""
     pool = ThreadPoolExecutor(min(concurrency, len(batches)))
     try:
@@ -363,7 +365,7 @@ def together(batches: Sequence[Any], play: Callable[[Any], str | None], concurre
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _heed(listen: Connection) -> None:
+def _exit_with_parent(listen: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what follows
 
     def end() -> None:

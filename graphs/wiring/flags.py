@@ -10,14 +10,14 @@ from typing import Any, get_type_hints
 
 from ...memory.records import UserError
 
-__all__ = ["CommandError", "parse", "positional"]
+__all__ = ["CommandError", "parse_flags", "split_positional"]
 
 
 class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
 
-def parse(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
+def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
     """Flags into a dataclass; mistakes become one line."""
     import tyro
 
@@ -43,7 +43,7 @@ def parse(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
     return parsed
 
 
-def positional(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
+def split_positional(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
     """The first argument, which is no flag, and the others.
 
     Raises:

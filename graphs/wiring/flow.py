@@ -48,7 +48,7 @@ class Edge(NamedTuple):
     dotted: bool = False
 
 
-def parse(flow: str) -> list[Edge]:
+def parse_flow(flow: str) -> list[Edge]:
     """The arrows of a Mermaid flowchart, in the order of the text.
 
     Raises:
@@ -89,7 +89,7 @@ def _read(node: re.Match[str]) -> str:
     return re.sub(r"#(\d+);", lambda found: chr(int(found.group(1))), node.group(2)) if node.group(2) else node.group(1)
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A node of a chain."""
 
     name: str
@@ -100,27 +100,27 @@ class Link(NamedTuple):
     def invoke(self, state: Mapping[str, Any], config: RunnableConfig | None) -> Any:
         """Its update."""
         seen = {key: state[key] for key in self.reads if key in state}
-        if isinstance(self.node, Loop):
+        if isinstance(self.node, PlainLoop):
             return self.node.play(seen, config)
         return self.node.invoke(seen, config) if isinstance(self.node, Runnable) else self.node(seen)
 
     async def ainvoke(self, state: Mapping[str, Any], config: RunnableConfig | None) -> Any:
         """Its update; a function that may wait is called in a thread, as LangGraph calls all of them."""
         seen = {key: state[key] for key in self.reads if key in state}
-        if isinstance(self.node, Loop):
+        if isinstance(self.node, PlainLoop):
             return await self.node.aplay(seen, config)
         if isinstance(self.node, Runnable):
             return await self.node.ainvoke(seen, config)
-        return await asyncio.to_thread(self.node, seen) if waits(self.node) else self.node(seen)
+        return await asyncio.to_thread(self.node, seen) if is_blocking(self.node) else self.node(seen)
 
 
-def waits(node: Any) -> bool:
+def is_blocking(node: Any) -> bool:
     """Whether a node may keep others of its event loop waiting: for a world, a disk, a model in this process.
 
     It says so itself by its attribute `waits`. Without one, a node whose `role` is `compute` does not wait, and any other may.
     A call in a thread costs 0.1 ms and more, and a quick node takes less than that.
     """
-    return bool(getattr(node, "waits", getattr(node, "role", "") != "compute"))
+    return bool(getattr(node, "is_blocking", getattr(node, "role", "") != "compute"))
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,11 @@ class Chain(Runnable[Any, Any]):
         FlowError: a node returned something else than a dict or None; only LangGraph itself can carry out a Command.
     """
 
-    links: tuple[Link, ...]
+    links: tuple[ChainLink, ...]
     channels: Mapping[str, Any]
     """The builder's: name -> LangGraph channel, whose reducer says what an update does."""
 
-    def _merge(self, link: Link, state: dict[str, Any], updates: dict[str, list[Any]], update: Any) -> None:
+    def _merge(self, link: ChainLink, state: dict[str, Any], updates: dict[str, list[Any]], update: Any) -> None:
         if not isinstance(update, dict | None):
             raise FlowError(
                 f"node '{link.name}' is part of a chain and returned a {type(update).__name__}; a chained node returns a dict "
@@ -149,7 +149,7 @@ class Chain(Runnable[Any, Any]):
             channel = self.channels.get(key)
             if channel is None:
                 continue  # as in LangGraph
-            state[key] = _written_to(channel, state, key, value)
+            state[key] = _apply_update(channel, state, key, value)
             if type(channel) is LastValue:
                 updates[key] = [value]
                 continue
@@ -176,7 +176,7 @@ class Chain(Runnable[Any, Any]):
         return self._out(updates)
 
 
-def _written_to(channel: Any, state: Mapping[str, Any], key: str, value: Any) -> Any:
+def _apply_update(channel: Any, state: Mapping[str, Any], key: str, value: Any) -> Any:
     """What a channel holds after `value` was written to it."""
     if type(channel) is LastValue:
         return value
@@ -185,7 +185,7 @@ def _written_to(channel: Any, state: Mapping[str, Any], key: str, value: Any) ->
     return now.get()
 
 
-class Loop(Runnable[Any, Any]):
+class PlainLoop(Runnable[Any, Any]):
     """A compiled graph played as a plain loop over its nodes, graphs within it too: for many rollouts at once.
 
     Same results, without what LangGraph's engine is for: checkpoints, streams, pauses, parallel branches, and the context that
@@ -199,7 +199,7 @@ class Loop(Runnable[Any, Any]):
         builder = graph.builder
         self.name = graph.name
         self.channels = builder.channels
-        self.plain = {key for key, channel in self.channels.items() if type(channel) is LastValue}
+        self.plain_channels = {key for key, channel in self.channels.items() if type(channel) is LastValue}
         self.inputs = tuple(builder.schemas[builder.input_schema])
         self.outputs = tuple(builder.schemas[builder.output_schema])
         needs = [
@@ -214,9 +214,9 @@ class Loop(Runnable[Any, Any]):
         if wanted := [what for what, found in needs if found]:
             raise FlowError(f"{graph.name} cannot be played as a plain loop: it has {' and '.join(wanted)}")
         self.links = {name: self._links(name, spec, builder.schemas[spec.input_schema]) for name, spec in builder.nodes.items()}
-        self.follows = {name: self._follows(graph, name) for name in (START, *builder.nodes)}
+        self.routes = {name: self._follows(graph, name) for name in (START, *builder.nodes)}
 
-    def _links(self, name: str, spec: Any, schema: Iterable[str]) -> tuple[Link, ...]:
+    def _links(self, name: str, spec: Any, schema: Iterable[str]) -> tuple[ChainLink, ...]:
         part, reads = spec.runnable, tuple(schema)
         if isinstance(part, Chain):
             return part.links
@@ -226,8 +226,8 @@ class Loop(Runnable[Any, Any]):
             )
         function = getattr(part, "func", None)
         if isinstance(part, CompiledStateGraph):
-            return (Link(name, Loop(part), reads),)
-        return (Link(name, function if function is not None and _chainable(function) else part, reads),)
+            return (ChainLink(name, PlainLoop(part), reads),)
+        return (ChainLink(name, function if function is not None and _chainable(function) else part, reads),)
 
     def _follows(self, graph: CompiledStateGraph[Any, Any, Any, Any], name: str) -> tuple[Any, Mapping[Any, str]]:
         """The router after a node (None for a plain arrow), and where each of its outcomes leads."""
@@ -236,13 +236,13 @@ class Loop(Runnable[Any, Any]):
         path = getattr(branches[0].path, "func", None) if len(branches) == 1 else None
         if len(targets) == 1 and not branches:
             return None, {None: targets[0]}
-        if targets or path is None or isinstance(path, HandOut):
+        if targets or path is None or isinstance(path, FanOutBranch):
             raise FlowError(
                 f"{graph.name} cannot be played as a plain loop: more than one node, or a fan-out, may follow '{name}'"
             )
         return path, branches[0].ends or {target: target for target in (END, *graph.builder.nodes)}
 
-    def _moves(self, input: Any) -> Generator[tuple[Link, dict[str, Any]], Any, dict[str, Any]]:
+    def _moves(self, input: Any) -> Generator[tuple[ChainLink, dict[str, Any]], Any, dict[str, Any]]:
         """Yields the next node with the state, is sent its update, returns the output."""
         state: dict[str, Any] = {}
         for key, channel in self.channels.items():
@@ -251,7 +251,7 @@ class Loop(Runnable[Any, Any]):
         self._write({key: input[key] for key in self.inputs if key in input}, state)
         at = START
         while True:
-            router, leads = self.follows[at]
+            router, leads = self.routes[at]
             outcome = router(state) if router else None
             at = leads[outcome]
             if at == END:
@@ -264,10 +264,10 @@ class Loop(Runnable[Any, Any]):
 
     def _write(self, update: Mapping[str, Any], state: dict[str, Any]) -> None:
         for key, value in update.items():
-            if key in self.plain:
+            if key in self.plain_channels:
                 state[key] = value
             elif key in self.channels:
-                state[key] = _written_to(self.channels[key], state, key, value)
+                state[key] = _apply_update(self.channels[key], state, key, value)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         return self._call_with_config(cast(Any, self.play), input, config, **kwargs)
@@ -303,7 +303,7 @@ def _overwrites(value: Any) -> bool:
     return isinstance(value, Overwrite) or (isinstance(value, dict) and (tag in value or value.get("type") == tag))
 
 
-def _links(nodes: Mapping[str, Node], builder: StateGraph[Any, Any, Any, Any]) -> dict[str, Link]:
+def _links(nodes: Mapping[str, Node], builder: StateGraph[Any, Any, Any, Any]) -> dict[str, ChainLink]:
     """The nodes that can be links of a chain; the others run on their own, with the same results.
 
     A link is a sync function of the state alone or a Runnable that is not itself a graph, says of no Command what it may
@@ -320,7 +320,7 @@ def _links(nodes: Mapping[str, Node], builder: StateGraph[Any, Any, Any, Any]) -
         reads = tuple(trial.schemas[spec.input_schema])
         whole = is_typeddict(spec.input_schema) and set(reads) <= trial.schemas[builder.state_schema].keys()
         if whole and not spec.ends and _chainable(node):
-            found[name] = Link(name, node, reads)
+            found[name] = ChainLink(name, node, reads)
     return found
 
 
@@ -371,11 +371,11 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, an unreachable node.
     """
-    edges, routers, fan_outs = parse(flow), routers or {}, fan_outs or {}
+    edges, routers, fan_outs = parse_flow(flow), routers or {}, fan_outs or {}
     _check(edges, nodes, routers, fan_outs)
     wiring = Wiring(dict(nodes), edges, routers, fan_outs)
     if chain:
-        wiring = _chained(wiring, builder)
+        wiring = _merge_chains(wiring, builder)
     for name, node in wiring.nodes.items():
         builder.add_node(name, cast(Any, node))
     by_source: dict[str, list[Edge]] = {}
@@ -391,11 +391,11 @@ def wire(
             builder.add_conditional_edges(start, wiring.routers[source], labels)
         for edge in arrows:
             if edge.dotted:
-                builder.add_conditional_edges(start, HandOut(wiring.fan_outs[source], edge.target), [edge.target])
+                builder.add_conditional_edges(start, FanOutBranch(wiring.fan_outs[source], edge.target), [edge.target])
     return builder
 
 
-def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
+def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile (options as for `StateGraph.compile`) a graph that may take as many super-steps as an episode needs.
 
     The environment's step limit ends an episode. LangGraph's own limit would cut it short inside a tool or an app, where
@@ -406,7 +406,7 @@ def compiled(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Compile
 
 
 @dataclass(frozen=True)
-class HandOut:
+class FanOutBranch:
     """What a dotted arrow is for LangGraph: a branch that starts `target` once for every piece of work."""
 
     fan_out: FanOut
@@ -475,7 +475,7 @@ def _check_labels(source: str, labels: Sequence[str], router: Router) -> None:
         raise FlowError(f"'{source}' has two arrows with one label: {sorted(labels)}")
 
 
-def _chained(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
+def _merge_chains(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
     out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
     many = {e.target for e in wiring.edges if e.dotted}  # each runs many times at once, and what follows them once
     links = _links({name: node for name, node in wiring.nodes.items() if name not in many}, builder)
@@ -504,7 +504,7 @@ def _chained(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
     return Wiring(nodes, edges, routers, fan_outs)
 
 
-def draw(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -> str:
+def to_mermaid(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -> str:
     """Any compiled graph as a flowchart that `parse` reads.
 
     A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
@@ -515,7 +515,7 @@ def draw(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -
     edges |= {Edge(source, target) for sources, target in builder.waiting_edges for source in sources}
     for source, branches in builder.branches.items():
         for branch in branches.values():
-            dotted = isinstance(getattr(branch.path, "func", None), HandOut)
+            dotted = isinstance(getattr(branch.path, "func", None), FanOutBranch)
             leads = branch.ends or {name: name for name in (END, *builder.nodes) if name != source}
             edges |= {Edge(source, to, "" if dotted else _label(label, to), dotted) for label, to in leads.items()}
     for source, spec in builder.nodes.items():  # where a node's Commands may lead
@@ -530,7 +530,7 @@ def draw(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -
     lines = [f"flowchart {direction}"]
     for edge in sorted(edges, key=place):
         arrow = "-.->" if edge.dotted else f"-->|{edge.label}|" if edge.label else "-->"
-        source, target = (ends.get(name) or _written(name) for name in (edge.source, edge.target))
+        source, target = (ends.get(name) or _mermaid_name(name) for name in (edge.source, edge.target))
         lines.append(f"  {source} {arrow} {target}")
     return "\n".join(lines) + "\n"
 
@@ -541,7 +541,7 @@ def _label(label: Any, target: str) -> str:
     return re.sub("%+", "%", " ".join(words.replace("|", "/").split())) or "_"
 
 
-def _written(name: str) -> str:
+def _mermaid_name(name: str) -> str:
     """A node's name as Mermaid takes it; any other than a plain one as an identifier with a text, `_my_node["my node"]`."""
     if re.fullmatch(_NAME, name) and name not in _ENDS:
         return name

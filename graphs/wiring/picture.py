@@ -22,7 +22,7 @@ from typing import Any, Literal, cast
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.records import UserError
-from .flow import draw, parse
+from .flow import parse_flow, to_mermaid
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -48,13 +48,13 @@ class Picture:
     direction: Literal["LR", "TD"] = "LR"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        if can_draw():
+        if has_graphviz():
             return {"image/svg+xml": self.svg(), "text/plain": self.mermaid()}
         return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
 
     def mermaid(self) -> str:
         """The drawing as text, which `flow.wire` would read."""
-        return draw(self.graph, self.direction)
+        return to_mermaid(self.graph, self.direction)
 
     def svg(self) -> str:
         """The picture as an SVG document."""
@@ -71,7 +71,7 @@ def picture(graph: Graph, direction: Literal["LR", "TD"] = "LR") -> Picture:
     return Picture(graph, direction)
 
 
-def can_draw() -> bool:
+def has_graphviz() -> bool:
     """Whether Graphviz is there."""
     from importlib.util import find_spec
 
@@ -86,7 +86,7 @@ def save(graph: Graph, path: Path) -> None:
     """
     if path.suffix not in (".svg", ".png", ".mmd"):
         raise PictureError(f"a picture is a .svg, .png or .mmd file, not {path.name}")
-    if path.suffix != ".mmd" and not can_draw():
+    if path.suffix != ".mmd" and not has_graphviz():
         raise PictureError(f"{path.suffix} needs Graphviz: pip install 'learngraph[pictures]'; .mmd needs nothing")
     shown = Picture(graph)
     match path.suffix:
@@ -117,9 +117,9 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
     for end in ("START", "END"):
         drawn.add_node(end, label=end.lower(), shape="plain", style="", fontcolor="#5c636b", fontsize=10)
     for name, node in graph.builder.nodes.items():
-        part = _part(node.runnable)
+        part = _node_object(node.runnable)
         drawn.add_node(name, label=_label(name, part), fillcolor=COLOURS[_role(part)], tooltip=_tooltip(name, part))
-    for edge in parse(draw(graph)):
+    for edge in parse_flow(to_mermaid(graph)):
         look = {"label": f" {edge.label} "} if edge.label else {}
         look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _part(runnable: Any) -> Any:
+def _node_object(runnable: Any) -> Any:
     """What was given as a node: LangGraph wraps functions."""
     part = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
     return part.func if isinstance(part, partial) else part

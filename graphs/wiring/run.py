@@ -19,8 +19,8 @@ from typing_extensions import TypedDict
 
 from ...memory.records import Task, Usage, UserError
 from ...memory.storage.rows import Rows
-from ...nodes.state import Played
-from .flow import Node, compiled, wire
+from ...nodes.state import EpisodeResult
+from .flow import Node, compile_graph, wire
 
 FLOW = """
 flowchart LR
@@ -34,7 +34,7 @@ class RunError(UserError, RuntimeError):
     """The state of a run and its log do not belong together."""
 
 
-class Plan(TypedDict):
+class RunInput(TypedDict):
     """What a run is asked to do; its input. `episode` starts at 0."""
 
     task: Task
@@ -47,7 +47,7 @@ class Plan(TypedDict):
     """How many tokens of model calls the run may take, 0 for any number: no episode begins once they are used up."""
 
 
-class Run(Plan, Played):
+class RunState(RunInput, EpisodeResult):
     """The channels of a run; those of `Played` are about the episode that ended last."""
 
     scores: Annotated[list[float], add]
@@ -65,7 +65,7 @@ class Run(Plan, Played):
 
 
 @dataclass(frozen=True)
-class Tally:
+class TallyEpisode:
     """Note the finished episode, in the state and as one row of the run's log (once, however often this runs)."""
 
     role: ClassVar[str] = "memory"
@@ -73,11 +73,11 @@ class Tally:
     log: Rows
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether it writes to a disk: see `graphs.flow.waits`."""
         return self.log.path is not None
 
-    def __call__(self, state: Run) -> dict[str, Any]:
+    def __call__(self, state: RunState) -> dict[str, Any]:
         run, episode, usage = state["run"], state["episode"], state["usage"]
         self.log.append(
             {
@@ -111,7 +111,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitAttempt:
     """End the run with one attempt that the method itself chose.
 
     `best` takes the highest return r. Attempts that tie for it are judged again by a judge that may err (its mean over
@@ -123,8 +123,8 @@ class Commit:
     log: Rows = field(default_factory=Rows)
     judge: Node | None = None
     """Asked again on ties; None for rewards that would only be the same again."""
-    times: int = 3
-    most: int = 5
+    judgements: int = 3
+    max_ties: int = 5
     """How many of the tied attempts are judged again at most, the shortest first; none once the run's tokens are used up."""
 
     @property
@@ -133,11 +133,11 @@ class Commit:
         return "model" if self.judge is not None else "compute"
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether it may ask a judge: see `graphs.flow.waits`."""
         return self.judge is not None
 
-    def __call__(self, state: Run) -> dict[str, Any]:
+    def __call__(self, state: RunState) -> dict[str, Any]:
         known = {episode: value for episode, value in enumerate(state["values"]) if value is not None}
         if self.rule == "last" or not known:
             return {"answer": len(state["values"]) - 1}
@@ -145,8 +145,8 @@ class Commit:
         tied = sorted((e for e, value in known.items() if value == top), key=lambda e: (state["lengths"][e], e))
         returns, usage, limit = dict.fromkeys(tied, -math.inf), Usage(), state.get("tokens", 0)
         used_up = limit and state["spent"] >= limit
-        for episode in tied[: self.most] if self.judge and len(tied) > 1 and not used_up else ():
-            judged = [self._judged(state, episode, n) for n in range(self.times)]
+        for episode in tied[: self.max_ties] if self.judge and len(tied) > 1 and not used_up else ():
+            judged = [self._rejudge(state, episode, n) for n in range(self.judgements)]
             usage = sum((one.get("usage", Usage()) for one in judged), usage)
             totals = [math.fsum(one["rewards"]) for one in judged if None not in one["rewards"]]
             if totals:
@@ -154,7 +154,7 @@ class Commit:
         answer = max(tied, key=returns.__getitem__)  # the first of equals, and they stand in order
         return {"answer": answer, "spent": usage.input_tokens + usage.output_tokens}
 
-    def _judged(self, state: Run, episode: int, n: int) -> Mapping[str, Any]:
+    def _rejudge(self, state: RunState, episode: int, n: int) -> Mapping[str, Any]:
         """The n-th further judgement of a finished attempt."""
         row = self.log.get(f"{state['run']}/{episode}")
         if row is None:
@@ -165,7 +165,7 @@ class Commit:
         return judged
 
 
-def more(state: Run) -> Literal["another", "enough"]:
+def route_next_episode(state: RunState) -> Literal["another", "enough"]:
     """Router: were all episodes played, or all tokens used?"""
     limit = state.get("tokens", 0)
     if limit and state["spent"] >= limit:
@@ -190,7 +190,7 @@ def build(
         judge: what judges attempts that tie again.
         compile: as for `StateGraph.compile`.
     """
-    builder = StateGraph(Run, input_schema=Plan)
+    builder = StateGraph(RunState, input_schema=RunInput)
     log = log if log is not None else Rows()
-    nodes: dict[str, Any] = {"episode": episode, "tally": Tally(log), "commit": Commit(commit, log, judge)}
-    return compiled(wire(builder, FLOW, nodes, {"tally": more}), **{"name": "run", **compile})
+    nodes: dict[str, Any] = {"episode": episode, "tally": TallyEpisode(log), "commit": CommitAttempt(commit, log, judge)}
+    return compile_graph(wire(builder, FLOW, nodes, {"tally": route_next_episode}), **{"name": "run", **compile})

@@ -29,20 +29,20 @@ from threading import RLock
 from typing import Any
 
 from ..records import UserError
-from .replay_file import NAME, plain
+from .replay_file import NAME, json_safe
 
-__all__ = ["AdapterConflict", "AdapterError", "Adapters", "UnknownVersion", "Version", "scopes", "split"]
+__all__ = ["AdapterConflict", "AdapterError", "AdapterVersion", "Adapters", "UnknownVersion", "list_adapters", "split_label"]
 
-VERSION = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
+VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
 """A version's name: step and digest."""
-FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
 """What a file in a version may be called: no folders, nothing hidden."""
 MANIFEST = "manifest.json"
-PRIVATE = ("optimizer", "teacher", "learner", "critic")
+PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
 """Files that begin so are the learner's own, and are not exported."""
-PATIENCE = 10.0
+LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process that changes the same adapter."""
-DROPPED = ("dropped", "deleted")
+UNUSABLE_STATES = ("dropped", "deleted")
 
 
 class AdapterError(UserError, RuntimeError):
@@ -58,7 +58,7 @@ class AdapterConflict(AdapterError):
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class AdapterVersion:
     """One version of an adapter."""
 
     name: str
@@ -82,7 +82,7 @@ class Version:
 
 
 @dataclass
-class _Book:
+class _VersionLog:
     """What the log says."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
@@ -133,7 +133,7 @@ class _Book:
             self.canary = ""
 
 
-def split(label: str) -> tuple[str, str, str]:
+def split_label(label: str) -> tuple[str, str, str]:
     """(tenant, adapter, version name) of a label.
 
     Raises:
@@ -141,12 +141,12 @@ def split(label: str) -> tuple[str, str, str]:
     """
     scope, at, name = label.partition("@")
     tenant, slash, adapter = scope.partition("/")
-    if not (at and slash and NAME.fullmatch(tenant) and NAME.fullmatch(adapter) and VERSION.fullmatch(name)):
+    if not (at and slash and NAME.fullmatch(tenant) and NAME.fullmatch(adapter) and VERSION_NAME.fullmatch(name)):
         raise AdapterError(f"no label of a version: {label[:120]!r}; `acme/default@000017-3f9c2ab1d4e0` is one")
     return tenant, adapter, name
 
 
-def scopes(root: Path | str) -> list[tuple[str, str]]:
+def list_adapters(root: Path | str) -> list[tuple[str, str]]:
     """(tenant, adapter) of every adapter that has a folder."""
     found = []
     for tenant in _folders(Path(root)):
@@ -175,24 +175,29 @@ class Adapters:
     """
 
     def __init__(
-        self, root: Path | str, tenant: str, adapter: str = "default", keep: int = 10, clock: Callable[[], float] = time.time
+        self,
+        root: Path | str,
+        tenant: str,
+        adapter: str = "default",
+        keep_versions: int = 10,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         from filelock import FileLock
 
         for name, what in ((tenant, "tenant"), (adapter, "adapter")):
             if not NAME.fullmatch(name):
                 raise AdapterError(f"{what} {name[:80]!r} is no name: small letters, digits, - and _ would do, at most 63")
-        self.tenant, self.adapter, self.keep = tenant, adapter, keep
+        self.tenant, self.adapter, self.keep_versions = tenant, adapter, keep_versions
         self.scope = f"{tenant}/{adapter}"
         self.place = Path(root) / tenant / adapter
         self._versions = self.place / "versions"
         self._log, self._current = self.place / "states.jsonl", self.place / "CURRENT"
         self._clock = clock
-        self._book = _Book()
+        self._book = _VersionLog()
         self._seen: dict[str, dict[str, tuple[int, int, int]]] = {}
         self._manifests: dict[str, dict[str, Any]] = {}
         self._threads = RLock()
-        with self._in_words("open"):
+        with self._user_errors("open"):
             for path in (self.place.parent, self.place, self._versions):
                 path.mkdir(parents=True, exist_ok=True)
                 if path.is_symlink():
@@ -205,12 +210,12 @@ class Adapters:
                     _remove(path)
             for label, state in self._book.states.items():
                 if state == "deleted":
-                    _remove(self._versions / split(label)[2])
+                    _remove(self._versions / split_label(label)[2])
 
     # -- the log and CURRENT ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _in_words(self, doing: str) -> Iterator[None]:
+    def _user_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -220,31 +225,33 @@ class Adapters:
             ) from error
 
     @contextmanager
-    def _changing(self) -> Iterator[_Book]:
+    def _changing(self) -> Iterator[_VersionLog]:
         """The only one who changes this adapter; what a crash left half done is finished first."""
         from filelock import Timeout
 
-        with self._threads, self._in_words("change"):
+        with self._threads, self._user_errors("change"):
             try:
-                self._owner.acquire(timeout=PATIENCE)
+                self._owner.acquire(timeout=LOCK_TIMEOUT)
             except Timeout:
-                raise AdapterError(f"adapter {self.scope}: another process has been changing it for {PATIENCE:g} s") from None
+                raise AdapterError(
+                    f"adapter {self.scope}: another process has been changing it for {LOCK_TIMEOUT:g} s"
+                ) from None
             try:
                 book = self._read()
                 if self._log.exists() and self._log.stat().st_size > book.end:
                     os.truncate(self._log, book.end)  # the half line of a writer that was killed
-                if self._named() != book.live:
+                if self._current_label() != book.live:
                     self._point(book.live)
                 yield book
             finally:
                 self._owner.release()
 
-    def _read(self) -> _Book:
+    def _read(self) -> _VersionLog:
         """The log as it stands; reads only what is new."""
         with self._threads:
             size = self._log.stat().st_size if self._log.exists() else 0
             if size < self._book.end:
-                self._book = _Book()
+                self._book = _VersionLog()
             book = self._book
             if size > book.end:
                 with self._log.open("rb") as file:
@@ -267,7 +274,7 @@ class Adapters:
     ) -> None:
         """Write a line for each label, on the disk on return; no line is ever half written."""
         if about:
-            more["about"] = plain(about)
+            more["about"] = json_safe(about)
         data = b""
         for each in [label] if isinstance(label, str) else label:
             line = {"time": self._clock(), "label": each, "state": state, "why": why, **more}
@@ -288,7 +295,7 @@ class Adapters:
             _sync(self.place)
         self._read()
 
-    def _named(self) -> str:
+    def _current_label(self) -> str:
         """Label of what CURRENT names; what is none counts as none, and is put right from the log."""
         try:
             name = self._current.read_text(encoding="utf-8").strip()
@@ -296,14 +303,14 @@ class Adapters:
             return ""
         except (OSError, ValueError):
             return "?"
-        return f"{self.scope}@{name}" if VERSION.fullmatch(name) else "?"
+        return f"{self.scope}@{name}" if VERSION_NAME.fullmatch(name) else "?"
 
     def _point(self, label: str) -> None:
         """Swap CURRENT."""
         if label:
             new = self.place / "CURRENT.new"
             with new.open("w", encoding="utf-8") as file:
-                file.write(split(label)[2] + "\n")
+                file.write(split_label(label)[2] + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self._current)
@@ -328,7 +335,7 @@ class Adapters:
         Raises:
             AdapterError: CURRENT names no version.
         """
-        label = self._named()
+        label = self._current_label()
         if label == "?":
             raise AdapterError(
                 f"adapter {self.scope}: corrupt: {self._current} names no version; opening the adapter again puts it right"
@@ -408,7 +415,7 @@ class Adapters:
                         "parent": parent,
                         "base": base,
                         "created": self._clock(),
-                        "about": plain(about or {}),
+                        "about": json_safe(about or {}),
                     },
                     "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in sorted(digests)},
                 }
@@ -433,17 +440,17 @@ class Adapters:
             UnknownVersion: there is none of this label.
             AdapterError: `corrupt: ...` names the file that is damaged, missing or too many.
         """
-        with self._threads, self._in_words("read"):
+        with self._threads, self._user_errors("read"):
             return self._check(label)
 
     def _own(self, label: str) -> str:
         """The name in a label of this adapter."""
-        tenant, adapter, name = split(label)
+        tenant, adapter, name = split_label(label)
         if (tenant, adapter) != (self.tenant, self.adapter):
             raise UnknownVersion(f"adapter {self.scope} has no version {label}")
         return name
 
-    def _there(self, label: str) -> Path:
+    def _existing_folder(self, label: str) -> Path:
         place = self._versions / self._own(label)
         if place.is_symlink():
             raise AdapterError(f"{label} is corrupt: {place} is a symbolic link")
@@ -455,7 +462,7 @@ class Adapters:
         return place
 
     def _manifest(self, label: str) -> dict[str, Any]:
-        path = self._there(label) / MANIFEST
+        path = self._existing_folder(label) / MANIFEST
         if label not in self._manifests:
             try:
                 found = json.loads(_plain_file(path).read_text(encoding="utf-8"))
@@ -471,7 +478,7 @@ class Adapters:
         return self._manifests[label]
 
     def _check(self, label: str) -> Path:
-        place = self._there(label)
+        place = self._existing_folder(label)
         expected = self._manifest(label)["files"]
         there = {path.name for path in _files(place, label)}
         for name in sorted(there ^ set(expected)):
@@ -489,16 +496,16 @@ class Adapters:
             seen[name] = mark
         return place
 
-    def version(self, label: str) -> Version:
+    def version(self, label: str) -> AdapterVersion:
         """What is known of a version; its files are not read.
 
         Raises:
             UnknownVersion: there is none of this label.
             AdapterError: `corrupt: ...`, its manifest is damaged.
         """
-        with self._threads, self._in_words("read"):
+        with self._threads, self._user_errors("read"):
             kept, book = self._manifest(label), self._read()
-            return Version(
+            return AdapterVersion(
                 name=kept["name"],
                 label=label,
                 step=kept["step"],
@@ -511,12 +518,12 @@ class Adapters:
                 digests={name: each["sha256"] for name, each in kept["files"].items()},
             )
 
-    def versions(self) -> list[Version]:
+    def versions(self) -> list[AdapterVersion]:
         """All versions that are there, newest first."""
         found = []
-        with self._threads, self._in_words("read"):
+        with self._threads, self._user_errors("read"):
             names = sorted(
-                (path.name for path in self._versions.iterdir() if VERSION.fullmatch(path.name)), key=_newest, reverse=True
+                (path.name for path in self._versions.iterdir() if VERSION_NAME.fullmatch(path.name)), key=_newest, reverse=True
             )
             for name in names:
                 label = f"{self.scope}@{name}"
@@ -524,12 +531,12 @@ class Adapters:
                     found.append(self.version(label))
                 except AdapterError as error:
                     about = {"error": str(error)}
-                    found.append(Version(name, label, int(name.split("-")[0]), "", "", "corrupt", False, 0.0, about, {}))
+                    found.append(AdapterVersion(name, label, int(name.split("-")[0]), "", "", "corrupt", False, 0.0, about, {}))
         return found
 
     def lineage(self, label: str) -> Iterator[str]:
         """A version, the one it was learned from, and so on to the base model (""). By the log: what was pruned is named, too."""
-        with self._threads, self._in_words("read"):
+        with self._threads, self._user_errors("read"):
             parents = dict(self._read().parents)
         yield label
         while label:
@@ -542,14 +549,14 @@ class Adapters:
                 label = parents[label]
             yield label
 
-    def follows(self, label: str) -> bool:
+    def is_live_descendant(self, label: str) -> bool:
         """Whether a version is there and comes from the live one (or is it), with none on the way that was live before or dropped,
         and none that learned from a deleted record if the live one did not. The empty label follows the base model."""
         with self._threads:
             book = self._read()
             try:
                 if label:
-                    self._there(label)
+                    self._existing_folder(label)
             except AdapterError:
                 return False
             for one in self.lineage(label):
@@ -561,16 +568,18 @@ class Adapters:
 
     # -- states -----------------------------------------------------------------------------------------------------------
 
-    def to_canary(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
+    def make_canary(
+        self, label: str, why: str, about: Mapping[str, Any] | None = None, require_descendant: bool = False
+    ) -> None:
         """Let a version answer a share of the requests. Another canary is dropped. `follows`: as for `promote`."""
         with self._changing() as book:
-            self._usable(label, "a canary", follows)
+            self._usable(label, "a canary", require_descendant)
             if label == book.live:
                 raise AdapterConflict(f"{label} is live: it answers already")
             if label != book.canary:
                 self._note("canary", label, why, about)
 
-    def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, follows: bool = False) -> None:
+    def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, require_descendant: bool = False) -> None:
         """Make a version the live one; the one before retires. It is live again after a crash once this returned.
 
         Args:
@@ -585,11 +594,11 @@ class Adapters:
             AdapterError: it is corrupt.
         """
         with self._changing() as book:
-            self._usable(label, "live", follows)
+            self._usable(label, "live", require_descendant)
             if label != book.live:
                 self._live(label, why, about)
 
-    def _usable(self, label: str, what: str, follows: bool = False) -> None:
+    def _usable(self, label: str, what: str, require_descendant: bool = False) -> None:
         self._check(label)
         book = self._book
         if book.states.get(label) == "dropped":
@@ -598,13 +607,13 @@ class Adapters:
             book.live in book.tainted and (book.live in self.lineage(label) or label in self.lineage(book.live))
         ):
             raise AdapterConflict(f"{label} cannot be {what}: it learned from a record that was deleted")
-        if follows and not self.follows(label):
+        if require_descendant and not self.is_live_descendant(label):
             raise AdapterConflict(f"{label} cannot be {what}: it was made from a version that was withdrawn since")
 
     def drop(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
         """A version that failed: it is never used again. Its files stay until `prune`."""
         with self._changing() as book:
-            self._there(label)
+            self._existing_folder(label)
             if label == book.live:
                 raise AdapterConflict(f"{label} is live: roll back first")
             if book.states.get(label) != "dropped":
@@ -645,9 +654,9 @@ class Adapters:
             return False
         return label not in self._book.tainted
 
-    def way_back(self, to: str) -> str:
+    def rollback_target(self, to: str) -> str:
         """`to` if a rollback may lead there, or the newest that it was learned from of which that holds; "" is the base model."""
-        with self._threads, self._in_words("read"):
+        with self._threads, self._user_errors("read"):
             book = self._read()
             return next((one for one in self.lineage(to) if not one or (one in book.ended and self._healthy(one))), "")
 
@@ -658,7 +667,7 @@ class Adapters:
         Returns:
             Those of this adapter among `labels`.
         """
-        mine = tuple(sorted({label for label in labels if label and split(label)[:2] == (self.tenant, self.adapter)}))
+        mine = tuple(sorted({label for label in labels if label and split_label(label)[:2] == (self.tenant, self.adapter)}))
         with self._changing() as book:
             new = [label for label in mine if label not in book.tainted]
             if new:
@@ -674,7 +683,7 @@ class Adapters:
             AdapterConflict: it is live or the canary.
         """
         with self._changing() as book:
-            self._there(label)
+            self._existing_folder(label)
             if label in (book.live, book.canary):
                 raise AdapterConflict(
                     f"{label} is {'live' if label == book.live else 'the canary'}: roll back or drop it first"
@@ -703,7 +712,7 @@ class Adapters:
             back = next((label for label in reversed(book.before) if self._healthy(label)), "")
             stay = {book.live, book.canary, back, *protect}
             labels = [version.label for version in self.versions()]
-            old = [label for label in labels[self.keep :] if label not in stay]
+            old = [label for label in labels[self.keep_versions :] if label not in stay]
             if old:
                 self._note("deleted", old, "pruned")
             for label in old:
@@ -718,7 +727,7 @@ class Adapters:
             os.rename(self.place, gone)
             _sync(self.place.parent)
             _remove(gone)
-            self._book, self._seen, self._manifests = _Book(), {}, {}
+            self._book, self._seen, self._manifests = _VersionLog(), {}, {}
 
     def export(self, label: str, path: Path | str) -> Path:
         """Write a version as a zip that PEFT can open once unpacked: no optimizer, teacher or learner state. Equal versions give
@@ -729,7 +738,7 @@ class Adapters:
             path: of the zip; a folder: `<tenant>-<adapter>-<name>.zip` in it.
         """
         path = Path(path)
-        with self._threads, self._in_words("export"):
+        with self._threads, self._user_errors("export"):
             place = self._check(label)
             if path.is_dir():
                 path /= f"{self.tenant}-{self.adapter}-{place.name}.zip"
@@ -737,7 +746,7 @@ class Adapters:
             try:
                 with zipfile.ZipFile(new, "w", zipfile.ZIP_STORED) as file:
                     for each in sorted(place.iterdir()):
-                        if each.name != MANIFEST and not each.name.startswith(PRIVATE):
+                        if each.name != MANIFEST and not each.name.startswith(PRIVATE_PREFIXES):
                             file.writestr(zipfile.ZipInfo(each.name), each.read_bytes())
                 os.replace(new, path)
             finally:
@@ -778,7 +787,7 @@ def _files(folder: Path, whose: str) -> list[Path]:
         raise AdapterError(f"{whose}: {folder} is no folder")
     found = sorted(folder.iterdir())
     for path in found:
-        if not FILE.fullmatch(path.name) or not stat.S_ISREG(path.lstat().st_mode):
+        if not FILE_NAME.fullmatch(path.name) or not stat.S_ISREG(path.lstat().st_mode):
             raise AdapterError(
                 f"{whose} is corrupt: {path} is no plain file with a plain name; links and folders are not followed"
             )

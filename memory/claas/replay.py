@@ -25,25 +25,25 @@ from random import Random
 from typing import Any
 
 from ..records import Exchange, Feedback, Minibatch, UserError
-from .replay_file import ReplayError, ReplayFile, digest, named, pack, plain, unpack
+from .replay_file import ReplayError, ReplayFile, check_name, digest, json_safe, pack, unpack
 
 __all__ = [
     "ExpiredExchange",
     "FeedbackConflict",
-    "Limits",
     "Receipt",
     "Replay",
     "ReplayError",
     "ReplayFull",
-    "Row",
+    "ReplayLimits",
+    "ReplayRow",
     "UnknownExchange",
-    "draw",
+    "stratified_sample",
 ]
 
-REVISIONS = 100
+MAX_REVISIONS = 100
 """Most often that feedback for one exchange may be changed."""
-ROW = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
-FROM = "records r JOIN bodies b USING (n)"
+ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
+RECORD_TABLES = "records r JOIN bodies b USING (n)"
 
 
 class UnknownExchange(UserError, LookupError):
@@ -63,7 +63,7 @@ class ReplayFull(UserError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReplayLimits:
     """What a replay buffer keeps, and how often it gives it out."""
 
     records: int = 10_000
@@ -104,12 +104,12 @@ class Receipt:
     exchange: str
     state: str
     """Of the record now: `ready`, `held`, or what has become of it since if `repeated`."""
-    repeated: bool
+    is_repeat: bool
     """The same feedback was there already; nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReplayRow:
     """A record of the buffer as it stands."""
 
     exchange: Exchange
@@ -117,7 +117,7 @@ class Row:
     """`pending`, `ready`, `held`, `leased`, `consumed` or `rejected`."""
     reason: str
     """Why it is rejected."""
-    times: int
+    sample_count: int
     """How often it was sampled."""
     revision: int
     """How often feedback was given: 0 for none."""
@@ -129,8 +129,8 @@ class Row:
     """The last estimate of how far the learner has moved away from it, in nats."""
 
 
-def draw(
-    ready: Sequence[tuple[str, bool]], size: int, random: Random, positive: float | None = 0.5, families: bool = True
+def stratified_sample(
+    ready: Sequence[tuple[str, bool]], size: int, random: Random, positive_share: float | None = 0.5, by_family: bool = True
 ) -> list[int]:
     """Draw `size` of the records without replacement, stratified; all of them if there are no more.
 
@@ -146,9 +146,9 @@ def draw(
     """
     strata: dict[bool, dict[str, list[int]]] = {True: {}, False: {}}
     for i, (family, good) in enumerate(ready):
-        strata[good and positive is not None].setdefault(family if families else "", []).append(i)
+        strata[good and positive_share is not None].setdefault(family if by_family else "", []).append(i)
     have = {side: sum(map(len, groups.values())) for side, groups in strata.items()}
-    wanted = math.floor(size * (positive or 0.0) + 0.5)
+    wanted = math.floor(size * (positive_share or 0.0) + 0.5)
     bad = min(size - min(wanted, have[True]), have[False])
     found: list[int] = []
     for side, count in ((True, min(size - bad, have[True])), (False, bad)):
@@ -175,8 +175,8 @@ class Replay(ReplayFile):
         ReplayError: the file is open in another process, damaged, something else, or cannot be written.
     """
 
-    def __init__(self, path: Path | str, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, path: Path | str, limits: ReplayLimits | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.limits = limits or ReplayLimits()
         self._clock = clock
         super().__init__(path)
 
@@ -200,7 +200,7 @@ class Replay(ReplayFile):
         tenant, adapter = exchange.tenant, exchange.adapter
         with self._writing() as base:
             found = base.execute(
-                f"SELECT b.about, b.prompt, b.tokens, b.logprobs FROM {FROM} WHERE r.tenant = ? AND r.id = ?",
+                f"SELECT b.about, b.prompt, b.tokens, b.logprobs FROM {RECORD_TABLES} WHERE r.tenant = ? AND r.id = ?",
                 (tenant, exchange.id),
             ).fetchone()
             if found is not None:
@@ -210,7 +210,7 @@ class Replay(ReplayFile):
                 base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
                 base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", (tenant, adapter))
                 self._expire(base, tenant, adapter)
-                self._room(base, tenant, adapter, 1, size)
+                self._make_room(base, tenant, adapter, 1, size)
                 dated = base.execute(
                     "SELECT min(s.step, coalesce(d.made, ?)) FROM scopes s LEFT JOIN dates d ON d.tenant = s.tenant AND"
                     " d.adapter = s.adapter AND d.version = ? WHERE s.tenant = ? AND s.adapter = ?",
@@ -226,9 +226,9 @@ class Replay(ReplayFile):
                 ).lastrowid
                 base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
             if exchange.feedback is not None:
-                self._give(base, tenant, exchange.id, exchange.feedback, "")
+                self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
-    def give(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> Receipt:
+    def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> Receipt:
         """Note what a reply was worth; on return it is on the disk.
 
         The same feedback again, or the same idempotency `key`, gives the same job and changes nothing. Other feedback takes the
@@ -240,9 +240,9 @@ class Replay(ReplayFile):
             FeedbackConflict: other feedback was learned from (or is being), or the record was rejected.
         """
         with self._writing() as base:
-            return self._give(base, tenant, id, feedback, key)
+            return self._add_feedback(base, tenant, id, feedback, key)
 
-    def _give(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> Receipt:
+    def _add_feedback(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> Receipt:
         row = base.execute(
             "SELECT n, adapter, state, reason, revision, appended, bytes, feedback FROM records WHERE tenant = ? AND id = ?",
             (tenant, id),
@@ -267,15 +267,15 @@ class Replay(ReplayFile):
             raise FeedbackConflict(
                 f"exchange {id!r} is {state}{f' ({reason})' if reason else ''}: its feedback cannot be changed any more"
             )
-        if revision >= REVISIONS:
-            raise FeedbackConflict(f"exchange {id!r}: its feedback was changed {REVISIONS} times, that is enough")
+        if revision >= MAX_REVISIONS:
+            raise FeedbackConflict(f"exchange {id!r}: its feedback was changed {MAX_REVISIONS} times, that is enough")
         grown = len(content) - len(before or "")
         if size + grown > self.limits.record_bytes:
             raise UserError(
                 f"feedback for exchange {id!r} has {len(content)} bytes; with the exchange, at most {self.limits.record_bytes} are kept: "
                 "a shorter text would do"
             )
-        self._room(base, tenant, adapter, 0, grown, keep=n)
+        self._make_room(base, tenant, adapter, 0, grown, keep=n)
         revision += 1
         job = "job-" + digest(tenant, id, str(revision))
         state = "held" if int(digest(id), 16) < self.limits.held_out * 16 ** len(digest(id)) else "ready"
@@ -297,7 +297,7 @@ class Replay(ReplayFile):
                 (tenant, adapter, cutoff),
             )
 
-    def _room(self, base: sqlite3.Connection, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
+    def _make_room(self, base: sqlite3.Connection, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
         """Make room for so many records and bytes more: first go the finished ones, then the oldest."""
         while True:
             records = base.execute("SELECT records FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()[
@@ -326,7 +326,7 @@ class Replay(ReplayFile):
 
     # -- what it holds ----------------------------------------------------------------------------------------------------
 
-    def get(self, tenant: str, id: str) -> Row | None:
+    def get(self, tenant: str, id: str) -> ReplayRow | None:
         """A tenant's record; None if it has none of this id."""
         with self._reading() as base:
             found = self._rows(base, "r.tenant = ? AND r.id = ?", (tenant, id), 1)
@@ -334,7 +334,7 @@ class Replay(ReplayFile):
 
     def rows(
         self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
-    ) -> list[Row]:
+    ) -> list[ReplayRow]:
         """A tenant's records, newest first; those of an adapter or in a state, and older than the one whose id is `before`."""
         where, values = "r.tenant = ?", [tenant]
         for name, value in (("adapter", adapter), ("state", state)):
@@ -345,19 +345,19 @@ class Replay(ReplayFile):
         with self._reading() as base:
             return self._rows(base, where, values, limit)
 
-    def _rows(self, base: sqlite3.Connection, where: str, values: Sequence[Any], limit: int) -> list[Row]:
+    def _rows(self, base: sqlite3.Connection, where: str, values: Sequence[Any], limit: int) -> list[ReplayRow]:
         found = base.execute(
-            f"SELECT {ROW}, s.step FROM {FROM} JOIN scopes s ON s.tenant = r.tenant AND s.adapter = r.adapter"
+            f"SELECT {ROW_COLUMNS}, s.step FROM {RECORD_TABLES} JOIN scopes s ON s.tenant = r.tenant AND s.adapter = r.adapter"
             f" WHERE {where} ORDER BY r.n DESC LIMIT ?",
             (*values, limit),
         ).fetchall()
         rows = []
         for _, state, reason, times, revision, made, job, kl, feedback, *body, tenant, step in found:
             age = None if state in ("consumed", "rejected") else step - made
-            rows.append(Row(unpack(tenant, body, feedback), state, reason, times, revision, age, job, kl))
+            rows.append(ReplayRow(unpack(tenant, body, feedback), state, reason, times, revision, age, job, kl))
         return rows
 
-    def job(self, tenant: str, job: str) -> Row | None:
+    def job(self, tenant: str, job: str) -> ReplayRow | None:
         """The record that a tenant's job is about; `rejected`, with the newer job as the reason, if later feedback took its place."""
         with self._reading() as base:
             found = base.execute("SELECT id FROM feedbacks WHERE tenant = ? AND job = ?", (tenant, job)).fetchone()
@@ -414,7 +414,7 @@ class Replay(ReplayFile):
             for tenant, adapter, count, _ in sorted(found, key=lambda row: (row[3] is None, row[3], row[:2]))
         ]
 
-    def held_out(self, tenant: str, adapter: str, limit: int) -> list[Exchange]:
+    def held_out_exchanges(self, tenant: str, adapter: str, limit: int) -> list[Exchange]:
         """The newest exchanges that are never trained on."""
         return [row.exchange for row in self.rows(tenant, adapter, "held", limit)]
 
@@ -425,10 +425,10 @@ class Replay(ReplayFile):
         tenant: str,
         adapter: str,
         size: int,
-        least: int = 8,
+        min_exchanges: int = 8,
         seed: int = 0,
-        positive: float | None = 0.5,
-        families: bool = True,
+        positive_share: float | None = 0.5,
+        by_family: bool = True,
         base_model: str | None = None,
     ) -> Minibatch | None:
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if less than `least` are ready.
@@ -451,7 +451,7 @@ class Replay(ReplayFile):
                 return None
             step, head, attempt = known
             self._expire(base, tenant, adapter)
-            self._too_old(base, tenant, adapter)
+            self._reject_too_old(base, tenant, adapter)
             if base_model is not None:
                 base.execute(
                     "UPDATE records SET state = 'rejected', reason = 'of another base model'"
@@ -462,11 +462,14 @@ class Replay(ReplayFile):
                 "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n",
                 scope,
             ).fetchall()
-            if len(ready) < max(least, 1):
+            if len(ready) < max(min_exchanges, 1):
                 return None
             id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
             random = Random(f"{seed}/{id}")
-            drawn = [ready[i][0] for i in draw([(row[1], bool(row[2])) for row in ready], size, random, positive, families)]
+            drawn = [
+                ready[i][0]
+                for i in stratified_sample([(row[1], bool(row[2])) for row in ready], size, random, positive_share, by_family)
+            ]
             base.executemany("UPDATE records SET state = 'leased', batch = ? WHERE n = ?", [(id, n) for n in drawn])
             ids = [base.execute("SELECT id FROM records WHERE n = ?", (n,)).fetchone()[0] for n in drawn]
             base.execute(
@@ -475,7 +478,7 @@ class Replay(ReplayFile):
             )
             return self._minibatch(base, id)
 
-    def _too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
+    def _reject_too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
         limit = self.limits.max_age
         base.execute(
             "UPDATE records INDEXED BY by_age SET state = 'rejected', reason = ? WHERE state = 'ready' AND tenant = ? AND adapter = ?"
@@ -496,7 +499,9 @@ class Replay(ReplayFile):
         tenant, adapter, step, parent, seed, ids, *_ = self._batch(base, id)
         exchanges = []
         for key in json.loads(ids):
-            found = base.execute(f"SELECT {ROW} FROM {FROM} WHERE r.tenant = ? AND r.id = ?", (tenant, key)).fetchone()
+            found = base.execute(
+                f"SELECT {ROW_COLUMNS} FROM {RECORD_TABLES} WHERE r.tenant = ? AND r.id = ?", (tenant, key)
+            ).fetchone()
             if found is None:
                 raise UserError(f"minibatch {id!r} cannot be shown again: its record {key!r} is gone")
             made, feedback, body = found[5], found[8], found[9:13]
@@ -511,12 +516,12 @@ class Replay(ReplayFile):
             raise UserError(f"no minibatch {id!r} was leased")
         return tuple(found)
 
-    def made(self, batch_id: str) -> str:
+    def version_of_batch(self, batch_id: str) -> str:
         """Label of the version that a minibatch made; empty: none, or not yet."""
         with self._reading() as base:
             return str(self._batch(base, batch_id)[7] or "")
 
-    def unfinished(self) -> list[str]:
+    def leased_batches(self) -> list[str]:
         """Ids of the minibatches that are leased: what a restarted learner has to finish."""
         with self._reading() as base:
             return [id for (id,) in base.execute("SELECT id FROM batches WHERE state = 'leased' ORDER BY id")]
@@ -553,7 +558,7 @@ class Replay(ReplayFile):
                     (kl if math.isfinite(kl) else None, verdict, batch_id, id),
                 )
 
-    def _leased(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
+    def _leased_batch(self, base: sqlite3.Connection, id: str) -> tuple[Any, ...]:
         batch = self._batch(base, id)
         if batch[6] != "leased":
             why = f": {batch[8]}" if batch[8] else ""
@@ -570,14 +575,14 @@ class Replay(ReplayFile):
         """
         if not version:
             raise UserError(f"minibatch {batch_id!r} made no version: release it")
-        about = json.dumps(plain(update))
+        about = json.dumps(json_safe(update))
         with self._writing() as base:
             batch = self._batch(base, batch_id)
             if batch[6] == "committed" and batch[7] == version:
                 return
             if batch[6] == "committed":
                 raise UserError(f"minibatch {batch_id!r} made {batch[7]!r}, and cannot make {version!r}, too")
-            tenant, adapter, step, parent, *_ = self._leased(base, batch_id)
+            tenant, adapter, step, parent, *_ = self._leased_batch(base, batch_id)
             base.execute(
                 # Those it did not learn from, too: a success may have been shown to the teacher of another (`solution`).
                 "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?",
@@ -595,9 +600,9 @@ class Replay(ReplayFile):
             )
             if base.execute("SELECT 1 FROM taints WHERE tenant = ? AND version = ?", (tenant, parent)).fetchone():
                 base.execute("INSERT OR IGNORE INTO taints VALUES (?, ?)", (tenant, version))
-            self._too_old(base, tenant, adapter)
+            self._reject_too_old(base, tenant, adapter)
 
-    def release(self, batch_id: str, reason: str, count: bool = False) -> None:
+    def release(self, batch_id: str, reason: str, counts_as_sampling: bool = False) -> None:
         """End a minibatch from which nothing was learned: its records are ready again. The next one is drawn anew.
 
         Args:
@@ -609,10 +614,10 @@ class Replay(ReplayFile):
             state = self._batch(base, batch_id)[6]
             if state in ("released", "withdrawn"):
                 return
-            self._release(base, batch_id, "released", reason, count)
+            self._release(base, batch_id, "released", reason, counts_as_sampling)
 
     def _release(self, base: sqlite3.Connection, id: str, state: str, reason: str, count: bool) -> None:
-        tenant, adapter, *_ = self._leased(base, id)
+        tenant, adapter, *_ = self._leased_batch(base, id)
         self._end(base, id, int(count))
         base.execute("UPDATE batches SET state = ?, reason = ? WHERE id = ?", (state, reason, id))
         base.execute("UPDATE scopes SET attempt = attempt + 1 WHERE tenant = ? AND adapter = ?", (tenant, adapter))
@@ -645,7 +650,7 @@ class Replay(ReplayFile):
         An unfinished minibatch is withdrawn: what is learned from it now cannot be committed. Records of the versions that lead to
         `version` are dated anew, by the steps between: those that were undone do not count.
         """
-        scope = (named(tenant, "tenant"), named(adapter, "adapter"))
+        scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
         with self._writing() as base:
             base.execute("INSERT OR IGNORE INTO tenants (tenant) VALUES (?)", (tenant,))
             base.execute("INSERT OR IGNORE INTO scopes (tenant, adapter) VALUES (?, ?)", scope)
@@ -717,10 +722,10 @@ class Replay(ReplayFile):
                 base.execute("UPDATE batches SET ids = '[]' WHERE tenant = ?", (tenant,))
             base.executemany("INSERT OR IGNORE INTO taints VALUES (?, ?)", [(tenant, label) for label in labels])
             base.executemany("DELETE FROM records WHERE n = ?", [(n,) for n, _ in known])
-        self._empty()
+        self._truncate_log()
         return tuple(sorted(labels))
 
-    def tainted(self, tenant: str | None = None) -> tuple[str, ...]:
+    def tainted_versions(self, tenant: str | None = None) -> tuple[str, ...]:
         """Labels of all versions that learned from records that were deleted since."""
         with self._reading() as base:
             return tuple(

@@ -19,19 +19,19 @@ from typing import Any
 
 from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling, UserError
 
-__all__ = ["NAME", "ReplayError", "ReplayFile", "digest", "named", "pack", "plain", "unpack"]
+__all__ = ["NAME", "ReplayError", "ReplayFile", "check_name", "digest", "json_safe", "pack", "unpack"]
 
-OURS = 0x6C675F72
+APPLICATION_ID = 0x6C675F72
 """The mark in the file's header that says what it is ("lg_r")."""
 FORMAT = 1
 """Of the tables; in the header as user_version."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 """What a tenant or an adapter may be called."""
-ROUNDING = 1e-5
+LOGPROB_TOLERANCE = 1e-5
 """Nats that a log-probability may be above 0 in 32-bit arithmetic; stored as 0."""
-TOGETHER = 64
+MAX_GROUP_SIZE = 64
 """Most writers that share a transaction."""
-OFTEN, LONGEST = 100, 20_000
+CHECKPOINT_COMMITS, CHECKPOINT_PAGES = 100, 20_000
 """Transactions after which the log is brought to its place in the background; its pages (4 kB) after which a writer does it."""
 TABLES = """
 CREATE TABLE tenants (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
@@ -113,9 +113,9 @@ class ReplayFile:
         self._due, self._commits, self._closing = Event(), 0, False
         self._readers: deque[sqlite3.Connection] = deque()
         self._copier: Thread | None = None
-        self._own()
+        self._lock_file()
         try:
-            with self._in_words():
+            with self._user_errors():
                 self._base = sqlite3.connect(self.path, 5.0, isolation_level=None, check_same_thread=False)
                 try:
                     self._prepare()
@@ -126,7 +126,7 @@ class ReplayFile:
             self._owner.release()
             raise
 
-    def _own(self) -> None:
+    def _lock_file(self) -> None:
         from filelock import FileLock, Timeout
 
         signed = self.path.with_name(self.path.name + ".pid")
@@ -149,9 +149,9 @@ class ReplayFile:
     def _prepare(self) -> None:
         base = self._base
         (mark,) = base.execute("PRAGMA application_id").fetchone()
-        if mark != OURS and base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        if mark != APPLICATION_ID and base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
             raise ReplayError(f"replay buffer at {self.path}: this is a database of something else; name another file")
-        if mark == OURS:
+        if mark == APPLICATION_ID:
             (version,) = base.execute("PRAGMA user_version").fetchone()
             if version != FORMAT:
                 raise ReplayError(
@@ -163,14 +163,16 @@ class ReplayFile:
         base.execute("PRAGMA journal_mode=WAL")
         base.execute("PRAGMA synchronous=FULL")
         base.execute("PRAGMA secure_delete=ON")
-        base.execute(f"PRAGMA wal_autocheckpoint={LONGEST}")
-        if mark == OURS:
+        base.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
+        if mark == APPLICATION_ID:
             base.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # what was deleted just before a crash leaves the log, too
         else:
-            base.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={OURS}; PRAGMA user_version={FORMAT}; COMMIT;")
+            base.executescript(
+                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT;"
+            )
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _user_errors(self) -> Iterator[None]:
         """SQLite's errors as the user's."""
         try:
             yield
@@ -185,7 +187,7 @@ class ReplayFile:
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         """Through a connection that nobody else has just now: it waits for no writer, and sees what is on the disk."""
-        with self._in_words():
+        with self._user_errors():
             try:
                 base = self._readers.pop()
             except IndexError:
@@ -211,7 +213,7 @@ class ReplayFile:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """All of it or nothing, and on the disk at the end. Writers that wait for each other share one transaction (a savepoint
         each, so that an error undoes its own work only), and thus one wait for the disk: whom nobody follows ends it for all."""
-        with self._in_words():
+        with self._user_errors():
             with self._counting:
                 self._waiting += 1
             with self._lock:
@@ -235,7 +237,7 @@ class ReplayFile:
                         group.ended.set()
                     raise
                 finally:
-                    if not self._waiting or group.size >= TOGETHER:
+                    if not self._waiting or group.size >= MAX_GROUP_SIZE:
                         self._end_group(group)
             while not group.ended.wait(0.02):  # a follower that was interrupted ends nothing
                 with self._lock:
@@ -255,13 +257,13 @@ class ReplayFile:
                 self._base.execute("ROLLBACK")
         group.ended.set()
         self._commits += 1
-        if self._commits % OFTEN == 0:
+        if self._commits % CHECKPOINT_COMMITS == 0:
             if self._copier is None:
-                self._copier = Thread(target=self._copy, name="replay", daemon=True)
+                self._copier = Thread(target=self._checkpoint_log, name="replay", daemon=True)
                 self._copier.start()
             self._due.set()
 
-    def _copy(self) -> None:
+    def _checkpoint_log(self) -> None:
         """In a thread of its own: bring what is in the log to its place, so that no request waits for it."""
         with closing(sqlite3.connect(self.path, 5.0, isolation_level=None)) as base:
             while True:
@@ -275,13 +277,13 @@ class ReplayFile:
                 ):  # what fails here (a full disk) fails for the next writer, in words
                     base.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def _empty(self) -> None:
+    def _truncate_log(self) -> None:
         """Bring all of the log to its place and cut it: what was deleted is then in no file.
 
         Raises:
             ReplayError: the disk does not take it. It is done when the file is opened again.
         """
-        with self._in_words(), self._copying, self._lock:
+        with self._user_errors(), self._copying, self._lock:
             if self._base.in_transaction:
                 self._end_group(self._group)
             busy, *_ = self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -306,30 +308,30 @@ def digest(*parts: str) -> str:
     return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def named(name: str, what: str) -> str:
+def check_name(name: str, what: str) -> str:
     if not NAME.fullmatch(name):
         raise UserError(f"{what} {name!r}: small letters, digits, - and _ make a name, at most 63, the first a letter or digit")
     return name
 
 
-def plain(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """As JSON has it: what is no finite number becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
+        return {str(name): json_safe(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [json_safe(each) for each in value]
     return value
 
 
 def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
     """An exchange without its feedback: (JSON in ASCII, prompt ids, token ids, log-probabilities); numbers in 4 bytes where
     that is exact, which for a network's own float32 it is."""
-    named(exchange.tenant, "tenant")
-    named(exchange.adapter, "adapter")
+    check_name(exchange.tenant, "tenant")
+    check_name(exchange.adapter, "adapter")
     if not exchange.id or len(exchange.id) > 200 or not exchange.id.isprintable():
         raise UserError(f"an exchange's id has 1 to 200 printable characters, got {exchange.id[:60]!r}")
     what, reply = f"exchange {exchange.id!r}", exchange.reply
@@ -342,7 +344,7 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
             f"{what} has {len(reply.logprobs)} log-probabilities for {len(reply.token_ids)} token ids: one each, the end of turn included"
         )
     for i, value in enumerate(reply.logprobs):
-        if not value <= ROUNDING or math.isinf(value):
+        if not value <= LOGPROB_TOLERANCE or math.isinf(value):
             raise UserError(f"{what}: the log-probability of token {i} is {value}; a finite number, at most 0, would do")
     about = {field.name: getattr(exchange, field.name) for field in fields(exchange)}
     request, answer = about.pop("request"), about.pop("reply")

@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "Found",
-    "Jaccard",
     "JaccardIndex",
-    "Rows",
+    "JaccardSimilarity",
+    "KeyRows",
+    "RankedRows",
     "Similarity",
     "bag",
     "jaccard",
@@ -35,7 +35,7 @@ __all__ = [
     "words",
 ]
 
-Found = tuple[NDArray[np.intp], NDArray[np.float64]]
+RankedRows = tuple[NDArray[np.intp], NDArray[np.float64]]
 """Rows and their similarities, best first, ties newest first."""
 
 _WORD = re.compile(r"\w+(?:(?:['’]|(?<=\d)\.(?=\d))\w+)*")
@@ -159,7 +159,7 @@ class JaccardIndex:
             self._sizes.append(len(numbers))
             return row
 
-    def has(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
+    def has_tokens(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
         """Whether these are exactly the tokens of the row."""
         with self._lock:
             start, size = self._starts[row], self._sizes[row]
@@ -179,7 +179,7 @@ class JaccardIndex:
         rows, similarities = self.nearest(tokens, k, threshold, among)
         return list(zip(rows.tolist(), similarities.tolist(), strict=True))
 
-    def nearest(self, tokens: Iterable[Hashable], k: int, threshold: float, among: NDArray[np.bool_] | None) -> Found:
+    def nearest(self, tokens: Iterable[Hashable], k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
         """The same as two arrays, for those who want many."""
         query = set(tokens)
         with self._lock:
@@ -191,7 +191,7 @@ class JaccardIndex:
             known.sort(key=lambda number: len(self._postings[number]))
             return self._search(known, len(query), k, threshold, among)
 
-    def likeness(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    def row_similarities(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """The Jaccard similarity of one row to each of these."""
         with self._lock:
             start, size = self._starts[row], self._sizes[row]
@@ -204,7 +204,7 @@ class JaccardIndex:
             similarities: NDArray[np.float64] = overlaps / np.maximum(unions, 1)
             return similarities
 
-    def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> Found:
+    def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
         """`known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
@@ -278,7 +278,7 @@ class JaccardIndex:
     def _sizes_of(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         return np.frombuffer(self._sizes, np.int32)[rows].astype(np.int64)
 
-    def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> Found:
+    def _best(self, rows: NDArray[np.intp], overlaps: NDArray[np.int64], size: int, k: int, threshold: float) -> RankedRows:
         similarities = overlaps / (size + self._sizes_of(rows) - overlaps)
         if len(rows) > k:
             threshold = max(threshold, float(np.partition(similarities, -k)[-k]))
@@ -292,20 +292,20 @@ _COMPARE = 200
 """How many postings can be added up in the time that one row is compared in full; only speed depends on it."""
 
 
-class Rows(Protocol):
+class KeyRows(Protocol):
     """The stored key texts, one row each, in the order of adding; not safe to use from several threads at once."""
 
     def add(self, reading: Any, /) -> None:
         """Append a row: what `Similarity.read` made of its text."""
 
-    def nearest(self, reading: Any, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> Found:
+    def nearest(self, reading: Any, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
         """The at most k rows at least `floor` similar.
 
         `among`: (rows,), False for a row that is to be passed over; None for none.
         """
         ...
 
-    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
         """The similarity of one row to each of these."""
         ...
 
@@ -314,7 +314,7 @@ class Similarity(Protocol):
     """A way to compare key texts: by their tokens (`Jaccard`), or by their embeddings (`memory.vectors.Vectors`)."""
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         """The smallest similarity there is; the greatest is 1, of equal texts."""
         ...
 
@@ -322,13 +322,13 @@ class Similarity(Protocol):
         """What is compared of each text. All that takes long happens here; safe to call from several threads."""
         ...
 
-    def rows(self) -> Rows:
+    def rows(self) -> KeyRows:
         """An empty table of rows."""
         ...
 
 
 @dataclass(frozen=True)
-class Jaccard:
+class JaccardSimilarity:
     """Key texts compared exactly by the tokens they share; nothing to load, and nothing to embed.
 
     A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.trajectories.structured`) is compared
@@ -346,7 +346,7 @@ class Jaccard:
     """What of a text is compared."""
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         return 0.0
 
     def read(self, texts: Sequence[str], /) -> list[tuple[frozenset[Hashable], frozenset[Hashable]]]:
@@ -359,7 +359,7 @@ class Jaccard:
             found.append((frozenset(self.tokens(goal.removeprefix("goal: "))), frozenset(self.tokens(state))))
         return found
 
-    def rows(self) -> Rows:
+    def rows(self) -> KeyRows:
         return _JaccardRows()
 
 
@@ -388,26 +388,26 @@ class _JaccardRows:
         self,
         reading: tuple[frozenset[Hashable], frozenset[Hashable]],
         k: int,
-        floor: float,
+        min_similarity: float,
         among: NDArray[np.bool_] | None,
         /,
-    ) -> Found:
+    ) -> RankedRows:
         """States first, then goals: no row is more similar than its state, which says when enough states were fetched."""
         goal, state = reading
         fetch = k
         while True:
-            near, of_states = self._states.nearest(state, fetch, floor, among)
+            near, of_states = self._states.nearest(state, fetch, min_similarity, among)
             similarities = of_states * self._worth(goal, near)
             order = np.lexsort((-near, -similarities))[:k]
-            order = order[similarities[order] >= floor]
+            order = order[similarities[order] >= min_similarity]
             rows, found = near[order], similarities[order]
             if len(near) < fetch or (len(rows) == k and (found[-1], rows[-1]) >= (of_states[-1], near[-1])):
                 return rows, found
             fetch *= 4
 
-    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
         goal = self._texts[self._goals[row]]
-        similarities: NDArray[np.float64] = self._states.likeness(row, rows) * self._worth(goal, rows)
+        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._worth(goal, rows)
         return similarities
 
     def _worth(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:

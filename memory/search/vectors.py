@@ -24,11 +24,11 @@ from typing_extensions import override
 
 from ..records import UserError
 from ..storage.chroma_store import embedder_name
-from .similarity import Found, Rows
+from .similarity import KeyRows, RankedRows
 
-__all__ = ["BadVectors", "SentenceEncoder", "Vectors"]
+__all__ = ["BadVectors", "CosineSimilarity", "SentenceEncoder"]
 
-Reading = tuple[bytes, NDArray[np.float32]]
+EmbeddedText = tuple[bytes, NDArray[np.float32]]
 """A text as it is compared: its hash, and its vector (dims,) of unit length (or zero)."""
 
 
@@ -62,7 +62,7 @@ class SentenceEncoder(Embeddings):
         return self.embed_documents([text])[0]
 
 
-class Vectors:
+class CosineSimilarity:
     """Compares key texts by the cosine of their embeddings; remembers the vector of every text it was ever asked for.
 
     So a step costs one call of the encoder, or none: the vector that the step was looked up with is the one it is stored
@@ -113,24 +113,24 @@ class Vectors:
             self._file.close()
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         return -1.0
 
-    def rows(self) -> Rows:
+    def rows(self) -> KeyRows:
         """An empty table of rows."""
         return _CosineRows()
 
-    def read(self, texts: Sequence[str], /) -> list[Reading]:
+    def read(self, texts: Sequence[str], /) -> list[EmbeddedText]:
         """The vectors of these texts; those not known yet come from one call of the encoder."""
         keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
-        known = self._known(keys)
+        known = self._stored_vectors(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
         if missing:
             made = self._unit(self._embeddings.embed_documents(list(missing.values())), len(missing))
             known |= self._keep(dict(zip(missing, made, strict=True)))
         return [(key, known[key]) for key in keys]
 
-    def _known(self, keys: Sequence[bytes]) -> dict[bytes, NDArray[np.float32]]:
+    def _stored_vectors(self, keys: Sequence[bytes]) -> dict[bytes, NDArray[np.float32]]:
         found: dict[bytes, NDArray[np.float32]] = {}
         with self._lock, self._errors("read"):
             for key in dict.fromkeys(keys):
@@ -146,7 +146,7 @@ class Vectors:
             self._check(dims)
             rows = ((key, vector.tobytes()) for key, vector in made.items())
             self._file.executemany("INSERT OR IGNORE INTO vectors VALUES (?, ?)", rows)
-        return self._known(list(made))
+        return self._stored_vectors(list(made))
 
     def _unit(self, vectors: Sequence[Sequence[float]], wanted: int) -> NDArray[np.float32]:
         """(wanted, dims), each of unit length; a zero vector stays zero, and is similar to nothing."""
@@ -216,7 +216,7 @@ class _CosineRows:
             np.zeros(0, np.float32),
         )  # what `_cosines` found last, of which text
 
-    def add(self, reading: Reading, /) -> None:
+    def add(self, reading: EmbeddedText, /) -> None:
         key, vector = reading
         number = self._numbers.setdefault(key, len(self._numbers))
         block, place = divmod(number, _BLOCK)
@@ -225,21 +225,21 @@ class _CosineRows:
         self._blocks[block][place] = vector
         self._vectors.append(number)
 
-    def nearest(self, reading: Reading, k: int, floor: float, among: NDArray[np.bool_] | None, /) -> Found:
+    def nearest(self, reading: EmbeddedText, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
         similarities = self._cosines(reading)[np.frombuffer(self._vectors, np.int32)]
         if among is not None:
             similarities[~among] = _MASKED
         parts = max(512, 4 * k)
         if parts < len(similarities):  # no k-th best of 2 k or more parts' best is above the k-th best of all
             best = np.maximum.reduceat(similarities, np.arange(0, len(similarities), -(-len(similarities) // parts)))
-            floor = max(floor, float(np.sort(best)[-k]))
-        rows = np.flatnonzero(similarities >= np.float32(floor))
+            min_similarity = max(min_similarity, float(np.sort(best)[-k]))
+        rows = np.flatnonzero(similarities >= np.float32(min_similarity))
         found = similarities[rows].astype(np.float64)
         order = np.lexsort((-rows, -found))[:k]
-        order = order[found[order] >= floor]  # the floor itself may have been rounded down
+        order = order[found[order] >= min_similarity]  # the floor itself may have been rounded down
         return rows[order], found[order]
 
-    def likeness(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
+    def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
         number = self._vectors[row]
         vector = self._blocks[number // _BLOCK][number % _BLOCK]
         numbers = np.frombuffer(self._vectors, np.int32)[rows]
@@ -250,7 +250,7 @@ class _CosineRows:
         cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
         return np.clip(cosines, -1, 1).astype(np.float64)
 
-    def _cosines(self, reading: Reading) -> NDArray[np.float32]:
+    def _cosines(self, reading: EmbeddedText) -> NDArray[np.float32]:
         """number of a vector -> its cosine with this one. Kept for the next question about the same text."""
         key, vector = reading
         if self._last[0] != key or len(self._last[1]) != len(self._numbers):

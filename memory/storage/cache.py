@@ -24,22 +24,22 @@ from typing import Any
 
 from ..records import Usage, UserError
 
-__all__ = ["Cache", "CacheError", "key"]
+__all__ = ["Cache", "CacheError", "cache_key"]
 
-PATIENCE = 30.0
+LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
-OURS = 0x6C675F63
+APPLICATION_ID = 0x6C675F63
 """The mark in the file's header that says what it is ("lg_c")."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, stage TEXT NOT NULL, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS spent (stage TEXT, what TEXT, amount REAL NOT NULL, PRIMARY KEY (stage, what)) WITHOUT ROWID;
 """
-ADD = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
+ADD_COST = "INSERT INTO spent VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET amount = amount + excluded.amount"
 HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room and run again; what was stored before is kept",
     sqlite3.SQLITE_IOERR: "the disk does not take it: make room or repair it, and run again; what was stored before is kept",
     sqlite3.SQLITE_CANTOPEN: "name a file in a directory that can be written",
-    sqlite3.SQLITE_BUSY: f"another process has been writing to it for {PATIENCE:g} s: let it end, or use another file",
+    sqlite3.SQLITE_BUSY: f"another process has been writing to it for {LOCK_TIMEOUT:g} s: let it end, or use another file",
     sqlite3.SQLITE_READONLY: "the file cannot be written: give it the rights, or use another one",
     sqlite3.SQLITE_NOTADB: "it is no cache; name another file",
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a copy, or start a new one",
@@ -65,11 +65,11 @@ class Cache:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else None
         self._lock = Lock()
-        with self._in_words():
+        with self._user_errors():
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             # Transactions are begun and ended here, and not by Python's module.
-            self._base = sqlite3.connect(self.path or ":memory:", PATIENCE, isolation_level=None, check_same_thread=False)
+            self._base = sqlite3.connect(self.path or ":memory:", LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
             except BaseException:
@@ -78,15 +78,15 @@ class Cache:
 
     def _prepare(self) -> None:
         (mark,) = self._base.execute("PRAGMA application_id").fetchone()
-        if mark != OURS and self._base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
+        if mark != APPLICATION_ID and self._base.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
             # Another process may have made the tables since the mark was read.
             (mark,) = self._base.execute("PRAGMA application_id").fetchone()
-            if mark != OURS:
+            if mark != APPLICATION_ID:
                 raise CacheError(f"cache at {self.path}: this is a database of something else; name another file")
         self._base.execute("PRAGMA synchronous=NORMAL")
-        if mark == OURS:
+        if mark == APPLICATION_ID:
             return
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + LOCK_TIMEOUT
         while True:  # where two processes change to the write-ahead log at once, SQLite does not wait of itself
             try:
                 self._base.execute("PRAGMA journal_mode=WAL")
@@ -95,10 +95,10 @@ class Cache:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
                     raise
                 time.sleep(0.005)
-        self._base.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={OURS}; COMMIT;")
+        self._base.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={APPLICATION_ID}; COMMIT;")
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _user_errors(self) -> Iterator[None]:
         """SQLite's errors as the user's."""
         where = f"cache at {self.path}" if self.path else "cache in memory"
         try:
@@ -115,7 +115,7 @@ class Cache:
 
     def get(self, key: str) -> Any | None:
         """The JSON value stored under a key, a new copy each time; None if there is none."""
-        with self._in_words(), self._lock:
+        with self._user_errors(), self._lock:
             row = self._base.execute("SELECT value FROM entries WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
@@ -134,11 +134,11 @@ class Cache:
             raise ValueError("a cache holds no None: it says that nothing is stored")
         text = json.dumps(value)  # in ASCII: half a surrogate pair of a model's reply is no UTF-8
         costs = [(stage, what, amount) for what, amount in _costs(usage, seconds) if amount]
-        with self._in_words(), self._lock:
+        with self._user_errors(), self._lock:
             base = self._base
             base.execute("BEGIN IMMEDIATE")
             try:
-                base.executemany(ADD, costs)
+                base.executemany(ADD_COST, costs)
                 row = (key, text, stage, seconds)
                 new = base.execute("INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING", row).rowcount
                 if not new:
@@ -150,7 +150,7 @@ class Cache:
                 raise
         return json.loads(text)
 
-    def spent(self) -> dict[str, Usage]:
+    def usage_by_stage(self) -> dict[str, Usage]:
         """What was paid for through this file, by stage: by all processes, and in earlier runs. Values found there cost nothing."""
         found: dict[str, dict[str, int]] = {}
         for stage, what, amount in self._costs():
@@ -158,12 +158,12 @@ class Cache:
                 found.setdefault(stage, {})[what] = int(amount)
         return {stage: Usage(**amounts) for stage, amounts in found.items()}
 
-    def seconds(self) -> dict[str, float]:
+    def seconds_by_stage(self) -> dict[str, float]:
         """How long the values took, added up by stage."""
         return {stage: amount for stage, what, amount in self._costs() if what == "seconds"}
 
     def _costs(self) -> list[tuple[str, str, float]]:
-        with self._in_words(), self._lock:
+        with self._user_errors(), self._lock:
             return self._base.execute("SELECT stage, what, amount FROM spent ORDER BY stage, what").fetchall()
 
     def close(self) -> None:
@@ -179,7 +179,7 @@ def _costs(usage: Usage | None, seconds: float) -> Iterator[tuple[str, float]]:
     yield "seconds", seconds
 
 
-def key(*parts: Any) -> str:
+def cache_key(*parts: Any) -> str:
     """A digest of JSON values and records: equal parts have the same, others another, in every process and on every machine.
 
     Records count with their type and all fields; tuples and lists are the same; names of dicts are strings, in any order.

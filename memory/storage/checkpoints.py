@@ -22,7 +22,7 @@ from ..records import RECORDS, UserError
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 
-PATIENCE = 30.0
+LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
 
 # A commit does not wait for the disk (5 to 6 times less time a step): a power cut may lose the last steps, which are
@@ -67,7 +67,7 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
 
     with (
         _errors(where),
-        closing(sqlite3.connect(where, timeout=PATIENCE, check_same_thread=False, factory=_Connection)) as connection,
+        closing(sqlite3.connect(where, timeout=LOCK_TIMEOUT, check_same_thread=False, factory=_Connection)) as connection,
     ):
         connection.execute(NO_WAIT)
         saver = _counting(SqliteSaver(connection, serde=serializer()))
@@ -91,7 +91,7 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     with _errors(where):
-        async with aiosqlite.connect(where, timeout=PATIENCE, factory=_Connection) as connection:
+        async with aiosqlite.connect(where, timeout=LOCK_TIMEOUT, factory=_Connection) as connection:
             await connection.execute(NO_WAIT)
             saver = _counting(AsyncSqliteSaver(connection, serde=serializer()))
             await saver.setup()

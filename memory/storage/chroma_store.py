@@ -57,20 +57,20 @@ __all__ = ["ChromaStore", "embedder_name"]
 SCHEMA = 1
 """Version of the layout described above, recorded in the collection; a store with a newer one is refused."""
 
-Name = tuple[str, ...]
-Vectors = NDArray[np.float32]
+Namespace = tuple[str, ...]
+VectorArray = NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class _Entry:
     """An item as it is kept: its value stays JSON text, so that no caller can change what is remembered."""
 
-    namespace: Name
+    namespace: Namespace
     key: str
     text: str
     created_at: datetime
     updated_at: datetime
-    vectors: Vectors | None = None  # (number of vectors, dims), of unit length (or zero); None: not indexed
+    vectors: VectorArray | None = None  # (number of vectors, dims), of unit length (or zero); None: not indexed
 
     @property
     def id(self) -> str:
@@ -85,7 +85,7 @@ class _Entry:
             updated_at=self.updated_at,
         )
 
-    def found(self, score: float | None) -> SearchItem:
+    def search_item(self, score: float | None) -> SearchItem:
         return SearchItem(self.namespace, self.key, json.loads(self.text), self.created_at, self.updated_at, score)
 
 
@@ -111,8 +111,8 @@ class ChromaStore(BaseStore):
         self._fields = [tokenize_path(path) for path in ((index and index.get("fields")) or ["$"])]
         self._chroma = chroma
         self._lock = threading.RLock()
-        self._items: dict[Name, dict[str, _Entry]] = {}
-        self._matrices: dict[Name, tuple[list[_Entry], NDArray[np.intp], Vectors]] = {}
+        self._items: dict[Namespace, dict[str, _Entry]] = {}
+        self._matrices: dict[Namespace, tuple[list[_Entry], NDArray[np.intp], VectorArray]] = {}
         self._latest = datetime.min.replace(tzinfo=UTC)
         self._pid = os.getpid()
         self._closed = False
@@ -156,7 +156,7 @@ class ChromaStore(BaseStore):
 
     @override
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        ops = _checked(ops)
+        ops = _validate_ops(ops)
         texts, queries = self._texts(ops)
         if self.embeddings is None or not (texts or queries):
             return self._run(ops, {}, {})
@@ -166,7 +166,7 @@ class ChromaStore(BaseStore):
 
     @override
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        ops = _checked(ops)
+        ops = _validate_ops(ops)
         texts, queries = self._texts(ops)
         if self.embeddings is None or not (texts or queries):
             return await asyncio.to_thread(self._run, ops, {}, {})
@@ -179,18 +179,18 @@ class ChromaStore(BaseStore):
         """What a batch needs embedded, each text once: (of its writes, of its queries)."""
         if self.embeddings is None:
             return [], []
-        texts = {text: None for put in _last_puts(ops) for text in self._indexed(put)}
+        texts = {text: None for put in _last_puts(ops) for text in self._indexed_texts(put)}
         queries = {op.query: None for op in ops if isinstance(op, SearchOp) and op.query}
         return list(texts), list(queries)
 
-    def _indexed(self, put: PutOp) -> list[str]:
+    def _indexed_texts(self, put: PutOp) -> list[str]:
         """The texts of an item that get a vector each."""
         if put.value is None or put.index is False or self.embeddings is None:
             return []
         fields = self._fields if put.index is None else [tokenize_path(path) for path in put.index]
         return [text for tokens in fields for text in get_text_at_path(put.value, "$" if tokens == ["$"] else tokens)]
 
-    def _unit(self, rows: Sequence[Sequence[float]]) -> Vectors:
+    def _unit(self, rows: Sequence[Sequence[float]]) -> VectorArray:
         """Rows as float32 of unit length, (n, dims); a zero row stays zero and is similar to nothing."""
         matrix = np.asarray(rows, dtype=np.float32)
         if matrix.ndim != 2 or matrix.shape[1] != self._dims:
@@ -199,9 +199,11 @@ class ChromaStore(BaseStore):
                 "give the embedder's own dimension"
             )
         norm = np.linalg.norm(matrix, axis=1, keepdims=True)
-        return cast(Vectors, matrix / np.where(norm == 0, 1, norm))
+        return cast(VectorArray, matrix / np.where(norm == 0, 1, norm))
 
-    def _run(self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, Vectors]) -> list[Result]:
+    def _run(
+        self, ops: Sequence[Op], embedded: Mapping[str, Sequence[float]], asked: Mapping[str, VectorArray]
+    ) -> list[Result]:
         with self._lock:
             if self._closed:
                 raise UserError("the memory is closed: open it again before using it")
@@ -219,7 +221,7 @@ class ChromaStore(BaseStore):
                 self._write(puts, embedded)
             return results
 
-    def _read(self, op: Op, asked: Mapping[str, Vectors]) -> Result:
+    def _read(self, op: Op, asked: Mapping[str, VectorArray]) -> Result:
         match op:
             case GetOp():
                 entry = self._items.get(op.namespace, {}).get(op.key)
@@ -233,12 +235,12 @@ class ChromaStore(BaseStore):
             case _:
                 raise ValueError(f"a store knows GetOp, SearchOp, ListNamespacesOp and PutOp, got {type(op).__name__}")
 
-    def _under(self, prefix: Name) -> Iterator[_Entry]:
+    def _under(self, prefix: Namespace) -> Iterator[_Entry]:
         for namespace, entries in self._items.items():
             if namespace[: len(prefix)] == prefix:
                 yield from entries.values()
 
-    def _search(self, op: SearchOp, asked: Mapping[str, Vectors]) -> list[SearchItem]:
+    def _search(self, op: SearchOp, asked: Mapping[str, VectorArray]) -> list[SearchItem]:
         prefix, stop = tuple(op.namespace_prefix), op.offset + op.limit
         if op.query and asked:
             return self._nearest(op, prefix, asked[op.query])
@@ -248,9 +250,9 @@ class ChromaStore(BaseStore):
                 break
             if _matches(entry, op.filter):
                 kept.append(entry)
-        return [entry.found(None) for entry in kept[op.offset : stop]]
+        return [entry.search_item(None) for entry in kept[op.offset : stop]]
 
-    def _nearest(self, op: SearchOp, prefix: Name, query: Vectors) -> list[SearchItem]:
+    def _nearest(self, op: SearchOp, prefix: Namespace, query: VectorArray) -> list[SearchItem]:
         """Exact cosine ranking; items without vectors come last, without a score."""
         if prefix not in self._matrices:
             entries = list(self._under(prefix))
@@ -270,9 +272,9 @@ class ChromaStore(BaseStore):
                 break
             if _matches(entries[i], op.filter):
                 page.append((entries[i], float(scores[i])))
-        return [e.found(None if e.vectors is None else score) for e, score in page[op.offset :]]
+        return [e.search_item(None if e.vectors is None else score) for e, score in page[op.offset :]]
 
-    def _list(self, op: ListNamespacesOp) -> list[Name]:
+    def _list(self, op: ListNamespacesOp) -> list[Namespace]:
         names = [n for n in self._items if all(_fits(n, c) for c in op.match_conditions or ())]
         return sorted({n[: op.max_depth] for n in names})[op.offset : op.offset + op.limit]
 
@@ -286,7 +288,7 @@ class ChromaStore(BaseStore):
                 continue
             # No two writes share a time, so that the order of writing is the order after loading, too.
             self._latest = now = max(datetime.now(UTC), self._latest + timedelta(microseconds=1))
-            rows = [embedded[text] for text in self._indexed(put)]
+            rows = [embedded[text] for text in self._indexed_texts(put)]
             vectors = self._unit(rows) if rows else None
             kept.append(_Entry(put.namespace, put.key, _json(put), old.created_at if old else now, now, vectors))
         if self._chroma:
@@ -351,7 +353,7 @@ class _Chroma:
             lock = FileLock(directory / "owner.lock", thread_local=False)  # any thread may close the store
             lock.acquire(timeout=0)
         except Timeout:
-            raise UserError(self._taken(directory)) from None
+            raise UserError(self._owner_message(directory)) from None
         except OSError as error:
             raise UserError(f"memory at {self.where} cannot be opened: {error.strerror or error}") from error
         self._lock = lock
@@ -387,7 +389,7 @@ class _Chroma:
         with self._errors("open"):
             (directory / "owner.pid").write_text(str(os.getpid()), encoding="utf-8")
 
-    def _taken(self, directory: Path) -> str:
+    def _owner_message(self, directory: Path) -> str:
         try:
             pid = (directory / "owner.pid").read_text(encoding="utf-8")
         except OSError:
@@ -410,7 +412,7 @@ class _Chroma:
                 f"memory at {self.where} has layout {schema}, this learngraph knows layout {SCHEMA}: "
                 "install the version that wrote it, or a newer one"
             )
-        self._vectors = self._indexed()
+        self._vectors = self._vector_collection()
         if embedder is None:
             return
         name, dims = embedder
@@ -428,7 +430,7 @@ class _Chroma:
                 f"asked for {name} ({dims}): open it with that embedder, or export it into a new directory"
             )
 
-    def _indexed(self) -> Any:
+    def _vector_collection(self) -> Any:
         from chromadb.errors import NotFoundError
 
         try:
@@ -443,7 +445,7 @@ class _Chroma:
             plain = self._items.get(**chosen, include=["metadatas"])
             entries = {id: _entry(meta) for id, meta in zip(plain["ids"], plain["metadatas"], strict=True)}
             if self._vectors is None and not self.owned:  # another client may have made it since
-                self._vectors = self._indexed()
+                self._vectors = self._vector_collection()
             if self._vectors is not None:
                 found = self._vectors.get(**chosen, include=["metadatas", "embeddings"])
                 if ids:
@@ -454,11 +456,11 @@ class _Chroma:
                         "metadatas": found["metadatas"] + more["metadatas"],
                         "embeddings": [*found["embeddings"], *more["embeddings"]],
                     }
-                self._add_indexed(entries, found)
+                self._join_vectors(entries, found)
         return sorted(entries.values(), key=lambda e: (e.created_at, e.id))
 
     @staticmethod
-    def _add_indexed(entries: dict[str, _Entry], found: Mapping[str, Any]) -> None:
+    def _join_vectors(entries: dict[str, _Entry], found: Mapping[str, Any]) -> None:
         """Join items and their vectors. What an interrupted write left behind is older than its item and is not shown."""
         rows: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         for id, meta, row in zip(found["ids"], found["metadatas"], found["embeddings"], strict=True):
@@ -580,12 +582,12 @@ def _records(entry: _Entry) -> list[tuple[str, list[float], dict[str, Any]]]:
     ]
 
 
-def _where(prefix: Name) -> dict[str, Any]:
+def _where(prefix: Namespace) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{f"ns{i}": label} for i, label in enumerate(prefix)]
     return parts[0] if len(parts) == 1 else {"$and": parts}
 
 
-def _checked(ops: Iterable[Op]) -> list[Op]:
+def _validate_ops(ops: Iterable[Op]) -> list[Op]:
     ops = list(ops)
     for op in ops:
         validate_op_namespace(op)
@@ -677,7 +679,7 @@ def _operate(value: Any, operator: str, operand: Any) -> bool:
             raise ValueError(f"a filter knows $eq, $ne, $gt, $gte, $lt, $lte, got {operator!r}")
 
 
-def _fits(namespace: Name, condition: MatchCondition) -> bool:
+def _fits(namespace: Namespace, condition: MatchCondition) -> bool:
     path = tuple(condition.path)
     if len(namespace) < len(path):
         return False

@@ -72,7 +72,7 @@ class Journal:
         return found[::-1]
 
     @property
-    def durable(self) -> bool:
+    def is_durable(self) -> bool:
         """Whether there is a file."""
         return self._rows.path is not None
 

@@ -48,7 +48,7 @@ class Rows:
                     break
                 try:
                     row = json.loads(line)
-                    self._rows[row["id"]] = self._kept(row)
+                    self._rows[row["id"]] = self._fields_in_memory(row)
                 except (ValueError, KeyError, TypeError) as error:
                     raise RowsError(f"{path}, line {number}: expected a JSON object with an id, got {line[:60]!r}") from error
                 end += len(line)
@@ -69,9 +69,9 @@ class Rows:
                 except OSError as error:
                     os.truncate(self.path, end)  # half a row must not stand before the next one
                     raise RowsError(f"cannot write to {self.path}: {error.strerror}; the rows before are kept") from error
-            self._rows[row["id"]] = self._kept(row)
+            self._rows[row["id"]] = self._fields_in_memory(row)
 
-    def _kept(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _fields_in_memory(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
 
     def sync(self) -> None:

@@ -19,7 +19,7 @@ from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp,
 
 from ..records import UserError
 
-__all__ = ["BadRecord", "Record", "Shelf", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
+__all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
 PAGE = 1000  # items a search
@@ -39,7 +39,7 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
-class Shelf(Generic[R]):
+class RecordStore(Generic[R]):
     """The records of one type in one namespace of a store.
 
     `index` names the fields that the store's vector index embeds, if it has one; none unless asked, because embedding
@@ -169,7 +169,7 @@ class _Wrong(Exception):
         self.path = list(path)
 
 
-def _expected(what: str, value: Any) -> _Wrong:
+def _mismatch(what: str, value: Any) -> _Wrong:
     shown = json.dumps(value, default=repr)
     return _Wrong(f"expected {what}, got {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
@@ -209,7 +209,7 @@ def _plain(kind: type) -> Callable[[Any], Any]:
             return value
         if kind is float and type(value) is int:
             return float(value)
-        raise _expected(_PLAIN[kind], value)
+        raise _mismatch(_PLAIN[kind], value)
 
     return read
 
@@ -221,7 +221,7 @@ def _object(record: type) -> Callable[[Any], Any]:
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
-            raise _expected(f"a {record.__name__} as an object", value)
+            raise _mismatch(f"a {record.__name__} as an object", value)
         if unknown := value.keys() - readers.keys():
             raise _Wrong(f"{record.__name__} has no such field; it has {', '.join(readers)}", "." + min(unknown))
         if missing := needed - value.keys():
@@ -241,7 +241,7 @@ def _object(record: type) -> Callable[[Any], Any]:
 def _sequence(kind: Callable[[list[Any]], Any], reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, list | tuple):
-            raise _expected("a list", value)
+            raise _mismatch("a list", value)
         found = []
         for i, item in enumerate(value):
             try:
@@ -257,7 +257,7 @@ def _sequence(kind: Callable[[list[Any]], Any], reader: Callable[[Any], Any]) ->
 def _mapping(reader: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise _expected("an object", value)
+            raise _mismatch("an object", value)
         found = {}
         for key, item in value.items():
             try:
@@ -282,7 +282,7 @@ def _either(readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
         if deepest.path:
             raise deepest
         said = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
-        raise _expected(" or ".join(said), value)
+        raise _mismatch(" or ".join(said), value)
 
     return read
 
@@ -291,6 +291,6 @@ def _one_of(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if value in allowed:
             return value
-        raise _expected("one of " + ", ".join(map(json.dumps, allowed)), value)
+        raise _mismatch("one of " + ", ".join(map(json.dumps, allowed)), value)
 
     return read

@@ -38,13 +38,13 @@ def advantages(q: Mapping[str, float], value: float) -> dict[str, float]:
     return {action: q_a - value for action, q_a in q.items()}
 
 
-def normalised(a: Mapping[str, float], epsilon: float = 1e-6) -> dict[str, float]:
+def normalise_advantages(a: Mapping[str, float], epsilon: float = 1e-6) -> dict[str, float]:
     """Eq. 25: A~(s, a) = A(s, a) / (max_b |A(s, b)| + epsilon), within [-1, 1]."""
     scale = max((abs(x) for x in a.values()), default=0.0) + epsilon
     return {action: x / scale for action, x in a.items()}
 
 
-def updated(logits: Sequence[float], shifts: Sequence[float], beta: float) -> list[float]:
+def update_logits(logits: Sequence[float], shifts: Sequence[float], beta: float) -> list[float]:
     """Eq. 10: z'(s, a) = z(s, a) + beta * A(s, a), in nats."""
     return [z + beta * shift for z, shift in zip(logits, shifts, strict=True)]
 
@@ -67,12 +67,12 @@ def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
     return [w / total for w in weights]
 
 
-def sample(probabilities: Sequence[float], random: Random) -> int:
+def sample_index(probabilities: Sequence[float], random: Random) -> int:
     """Draw an index."""
     return random.choices(range(len(probabilities)), probabilities)[0]
 
 
-def draw(*where: object) -> Random:
+def seeded_random(*where: object) -> Random:
     """A random generator for one decision, made from where it stands (run, episode, step, purpose).
 
     The same place always draws the same numbers, so a step that is executed again decides the same.
@@ -104,7 +104,7 @@ def reference_exploration(neighbours: Iterable[Neighbour], exponent: float = 0.6
     return min(max(1 / (1 + max(confidences)), 0.05), 0.8) if confidences else 0.8
 
 
-def reference_normalised(a: Mapping[str, float]) -> dict[str, float]:
+def reference_normalise_advantages(a: Mapping[str, float]) -> dict[str, float]:
     """The reference code's scaling: by the largest positive advantage, else by the size of the smallest, else 0.
 
     So the best action always gets exactly 1, however small the gap (even a rounding error), and negatives have no bound.

@@ -10,32 +10,32 @@ from typing import ClassVar, Literal
 from typing_extensions import TypedDict
 
 from ...memory.records import Candidate, Estimate, Neighbour
-from ..state import Advice, Episode, Proposal, Recalled, Updated, Visits
+from ..state import Advice, Episode, Proposal, Recalled, UpdatedLogits, Visits
 from .advantage import (
     action_values,
     advantages,
-    draw,
-    normalised,
+    normalise_advantages,
     reference_exploration,
-    reference_normalised,
-    sample,
+    reference_normalise_advantages,
+    sample_index,
+    seeded_random,
     softmax,
     state_value,
     unseen_value,
-    updated,
+    update_logits,
 )
-from .policies import log_normalised
+from .policies import log_softmax
 
 
-class Proposed(Episode, Visits, Proposal):
+class CandidatesWithNeighbours(Episode, Visits, Proposal):
     """Candidates, and what the memory holds about states like this one."""
 
 
-class Informed(Episode, Recalled, Proposal):
+class CandidatesWithStatistics(Episode, Recalled, Proposal):
     """The same, and how returns are distributed."""
 
 
-class Weighed(Episode, Visits, Proposal, Advice):
+class CandidatesWithAdvice(Episode, Visits, Proposal, Advice):
     """Candidates with what the memory makes of each."""
 
 
@@ -53,7 +53,7 @@ class Augment:
     admissible_only: bool = True
     """Only actions that the environment lists, where it lists any. The reference code does not ask."""
 
-    def __call__(self, state: Proposed) -> Proposal:
+    def __call__(self, state: CandidatesWithNeighbours) -> Proposal:
         candidates, admitted = state["candidates"], state["observation"].actions
         known = {c.action for c in candidates}
         logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
@@ -76,10 +76,10 @@ class PaperAdvice:
     alpha: float
     lam: float
 
-    def __call__(self, state: Proposed) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
-        random = draw(state["run"], state["episode"], state["step"], "explore")
+        random = seeded_random(state["run"], state["episode"], state["step"], "explore")
         q, explored = {}, set()
         for candidate in state["candidates"]:
             if candidate.action in seen:
@@ -91,7 +91,7 @@ class PaperAdvice:
             else:
                 q[candidate.action] = value
         a = advantages(q, value)
-        return _advice(state, value, q, a, normalised(a), _counts(seen), explored)
+        return _advice(state, value, q, a, normalise_advantages(a), _counts(seen), explored)
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class ReferenceAdvice:
 
     alpha: float
 
-    def __call__(self, state: Proposed) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
-        random = draw(state["run"], state["episode"], state["step"], "explore")
+        random = seeded_random(state["run"], state["episode"], state["step"], "explore")
         chance = reference_exploration(neighbours)
         q = {action: mean for action, (_, mean) in seen.items()} if visits else {}
         explored = set()
@@ -116,7 +116,7 @@ class ReferenceAdvice:
                 q[candidate.action] = unseen_value(value, visits, self.alpha, explore) if visits else 0.0
         baseline = value if all(c.action in seen for c in state["candidates"]) else sum(q.values()) / len(q)
         a = advantages(q, baseline)
-        return _advice(state, baseline, q, a, reference_normalised(a), _counts(seen), explored)
+        return _advice(state, baseline, q, a, reference_normalise_advantages(a), _counts(seen), explored)
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,13 @@ class ShrunkAdvice:
     kappa: float
     bonus: float
 
-    def __call__(self, state: Informed) -> Advice:
+    def __call__(self, state: CandidatesWithStatistics) -> Advice:
         actions = [c.action for c in state["candidates"]]
         q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
         value = sum(q.values()) / len(q)
         a = advantages(q, value)
         top = max(a, key=lambda action: abs(a[action]))
-        scale = abs(a[top]) + visit_spread(state["neighbours"], state["variance"]) / (counts[top] + self.kappa) ** 0.5
+        scale = abs(a[top]) + visit_std(state["neighbours"], state["variance"]) / (counts[top] + self.kappa) ** 0.5
         shifts = {
             action: (a[action] / scale if scale > 1e-12 else 0.0) + self.bonus / (1 + counts[action]) ** 0.5
             for action in actions
@@ -162,7 +162,7 @@ def shrunk_values(
     return {a: (totals[a] + kappa * average) / (counts[a] + kappa) for a in actions}, counts
 
 
-def visit_spread(neighbours: Sequence[Neighbour], variance: float) -> float:
+def visit_std(neighbours: Sequence[Neighbour], variance: float) -> float:
     """Standard deviation of a single visit's return, in reward units, pooled over the neighbours' own deviations.
 
     The variance over everything in scope counts as one more degree of freedom: a single visit says nothing about noise.
@@ -172,7 +172,7 @@ def visit_spread(neighbours: Sequence[Neighbour], variance: float) -> float:
 
 
 def _advice(
-    state: Proposed | Informed,
+    state: CandidatesWithNeighbours | CandidatesWithStatistics,
     value: float,
     q: Mapping[str, float],
     a: Mapping[str, float],
@@ -199,13 +199,13 @@ class Modulate:
 
     beta: float
     """Nats by which the largest advantage moves a logit."""
-    floor: float = 0.0
+    min_prior: float = 0.0
     """The least prior probability that a candidate is taken to have, so that what a model all but rules out can still be
     learned; 0 takes the prior as it is."""
 
-    def __call__(self, state: Weighed) -> Updated:
+    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
         # Where nothing is remembered there is nothing to set against the model's belief, and it stays as it is.
-        lowest = math.log(self.floor) if self.floor and state["neighbours"] else -math.inf
+        lowest = math.log(self.min_prior) if self.min_prior and state["neighbours"] else -math.inf
         return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
 
 
@@ -216,25 +216,25 @@ class ReferenceModulate:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Weighed) -> Updated:
+    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
         policy = [c for c in state["candidates"] if c.source == "policy"]
-        chances = softmax(log_normalised([c.logit for c in policy]))
+        chances = softmax(log_softmax([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
         beta = min(1 + 0.5 * state["episode"] / 50, 1.5)
         return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def _update(state: Weighed, scores: Sequence[float], beta: float) -> Updated:
-    logits = updated(scores, [e.shift for e in state["estimates"]], beta)
+def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> UpdatedLogits:
+    logits = update_logits(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
     return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}
 
 
-class Decision(Episode, Proposal):
+class FinalCandidates(Episode, Proposal):
     """Candidates whose logits are final."""
 
 
-class Chosen(TypedDict):
+class ChosenAction(TypedDict):
     """What to do."""
 
     action: str
@@ -249,11 +249,11 @@ class Choose:
     temperature: float = 1.0
     """0 takes the first of the highest."""
 
-    def __call__(self, state: Decision) -> Chosen:
+    def __call__(self, state: FinalCandidates) -> ChosenAction:
         logits = [c.logit for c in state["candidates"]]
         if self.temperature == 0 or len(logits) == 1:
             picked = logits.index(max(logits))
         else:
-            random = draw(state["run"], state["episode"], state["step"], "choose")
-            picked = sample(softmax(logits, self.temperature), random)
+            random = seeded_random(state["run"], state["episode"], state["step"], "choose")
+            picked = sample_index(softmax(logits, self.temperature), random)
         return {"action": state["candidates"][picked].action}

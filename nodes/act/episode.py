@@ -43,11 +43,11 @@ class Begin:
     role: ClassVar[str] = "environment"
 
     environment: Environment
-    fresh: Mapping[str, Any] = field(default_factory=dict)
+    initial_values: Mapping[str, Any] = field(default_factory=dict)
     """What a method's own channels hold at the start."""
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether the world may take a while: see `graphs.flow.waits`."""
         return not getattr(self.environment, "instant", False)
 
@@ -64,7 +64,7 @@ class Begin:
             "plan": [],
             "note": "",
             "usage": Usage(),
-            **self.fresh,
+            **self.initial_values,
         }
 
 
@@ -79,15 +79,15 @@ class Act:
 
     environment: Environment
     journal: Journal
-    detail: tuple[str, ...] = ()
+    journal_channels: tuple[str, ...] = ()
     """Channels that go into the journal's row beside the step, for whoever reads the run later."""
-    spent: tuple[str, ...] = ()
+    clear_lists: tuple[str, ...] = ()
     """Lists that belong to the decision just carried out: emptied, so that later checkpoints do not carry them along."""
-    dropped: tuple[str, ...] = ()
+    clear_values: tuple[str, ...] = ()
     """Other channels that belong to it: set to None."""
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether the world may take a while: see `graphs.flow.waits`. A row of the journal takes some microseconds."""
         return not getattr(self.environment, "instant", False)
 
@@ -103,7 +103,7 @@ class Act:
             task=state["task"].id,
             score=score,
             over=after.over,
-            **{name: _plain(state[name]) for name in self.detail},
+            **{name: _to_plain_data(state[name]) for name in self.journal_channels},
         )
         return {
             "observation": after,
@@ -112,24 +112,24 @@ class Act:
             "score": score,
             "best": max(state["best"], score),
             "earned": None if after.reward is None or state["earned"] is None else state["earned"] + after.reward,
-            **{name: [] for name in self.spent},
-            **dict.fromkeys(self.dropped),
+            **{name: [] for name in self.clear_lists},
+            **dict.fromkeys(self.clear_values),
         }
 
 
-def _plain(value: Any) -> Any:
+def _to_plain_data(value: Any) -> Any:
     if isinstance(value, list):
-        return [_plain(v) for v in value]
+        return [_to_plain_data(v) for v in value]
     # Records are flat where they stand in a list, so that their fields need no deep copy.
     return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
 
 
-def progress(state: Episode) -> Literal["next step", "over"]:
+def route_episode_end(state: Episode) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
 
 
-def replayed(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:
+def replay_actions(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:
     """The trajectory of these actions from the start of the task: a walkthrough as an agent would remember it.
 
     Args:
@@ -152,14 +152,14 @@ def replayed(environment: Environment, task: Task, actions: Sequence[str], run: 
     return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
 
 
-class Finished(Episode, Judged):
+class FinishedEpisode(Episode, Judged):
     """An episode that is over, with a reward (or none) for every step."""
 
     used: NotRequired[list[str]]
     """Ids of the trajectories it consulted, where the method consults any."""
 
 
-def finished(state: Finished, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
+def build_trajectory(state: FinishedEpisode, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
     """The attempt of an episode that is over, with the rewards that it was judged to deserve; its steps are made durable."""
     steps, rewards = journal.history(state["head"]), state["rewards"]
     wrong = [r for r in rewards if r is not None and not (isinstance(r, float | int) and math.isfinite(r))]

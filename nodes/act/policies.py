@@ -31,7 +31,7 @@ from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
 from ..state import Episode, Proposal
 
-FLOOR = 1e-3
+MIN_CONFIDENCE = 1e-3
 """The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
 
 
@@ -47,24 +47,24 @@ class Scorer(Protocol):
         ...
 
 
-class Seen(Protocol):
+class PromptView(Protocol):
     """What a prompt shows of a state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
-class Recent(Seen):
+class RecentStepsPrompt(PromptView):
     """The task, the last steps of the episode, the present observation."""
 
     journal: Journal
-    last: int | None = None
+    max_steps: int | None = None
     """How many steps at most; None: all of them."""
     brief: str = ""
     """What the system message says of the method."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        steps = () if self.last == 0 else self.journal.history(state["head"], last=self.last)
+        steps = () if self.max_steps == 0 else self.journal.history(state["head"], last=self.max_steps)
         return {
             "brief": self.brief,
             "instruction": state["task"].instruction,
@@ -73,7 +73,7 @@ class Recent(Seen):
         }
 
 
-def log_normalised(logits: Sequence[float]) -> list[float]:
+def log_softmax(logits: Sequence[float]) -> list[float]:
     """Subtract the log of the sum of the exponentials: log-probabilities over these options, <= 0, in nats."""
     top = max(logits)
     total = top + math.log(sum(math.exp(z - top) for z in logits))
@@ -91,9 +91,9 @@ def steps_text(steps: Sequence[Transition]) -> str:
     return "".join(line + "\n" for line in lines)
 
 
-def candidates(actions: Sequence[str], logits: Sequence[float]) -> list[Candidate]:
+def candidates_from_logits(actions: Sequence[str], logits: Sequence[float]) -> list[Candidate]:
     """Pair actions with their normalised logits."""
-    return [Candidate(a, z) for a, z in zip(actions, log_normalised(logits), strict=True)]
+    return [Candidate(a, z) for a, z in zip(actions, log_softmax(logits), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ class UniformPolicy:
     role: ClassVar[str] = "compute"
 
     def __call__(self, state: Episode) -> Proposal:
-        actions = listed(state, "uniform")
-        return {"candidates": candidates(actions, [0.0] * len(actions))}
+        actions = admissible_actions(state, "uniform")
+        return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
 
 
 @dataclass(frozen=True)
@@ -114,22 +114,22 @@ class LocalPolicy:
     role: ClassVar[str] = "model"
 
     model: Scorer
-    seen: Seen
+    view: PromptView
     prompt: Prompt
     """Needs the values of `Seen` (`act/score`)."""
 
     def messages(self, state: State) -> list[BaseMessage]:
         """What the model is asked."""
-        return self.prompt.messages(**self.seen(state))
+        return self.prompt.messages(**self.view(state))
 
     def __call__(self, state: State) -> dict[str, Any]:  # all of it: what `seen` shows may be in any channel
-        actions = listed(state, "local")
+        actions = admissible_actions(state, "local")
         scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action is read, not written: no output tokens
-        return {"candidates": candidates(actions, scores), "usage": usage}
+        return {"candidates": candidates_from_logits(actions, scores), "usage": usage}
 
 
-def logprobs_policy(model: BaseChatModel, seen: Seen, prompts: Path | None = None) -> Ask:
+def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None = None) -> Ask:
     """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
 
     An option whose letter is not among the reported ones gets what is left of the probability, shared among such options,
@@ -138,17 +138,17 @@ def logprobs_policy(model: BaseChatModel, seen: Seen, prompts: Path | None = Non
     prompt = Prompt.load("act/choose", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        actions = listed(state, "logprobs")
+        actions = admissible_actions(state, "logprobs")
         if len(actions) > 20:
             raise PolicyError(
                 f"the logprobs policy can tell 20 options apart (APIs report 20 log-probabilities), but there are "
                 f"{len(actions)} admissible actions; use --policy verbalized"
             )
         options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
-        return prompt.messages(**seen(state), options=options)
+        return prompt.messages(**view(state), options=options)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        actions = listed(state, "logprobs")
+        actions = admissible_actions(state, "logprobs")
         content = (reply.response_metadata.get("logprobs") or {}).get("content") or []
         if not content:
             raise PolicyError(
@@ -165,7 +165,7 @@ def logprobs_policy(model: BaseChatModel, seen: Seen, prompts: Path | None = Non
                 if letter in letters:
                     seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
             if _letter(token["token"]) in seen:
-                return {"candidates": candidates(actions, _complete(seen, letters))}
+                return {"candidates": candidates_from_logits(actions, _complete(seen, letters))}
         raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {text(reply)[:40]!r}")
 
     again = Prompt.load("ask/again", prompts)
@@ -185,14 +185,14 @@ def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
     return [seen.get(letter, floor) for letter in letters]
 
 
-def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts: Path | None = None) -> Ask:
+def verbalized_policy(model: BaseChatModel, view: PromptView, count: int = 3, prompts: Path | None = None) -> Ask:
     """Ask for `count` actions with confidences; a logit is the log of the normalised confidence, with a floor."""
     prompt, admissible = Prompt.load("act/options", prompts), Prompt.load("act/admissible", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
         actions = state["observation"].actions
         count_ = min(count, len(actions)) if actions else count
-        return prompt.messages(**seen(state), count=count_, admissible=_admissible(admissible, actions))
+        return prompt.messages(**view(state), count=count_, admissible=_admissible(admissible, actions))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         options = json_object(text(reply)).get("options")
@@ -210,19 +210,23 @@ def verbalized_policy(model: BaseChatModel, seen: Seen, count: int = 3, prompts:
                 raise Unreadable(f"{action!r} is not one of the admissible actions")
             stated[action] = confidence
         total = sum(stated.values()) or 1.0
-        return {"candidates": candidates(list(stated), [math.log(max(c / total, FLOOR)) for c in stated.values()])}
+        return {
+            "candidates": candidates_from_logits(
+                list(stated), [math.log(max(c / total, MIN_CONFIDENCE)) for c in stated.values()]
+            )
+        }
 
     return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
 
 
 def act_policy(
     model: BaseChatModel,
-    seen: Seen,
+    view: PromptView,
     name: str = "act/write",
     prompts: Path | None = None,
     *,
-    free: bool = False,
-    vote: str = "",
+    free_text: bool = False,
+    vote_mark: str = "",
 ) -> Ask:
     """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply.
 
@@ -236,7 +240,7 @@ def act_policy(
 
     def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(
-            **seen(state), admissible=_admissible(some if free else admissible, state["observation"].actions)
+            **view(state), admissible=_admissible(some if free_text else admissible, state["observation"].actions)
         )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -244,19 +248,19 @@ def act_policy(
         action, actions = (written or "").strip().partition("\n")[0].strip(), state["observation"].actions
         if not action:
             raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
-        if actions and action not in actions and not free:
+        if actions and action not in actions and not free_text:
             raise Unreadable(f"{action!r} is not one of the admissible actions")
         proposed = {"candidates": [Candidate(action, 0.0)]}
-        if not vote:
+        if not vote_mark:
             return proposed
-        said = (_after(vote, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
+        said = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
         return {**proposed, "vote": said == "yes", "usage": Usage(malformed=int(said not in ("yes", "no")))}
 
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
 
 
 @dataclass(frozen=True)
-class Answer(Runnable[Any, Any]):
+class AnswerPolicy(Runnable[Any, Any]):
     """Propose the actions of a written answer one after the other; ask for an answer when there is none left."""
 
     role: ClassVar[str] = "model"
@@ -281,11 +285,11 @@ class Answer(Runnable[Any, Any]):
 
 def answer_policy(
     model: BaseChatModel,
-    seen: Seen,
-    actions: Callable[[str], Sequence[str]],
+    view: PromptView,
+    read_actions: Callable[[str], Sequence[str]],
     name: str = "act/answer",
     prompts: Path | None = None,
-) -> Answer:
+) -> AnswerPolicy:
     """Ask for a whole answer, and play it action by action.
 
     `actions` says what they are (an environment's `read`). An answer that cannot be read is played as it is: the world says
@@ -294,11 +298,11 @@ def answer_policy(
     prompt = Prompt.load(name, prompts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        first, *rest = [*actions(text(reply))] or [text(reply)]
+        first, *rest = [*read_actions(text(reply))] or [text(reply)]
         return {"candidates": [Candidate(first, 0.0)], "plan": rest}
 
     again = Prompt.load("ask/again", prompts)
-    return Answer(Ask(name, model, lambda state: prompt.messages(**seen(state)), read, again))
+    return AnswerPolicy(Ask(name, model, lambda state: prompt.messages(**view(state)), read, again))
 
 
 def _next(state: State) -> dict[str, Any] | None:
@@ -334,7 +338,7 @@ def json_object(reply: str) -> dict[str, Any]:
     return found
 
 
-def listed(state: State | Episode, policy: str) -> tuple[str, ...]:
+def admissible_actions(state: State | Episode, policy: str) -> tuple[str, ...]:
     """The admissible actions, for a policy that cannot do without them."""
     actions: tuple[str, ...] = state["observation"].actions
     if not actions:

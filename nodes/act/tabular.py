@@ -9,14 +9,14 @@ from ...memory.q_table import QTable
 from ...memory.records import Candidate, Trajectory
 from ...memory.storage.journal import Journal
 from ..state import Episode, Proposal
-from .advantage import draw
-from .decide import Chosen, Decision
+from .advantage import seeded_random
+from .decide import ChosenAction, FinalCandidates
 from .episode import Environment
-from .policies import listed
+from .policies import admissible_actions
 
 
 @dataclass(frozen=True)
-class LookUp:
+class LookUpQValues:
     """Q(s, a) of every admissible action. They stand in the place of logits, in reward units."""
 
     role: ClassVar[str] = "memory"
@@ -25,7 +25,7 @@ class LookUp:
     environment: Environment
 
     def __call__(self, state: Episode) -> Proposal:
-        actions = listed(state, "tabular")
+        actions = admissible_actions(state, "tabular")
         key = self.environment.abstract(state["observation"])
         values = self.table.values(state["run"], state["episode"], key, actions)
         return {"candidates": [Candidate(a, q, source="memory") for a, q in zip(actions, values, strict=True)]}
@@ -39,8 +39,8 @@ class EpsilonGreedy:
 
     epsilon: float
 
-    def __call__(self, state: Decision) -> Chosen:
-        random = draw(state["run"], state["episode"], state["step"], "choose")
+    def __call__(self, state: FinalCandidates) -> ChosenAction:
+        random = seeded_random(state["run"], state["episode"], state["step"], "choose")
         candidates = state["candidates"]
         if random.random() >= self.epsilon:
             top = max(c.logit for c in candidates)
@@ -49,7 +49,7 @@ class EpsilonGreedy:
 
 
 @dataclass(frozen=True)
-class Keep:
+class UpdateQTable:
     """Hand the finished episode to the table."""
 
     role: ClassVar[str] = "memory"

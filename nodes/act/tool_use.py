@@ -23,18 +23,30 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
-from ...memory.library import Library, Versions
+from ...memory.library import Library, LibraryVersions
 from ...memory.records import Task, UserError
 from ..ask import Ask, BadReply, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.lessons import lectured_system, shown, told
+from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
 from ..state import Choice, Episode, Planned
 from .episode import Begin
 
-__all__ = ["Dialogue", "Equip", "Submit", "Think", "ToolState", "Tools", "Toolset", "Use", "asked_for", "left", "trimmed"]
+__all__ = [
+    "BeginWithTools",
+    "Dialogue",
+    "Submit",
+    "Think",
+    "ToolFactory",
+    "ToolState",
+    "Toolset",
+    "UseTools",
+    "route_remaining_answer",
+    "route_tool_calls",
+    "trim_middle",
+]
 
 
-class Tools(Protocol):
+class ToolFactory(Protocol):
     """What gives a rollout its tools: entered when it begins to think, left when it has ended in whatever way.
 
     The tools of all rollouts have the same names and arguments. Tools that remember nothing may be given as a plain list.
@@ -62,24 +74,24 @@ class ToolState(TypedDict):
     """The reply that is submitted; empty until then."""
 
 
-class State(Episode, Planned, Choice, ToolState):
+class ToolUseState(Episode, Planned, Choice, ToolState):
     """What the nodes here see."""
 
     library: NotRequired[str]
 
 
-def trimmed(told: str, most: int) -> str:
+def trim_middle(content: str, max_chars: int) -> str:
     """A text of at most about `most` characters: its beginning and its end, with what was cut between."""
-    if len(told) <= most:
-        return told
-    head, tail = most - most // 2, most // 2
-    return f"{told[:head]}\n[… {len(told) - most:,} characters cut …]\n{told[len(told) - tail :]}"
+    if len(content) <= max_chars:
+        return content
+    head, tail = max_chars - max_chars // 2, max_chars // 2
+    return f"{content[:head]}\n[… {len(content) - max_chars:,} characters cut …]\n{content[len(content) - tail :]}"
 
 
 # The tools of the rollouts that are being played
 
 
-class Session(str):
+class SessionName(str):
     """A name like any other, of which one can tell when nobody holds it any more."""
 
 
@@ -87,37 +99,37 @@ class Session(str):
 class Toolset:
     """The tools that are open, by session."""
 
-    tools: Tools | None
+    factory: ToolFactory | None
     """None: the agent has no tools."""
     _open: dict[str, tuple[ExitStack, dict[str, BaseTool]]] = field(default_factory=dict, init=False, repr=False)
     _lock: Any = field(default_factory=RLock, init=False, repr=False)
     """One that its holder may take again: a forgotten session is closed at any moment."""
     _numbers: Iterator[int] = field(default_factory=count, init=False, repr=False)
 
-    def fresh(self) -> str:
+    def new_session(self) -> str:
         """The name of a new session, which is closed at the latest when the name is forgotten."""
-        session = Session(f"{os.getpid()}/{next(self._numbers)}")
+        session = SessionName(f"{os.getpid()}/{next(self._numbers)}")
         weakref.finalize(session, self.close, str(session))
         return session
 
-    def of(self, state: Mapping[str, Any]) -> dict[str, BaseTool]:
+    def open_tools(self, state: Mapping[str, Any]) -> dict[str, BaseTool]:
         """The rollout's tools by name, opened if they are not."""
-        if self.tools is None:
+        if self.factory is None:
             return {}
         with self._lock:
             found = self._open.get(state["session"])
             if found is None:
-                stack, given = ExitStack(), self.tools(state["run"], state["task"].id, state["episode"])
+                stack, given = ExitStack(), self.factory(state["run"], state["task"].id, state["episode"])
                 if isinstance(given, AbstractContextManager):
                     given = stack.enter_context(given)
                 found = self._open[str(state["session"])] = stack, {tool.name: tool for tool in given}
             return found[1]
 
-    def offered(self) -> list[BaseTool]:
+    def list_tools(self) -> list[BaseTool]:
         """The tools of any rollout, for their names and arguments; they are closed again."""
-        session = self.fresh()
-        with self.closing(session):
-            found = [*self.of({"session": session, "run": "", "task": Task("", ""), "episode": 0}).values()]
+        session = self.new_session()
+        with self.close_on_error(session):
+            found = [*self.open_tools({"session": session, "run": "", "task": Task("", ""), "episode": 0}).values()]
         self.close(session)
         return found
 
@@ -129,7 +141,7 @@ class Toolset:
             stack.close()
 
     @contextmanager
-    def closing(self, session: str) -> Iterator[None]:
+    def close_on_error(self, session: str) -> Iterator[None]:
         """Close the session if what follows fails or is cancelled."""
         try:
             yield
@@ -138,20 +150,20 @@ class Toolset:
             raise
 
     @property
-    def sessions(self) -> int:
+    def open_session_count(self) -> int:
         """How many are open."""
         return len(self._open)
 
 
 @dataclass(frozen=True)
-class Equip(Begin):
+class BeginWithTools(Begin):
     """Begin an episode with a name for its tools, and an empty dialogue."""
 
     toolset: Toolset | None = field(default=None, repr=False)
 
     def __call__(self, state: Episode) -> dict[str, Any]:
         begun = super().__call__(state)
-        session = self.toolset.fresh() if self.toolset else ""
+        session = self.toolset.new_session() if self.toolset else ""
         return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}
 
 
@@ -162,49 +174,54 @@ class Equip(Begin):
 class Dialogue:
     """What the model is shown: the task, under the lessons of its library, then all that was said and returned."""
 
-    solve: Prompt
+    task_prompt: Prompt
     """Needs $instruction and $observation (`tool_agent/solve`)."""
-    last: Prompt
+    last_turn_prompt: Prompt
     """What is said at the last turn (`tool_agent/last`)."""
-    lesson: Prompt | None = None
+    lessons_prompt: Prompt | None = None
     """What stands around lessons; needs $lessons (`training_free_grpo/lessons`)."""
-    versions: Versions | None = field(default=None, repr=False)
+    versions: LibraryVersions | None = field(default=None, repr=False)
     """Where libraries are looked up by name; None: there are no lessons."""
-    top: int = 0
+    lessons_per_prompt: int = 0
     """How many lessons are shown at most, the ones that fit the task best; 0: all."""
-    turns: int = 20
+    max_turns: int = 20
     """How often the model is asked at most."""
-    count: Callable[[str], int] = field(default=len, repr=False)
-    room: int = 2**31
+    count_tokens: Callable[[str], int] = field(default=len, repr=False)
+    max_tokens: int = 2**31
     """Tokens of a dialogue from which on the model has to answer."""
     _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Libraries by name: a version never changes."""
 
     def is_last(self, state: Mapping[str, Any]) -> bool:
         """Whether the model has to answer now: its turns are used up, or the window is nearly full."""
-        if state["turn"] + 1 >= self.turns:
+        if state["turn"] + 1 >= self.max_turns:
             return True
         said = sum(
-            self.count(text(message)) + sum(self.count(str(c["args"])) for c in _calls(message))
+            self.count_tokens(text(message)) + sum(self.count_tokens(str(c["args"])) for c in _calls(message))
             for message in state["messages"]
         )
-        return bool(state["messages"]) and said + sum(self.count(text(message)) for message in self.head(state)) > self.room
+        return (
+            bool(state["messages"])
+            and said + sum(self.count_tokens(text(message)) for message in self.head(state)) > self.max_tokens
+        )
 
     def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         """The system message and the task: the same at every turn."""
         task, first = state["task"], state["observation"].text
-        messages = self.solve.messages(instruction=task.instruction, observation=first)
-        if self.versions is None or self.lesson is None or not state.get("library"):
+        messages = self.task_prompt.messages(instruction=task.instruction, observation=first)
+        if self.versions is None or self.lessons_prompt is None or not state.get("library"):
             return messages
         name = state["library"]
         library = self._known.get(name)
         if library is None:
             library = self._known[name] = self.versions.at(name)
-        return lectured_system(messages, told(shown(library, task, first, self.top)), self.lesson)
+        return append_lessons(
+            messages, render_lessons(select_lessons(library, task, first, self.lessons_per_prompt)), self.lessons_prompt
+        )
 
     def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         said = [*self.head(state), *state["messages"]]
-        return [*said, *self.last.messages()] if self.is_last(state) else said
+        return [*said, *self.last_turn_prompt.messages()] if self.is_last(state) else said
 
 
 @dataclass(frozen=True)
@@ -220,20 +237,20 @@ class Think(Runnable[Any, Any]):
     """A chat model with `bind_tools`."""
     toolset: Toolset = field(repr=False)
     dialogue: Dialogue = field(repr=False)
-    again: Prompt = field(repr=False)
+    retry_prompt: Prompt = field(repr=False)
     """See `nodes.ask.Ask`."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Bound to the model at every call: its temperature."""
     asks: str = "tool_agent/solve"
 
     @property
-    def turns(self) -> int:
+    def max_turns(self) -> int:
         """How often the model is asked at most."""
-        return self.dialogue.turns
+        return self.dialogue.max_turns
 
     def ask(self, state: Mapping[str, Any]) -> Ask:
         """The question, of a model that knows the rollout's tools."""
-        tools, last = list(self.toolset.of(state).values()), self.dialogue.is_last(state)
+        tools, last = list(self.toolset.open_tools(state).values()), self.dialogue.is_last(state)
         model: Any = self.model
         if tools:
             if not hasattr(model, "bind_tools"):
@@ -246,24 +263,24 @@ class Think(Runnable[Any, Any]):
             said, calls = text(reply).strip(), _calls(reply)
             if not calls and not said and not last:
                 raise Unreadable("asked for a call of a tool or an answer, got an empty reply")
-            told = state["transcript"] + (_done(said) if said else "")
+            told = state["transcript"] + (_action_text(said) if said else "")
             if last or not calls:
                 return {"turn": state["turn"] + 1, "answer": said, "transcript": told}
-            messages = [*state["messages"], _identified(reply, state["turn"])]
+            messages = [*state["messages"], _with_call_ids(reply, state["turn"])]
             return {"turn": state["turn"] + 1, "messages": messages, "transcript": told}
 
-        return Ask(self.asks, model, self.dialogue, read, self.again, lost=_nothing)
+        return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with self.toolset.closing(input["session"]):
+        with self.toolset.close_on_error(input["session"]):
             return self.ask(input).invoke(input, config)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        with self.toolset.closing(input["session"]):
+        with self.toolset.close_on_error(input["session"]):
             return await self.ask(input).ainvoke(input, config)
 
 
-def _nothing(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
+def _empty_answer(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
     """Nothing but empty replies came: an empty answer, which the world judges."""
     return {"turn": state["turn"] + 1, "answer": ""}
 
@@ -275,7 +292,7 @@ def _calls(message: BaseMessage) -> list[dict[str, Any]]:
     return [*map(dict, message.tool_calls), *map(dict, message.invalid_tool_calls)]
 
 
-def _identified(reply: AIMessage, turn: int) -> AIMessage:
+def _with_call_ids(reply: AIMessage, turn: int) -> AIMessage:
     """The reply with an id for every call, each one another: by it an answer is known."""
     taken = set[str]()
     fixed: list[list[Any]] = []
@@ -292,7 +309,7 @@ def _identified(reply: AIMessage, turn: int) -> AIMessage:
     return reply.model_copy(update={"tool_calls": fixed[0], "invalid_tool_calls": fixed[1]})
 
 
-def asked_for(state: State) -> Literal["call tools", "answer"]:
+def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
     """Router: what the model wants. A reply with calls joins the dialogue, and is then answered; an answer does not."""
     return "call tools" if state["messages"] and isinstance(state["messages"][-1], AIMessage) else "answer"
 
@@ -301,7 +318,7 @@ def asked_for(state: State) -> Literal["call tools", "answer"]:
 
 
 @dataclass(frozen=True)
-class Use(Runnable[Any, Any]):
+class UseTools(Runnable[Any, Any]):
     """Carry out the calls of the last reply, one after the other in their order, and answer each.
 
     What a call does wrong (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) the model is
@@ -311,14 +328,14 @@ class Use(Runnable[Any, Any]):
     role: ClassVar[str] = "environment"
 
     toolset: Toolset = field(repr=False)
-    output: int = 8000
+    max_output_chars: int = 8000
     """Characters of a tool's answer that the model is shown."""
-    shown: int = 1000
+    max_transcript_chars: int = 1000
     """Characters of it in the transcript."""
 
     def _play(self, state: Mapping[str, Any]) -> Generator[tuple[BaseTool, dict[str, Any]], Any, dict[str, Any]]:
         """Yields a tool with its call, is sent what it returned or raised; returns the update."""
-        tools = self.toolset.of(state)
+        tools = self.toolset.open_tools(state)
         answers, told = list[ToolMessage](), state["transcript"]
         for call in _calls(state["messages"][-1]):
             name, id = str(call.get("name") or ""), str(call["id"])
@@ -332,7 +349,7 @@ class Use(Runnable[Any, Any]):
                 came = yield tools[name], {"name": name, "args": dict(call["args"]), "id": id, "type": "tool_call"}
             message = self._message(came, name, id)
             answers.append(message)
-            told += _done(_called(call)) + _seen(trimmed(text(message), self.shown))
+            told += _action_text(_call_text(call)) + _observation_text(trim_middle(text(message), self.max_transcript_chars))
         return {
             "messages": [*state["messages"], *answers],
             "tool_calls": state["tool_calls"] + len(answers),
@@ -341,17 +358,17 @@ class Use(Runnable[Any, Any]):
 
     def _message(self, came: Any, name: str, id: str) -> ToolMessage:
         if isinstance(came, ToolMessage):
-            said = trimmed(came.content, self.output) if isinstance(came.content, str) else came.content
+            said = trim_middle(came.content, self.max_output_chars) if isinstance(came.content, str) else came.content
             return came.model_copy(update={"content": said, "tool_call_id": id, "artifact": None})
         if isinstance(came, Exception):
             came = f"{type(came).__name__}: {came}"
-            return ToolMessage(trimmed(came, self.output), tool_call_id=id, name=name, status="error")
+            return ToolMessage(trim_middle(came, self.max_output_chars), tool_call_id=id, name=name, status="error")
         status: Any = "error" if isinstance(came, str) else "success"
-        return ToolMessage(trimmed(str(came), self.output), tool_call_id=id, name=name, status=status)
+        return ToolMessage(trim_middle(str(came), self.max_output_chars), tool_call_id=id, name=name, status=status)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         play = self._play(input)
-        with self.toolset.closing(input["session"]):
+        with self.toolset.close_on_error(input["session"]):
             try:
                 tool, call = next(play)
                 while True:
@@ -367,7 +384,7 @@ class Use(Runnable[Any, Any]):
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         play = self._play(input)
-        with self.toolset.closing(input["session"]):
+        with self.toolset.close_on_error(input["session"]):
             try:
                 tool, call = next(play)
                 while True:
@@ -386,7 +403,7 @@ def _arguments(tool: BaseTool) -> str:
     return ", ".join(tool.args) or "no fields"
 
 
-def _called(call: Mapping[str, Any]) -> str:
+def _call_text(call: Mapping[str, Any]) -> str:
     """A call as the transcript has it."""
     args = call.get("args")
     if isinstance(args, Mapping):
@@ -395,12 +412,12 @@ def _called(call: Mapping[str, Any]) -> str:
     return f"{call.get('name') or '(no name)'}: {args or ''}"
 
 
-def _done(said: str) -> str:
+def _action_text(said: str) -> str:
     """What the agent did, in a transcript: further lines are set in."""
     return "> " + said.replace("\n", "\n  ") + "\n"
 
 
-def _seen(said: str) -> str:
+def _observation_text(said: str) -> str:
     """What it saw."""
     return "".join(f"| {line}\n" for line in said.splitlines())
 
@@ -416,19 +433,19 @@ class Submit:
     """
 
     role: ClassVar[str] = "compute"
-    waits: ClassVar[bool] = True
+    is_blocking: ClassVar[bool] = True
     """For a process to end, when there is one."""
 
     read: Callable[[str], Sequence[str]] = field(repr=False)
     """The actions of a written answer (an environment's `read`)."""
     toolset: Toolset = field(repr=False)
 
-    def __call__(self, state: State) -> dict[str, Any]:
+    def __call__(self, state: ToolUseState) -> dict[str, Any]:
         self.toolset.close(state["session"])
         first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
         return {"action": first, "plan": rest}
 
 
-def left(state: State) -> Literal["next step", "over"]:
+def route_remaining_answer(state: ToolUseState) -> Literal["next step", "over"]:
     """Router: is anything of the answer left to submit?"""
     return "next step" if state["plan"] and not state["observation"].over else "over"

@@ -40,14 +40,14 @@ from ..prompt import Prompt
 from ..state import Episode, Judged
 
 __all__ = [
-    "WITHOUT",
+    "NO_REWARDS_REASON",
     "Ensemble",
     "EnvironmentJudge",
     "Judge",
     "NoJudge",
-    "Reference",
+    "ReferenceAnswer",
+    "RewardRule",
     "RuleJudge",
-    "Verify",
     "ZeroJudge",
     "model_judge",
     "pairwise_judge",
@@ -57,17 +57,17 @@ __all__ = [
 Judge = Callable[[Any], Any] | Runnable[Any, Any]
 """A node from a finished episode to `Judged` (and `usage`, if a model was asked)."""
 
-Verify = Callable[[Task, Sequence[str]], Iterable[float | None]]
+RewardRule = Callable[[Task, Sequence[str]], Iterable[float | None]]
 """A rule: the task and the actions taken -> a reward per step, None where the rule cannot tell."""
 
-Reference = Callable[[Task], Sequence[str]]
+ReferenceAnswer = Callable[[Task], Sequence[str]]
 """The fixed answer that attempts at a task are compared with: a text, or the actions it is made of (an environment's `gold`)."""
 
-WITHOUT = "this method goes without rewards"
+NO_REWARDS_REASON = "this method goes without rewards"
 """What `NoJudge` says."""
 
 _STEP, _WHOLE, _HINDSIGHT = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
-_COMPARED = (1.0, 10.0)
+_COMPARISON = (1.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class RuleJudge:
     """
 
     role: ClassVar[str] = "compute"
-    waits: ClassVar[bool] = True
+    is_blocking: ClassVar[bool] = True
     """A user's function: it may run a program or ask a server, and is called in a thread where others would wait for it."""
 
-    verify: Verify
+    reward_rule: RewardRule
     journal: Journal
 
     def __call__(self, state: Episode) -> Judged:
         actions = tuple(step.action for step in self.journal.history(state["head"]))
         try:
-            rewards = _listed(self.verify(state["task"], actions), len(actions))
+            rewards = _parse_rule_rewards(self.reward_rule(state["task"], actions), len(actions))
         except Unreadable as wrong:
             why = str(wrong)
         except Exception as error:  # a user's function
@@ -111,7 +111,7 @@ class RuleJudge:
         return {"rewards": [None] * len(actions), "unjudged": " ".join(why.split())}
 
 
-def _listed(given: Any, asked: int) -> list[float | None]:
+def _parse_rule_rewards(given: Any, asked: int) -> list[float | None]:
     """What a rule gave, as `asked` plain numbers; `Unreadable` says what is wrong with it."""
     # Text, bytes, a dict's keys and a set can be gone through too, and may hold numbers that are no rewards in order.
     if isinstance(given, str | bytes | bytearray | Mapping | Set) or not isinstance(given, Iterable):
@@ -164,7 +164,7 @@ class NoJudge:
     role: ClassVar[str] = "compute"
 
     def __call__(self, state: Episode) -> Judged:
-        return {"rewards": [None] * state["step"], "unjudged": WITHOUT}
+        return {"rewards": [None] * state["step"], "unjudged": NO_REWARDS_REASON}
 
 
 def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> Ask:
@@ -177,12 +177,14 @@ def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | Non
     def messages(state: State) -> list[BaseMessage]:
         steps = journal.history(state["head"])
         instruction = state["task"].instruction
-        return prompt.messages(instruction=instruction, count=len(steps), score=f"{state['score']:g}", steps=_numbered(steps))
+        return prompt.messages(
+            instruction=instruction, count=len(steps), score=f"{state['score']:g}", steps=_number_steps(steps)
+        )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         return {"rewards": _rewards(reply, [_HINDSIGHT] * state["step"]), "unjudged": ""}
 
-    return Ask("jitrl/judge", model, messages, read, Prompt.load("ask/again", prompts), lost=_lost)
+    return Ask("jitrl/judge", model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_missing_rewards)
 
 
 def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, *, sparse: bool = False) -> Ask:
@@ -202,17 +204,19 @@ def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None
 
     def messages(state: State) -> list[BaseMessage]:
         steps = [replace(step, reward=None) for step in journal.history(state["head"])]
-        return prompt.messages(instruction=state["task"].instruction, count=len(steps), steps=_numbered(steps))
+        return prompt.messages(instruction=state["task"].instruction, count=len(steps), steps=_number_steps(steps))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         if sparse:
             return _last(_score(reply, _WHOLE), state)
         return {"rewards": _rewards(reply, [_STEP] * (state["step"] - 1) + [_WHOLE]), "unjudged": ""}
 
-    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), lost=_lost)
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_missing_rewards)
 
 
-def pairwise_judge(model: Runnable[Any, Any], journal: Journal, reference: Reference, prompts: Path | None = None) -> Ensemble:
+def pairwise_judge(
+    model: Runnable[Any, Any], journal: Journal, reference: ReferenceAnswer, prompts: Path | None = None
+) -> Ensemble:
     """Compare the attempt with one fixed reference answer of its task: coherence and quality, 5 is as good.
 
     Asked twice, since judges prefer a place: s in [1, 10] with the attempt first, s' with the reference first. The reward,
@@ -227,26 +231,29 @@ def pairwise_judge(model: Runnable[Any, Any], journal: Journal, reference: Refer
     """
     prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
 
-    def compared(swapped: bool) -> Ask:
+    def ask_in_order(swapped: bool) -> Ask:
         def messages(state: State) -> list[BaseMessage]:
-            answers = [_written([step.action for step in journal.history(state["head"])]), _written(reference(state["task"]))]
+            answers = [
+                _answer_text([step.action for step in journal.history(state["head"])]),
+                _answer_text(reference(state["task"])),
+            ]
             first, second = reversed(answers) if swapped else answers
             return prompt.messages(instruction=state["task"].instruction, first=first, second=second)
 
         def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-            score = _score(reply, _COMPARED)
+            score = _score(reply, _COMPARISON)
             return _last(10 - score if swapped else score, state)
 
-        return Ask("judge/pairwise", model, messages, read, again, lost=_lost)
+        return Ask("judge/pairwise", model, messages, read, again, on_bad_reply=_missing_rewards)
 
-    return Ensemble((compared(False), compared(True)), partial=False)
+    return Ensemble((ask_in_order(False), ask_in_order(True)), allow_partial=False)
 
 
-def _written(answer: Sequence[str]) -> str:
+def _answer_text(answer: Sequence[str]) -> str:
     return answer if isinstance(answer, str) else "\n".join(answer)
 
 
-def _numbered(steps: Sequence[Transition]) -> str:
+def _number_steps(steps: Sequence[Transition]) -> str:
     return "\n".join(f"Step {t}\n{steps_text([step])}" for t, step in enumerate(steps, 1))
 
 
@@ -255,7 +262,7 @@ def _last(reward: float, state: State) -> dict[str, Any]:
     return {"rewards": [0.0] * (state["step"] - 1) + [reward], "unjudged": ""}
 
 
-def _lost(bad: BadReply, state: State) -> dict[str, Any]:
+def _missing_rewards(bad: BadReply, state: State) -> dict[str, Any]:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
@@ -265,15 +272,15 @@ def _rewards(reply: AIMessage, limits: Sequence[tuple[float, float]]) -> list[fl
     if not isinstance(rewards, list) or len(rewards) != len(limits):
         came = len(rewards) if isinstance(rewards, list) else "none"
         raise Unreadable(f"asked for {len(limits)} rewards, got {came}: {text(reply)[:60]!r}")
-    return [_within(reward, limit, "rewards") for reward, limit in zip(rewards, limits, strict=True)]
+    return [_parse_number(reward, limit, "rewards") for reward, limit in zip(rewards, limits, strict=True)]
 
 
 def _score(reply: AIMessage, limits: tuple[float, float]) -> float:
     """The number under `score` in a reply's JSON object."""
-    return _within(json_object(text(reply)).get("score"), limits, "a score")
+    return _parse_number(json_object(text(reply)).get("score"), limits, "a score")
 
 
-def _within(number: Any, limits: tuple[float, float], what: str) -> float:
+def _parse_number(number: Any, limits: tuple[float, float], what: str) -> float:
     low, high = limits
     if not isinstance(number, int | float) or isinstance(number, bool) or not low <= number <= high:
         raise Unreadable(f"asked for {what} from {low:g} to {high:g}, got {number!r}")
@@ -289,14 +296,16 @@ class Ensemble(Runnable[Any, Any]):
     """
 
     judges: tuple[Judge, ...]
-    how: Literal["mean", "median", "min"] = "mean"
-    partial: bool = True
+    aggregate: Literal["mean", "median", "min"] = "mean"
+    allow_partial: bool = True
     """Whether it will do if some judge says nothing of a step; False: then the reward is missing."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judges", tuple(self.judges))
-        if not self.judges or self.how not in _HOW:
-            raise UserError(f"an ensemble has judges and one of {', '.join(_HOW)}; got {len(self.judges)} and {self.how!r}")
+        if not self.judges or self.aggregate not in _AGGREGATES:
+            raise UserError(
+                f"an ensemble has judges and one of {', '.join(_AGGREGATES)}; got {len(self.judges)} and {self.aggregate!r}"
+            )
 
     @property
     def role(self) -> str:
@@ -308,16 +317,16 @@ class Ensemble(Runnable[Any, Any]):
             judge.invoke(_place(input, n), config) if isinstance(judge, Runnable) else judge(input)
             for n, judge in enumerate(self.judges)
         ]
-        return self._joined(judged, input["step"])
+        return self._combine(judged, input["step"])
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         asked = [
             judge.ainvoke(_place(input, n), config) if isinstance(judge, Runnable) else asyncio.to_thread(judge, input)
             for n, judge in enumerate(self.judges)
         ]
-        return self._joined(await asyncio.gather(*asked), input["step"])
+        return self._combine(await asyncio.gather(*asked), input["step"])
 
-    def _joined(self, judged: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
+    def _combine(self, judged: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
         reasons = [one["unjudged"] for one in judged]
         columns: list[Sequence[float | None]] = []
         for one in judged:
@@ -326,17 +335,17 @@ class Ensemble(Runnable[Any, Any]):
                 columns[-1] = [None] * steps
                 reasons.append(f"asked a judge for {steps} rewards, got {len(one['rewards'])}")
         return {
-            "rewards": [self._one(rewards) for rewards in zip(*columns, strict=True)],
+            "rewards": [self._combine_step(rewards) for rewards in zip(*columns, strict=True)],
             "unjudged": "; ".join(dict.fromkeys(filter(None, reasons))),
             "usage": sum((one.get("usage", Usage()) for one in judged), Usage()),
         }
 
-    def _one(self, rewards: Sequence[float | None]) -> float | None:
+    def _combine_step(self, rewards: Sequence[float | None]) -> float | None:
         known = [reward for reward in rewards if reward is not None]
-        return _HOW[self.how](known) if known and (self.partial or len(known) == len(rewards)) else None
+        return _AGGREGATES[self.aggregate](known) if known and (self.allow_partial or len(known) == len(rewards)) else None
 
 
-_HOW: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
+_AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "median": median, "min": min}
 
 
 def _place(state: State, n: int) -> State:

@@ -20,44 +20,44 @@ from typing import Any, ClassVar, cast
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.library import Library, Limits, Versions, one_line
+from ...memory.library import Library, LibraryLimits, LibraryVersions, one_line
 from ...memory.records import Edit, Rollout, Summary, Task, UserError
 from ..act.policies import steps_text
-from ..ask import Ask, BadReply, State, Unreadable, estimated, text
+from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, Layout
-from ..synthesize.reasoning_bank import Ended, Sheet
-from .edits import read_edits, read_list, values
-from .rule_critic import ByRule, Relate, Truth, as_library, random_lessons, rewarded, shuffled
+from ..synthesize.reasoning_bank import AttemptOutcome, AttemptSheet
+from .edits import json_values, read_edits, read_list
+from .rule_critic import RuleCritic, RuleProposer, Truth, as_library, comparable_rollouts, random_lessons, shuffle_lessons
 
 __all__ = [
-    "ByRule",
+    "AskUnlessKnown",
     "Critic",
-    "Unless",
+    "RuleCritic",
     "as_library",
     "contrast",
-    "cut",
+    "critic_prompts",
+    "cut_middle",
     "discriminate",
     "invent",
     "propose",
-    "questions",
     "random_lessons",
-    "shares",
-    "shuffled",
+    "shuffle_lessons",
+    "split_tokens",
     "summarise",
-    "trimmed",
+    "trim_transcript",
 ]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
-_ASKED = (
+_PROMPT_NAMES = (
     *("summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "propose", "consolidate", "cheatsheet"),
     *("invent", "discriminate"),
 )
 
 
-def questions(overrides: Path | None = None) -> dict[str, Prompt]:
+def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
     """What a critic asks, by purpose."""
-    asked = {name: Prompt.load(f"training_free_grpo/{name}", overrides) for name in _ASKED}
+    asked = {name: Prompt.load(f"training_free_grpo/{name}", overrides) for name in _PROMPT_NAMES}
     return asked | {
         "line": Prompt.load("reasoning_bank/line", overrides),
         "again": Prompt.load("ask/again", overrides),
@@ -68,24 +68,24 @@ def questions(overrides: Path | None = None) -> dict[str, Prompt]:
 class Critic:
     """What those who compare rollouts and edit the library need to know."""
 
-    versions: Versions
-    prompts: Mapping[str, Prompt] = field(default_factory=questions, repr=False)
+    versions: LibraryVersions
+    prompts: Mapping[str, Prompt] = field(default_factory=critic_prompts, repr=False)
     """See `questions`."""
-    limits: Limits = field(default_factory=Limits)
-    most: int = 2
+    limits: LibraryLimits = field(default_factory=LibraryLimits)
+    max_insights: int = 2
     """Insights, and edits, of a group at most."""
     truth: Truth = "given"
     objective: str = ""
     """What the agent is for and what it should learn, in words; stands in every prompt."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """The true answer of a problem. Asked with ground truth only."""
-    count: Callable[[str], int] = field(default=estimated, repr=False)
+    count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
-    room: int = 24_000
+    max_prompt_tokens: int = 24_000
     """Tokens of the longest prompt."""
-    plain: bool = False
+    line_only: bool = False
     """For a model that writes nothing but a line: it is asked what was `Learned:`, and everything after that works by code."""
-    items: int = 12
+    max_line_items: int = 12
     """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
     """The problems by their id, for the instructions that lessons are found by."""
@@ -96,22 +96,22 @@ class Critic:
         model: Runnable[Any, Any],
         messages: Callable[[State], list[BaseMessage]],
         read: Callable[[AIMessage, State], Mapping[str, Any]],
-        lost: Callable[[BadReply, State], Mapping[str, Any]],
+        on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]],
     ) -> Ask:
         """A question of this method."""
-        return Ask(f"training_free_grpo/{purpose}", model, messages, read, self.prompts["again"], lost=lost)
+        return Ask(f"training_free_grpo/{purpose}", model, messages, read, self.prompts["again"], on_bad_reply=on_bad_reply)
 
-    def left(self, prompt: Prompt, *told: str) -> int:
+    def remaining_tokens(self, prompt: Prompt, *inserted: str) -> int:
         """Tokens of the window that remain beside a prompt's own text and what is told in it.
 
         Raises:
             ContextError: there are none.
         """
         own = sum(self.count(template.template) for _, template in prompt.parts)
-        room = self.room - own - sum(map(self.count, told)) - _SEAMS
+        room = self.max_prompt_tokens - own - sum(map(self.count, inserted)) - _SEAMS
         if room <= 0:
             raise ContextError(
-                f"{prompt.name}: the question alone takes {self.room - room} tokens, and there is room for {self.room}; "
+                f"{prompt.name}: the question alone takes {self.max_prompt_tokens - room} tokens, and there is room for {self.max_prompt_tokens}; "
                 "use a model with a larger window"
             )
         return room
@@ -123,13 +123,13 @@ class Critic:
 
     def problem(self, task: Task) -> str:
         """A problem as prompts show it: a long one without its middle."""
-        return cut(task.instruction, self.room // 4, self.count)
+        return cut_middle(task.instruction, self.max_prompt_tokens // 4, self.count)
 
     def library(self, state: State) -> Library:
         """The lessons that the group's rollouts were played with."""
         return self.versions.at(state["library"])
 
-    def shown(self, state: State, rollouts: Sequence[Rollout]) -> Library:
+    def visible_library(self, state: State, rollouts: Sequence[Rollout]) -> Library:
         """What the prompts of these rollouts carried of it."""
         carried = {id for rollout in rollouts for id in rollout.shown}
         library = self.library(state)
@@ -137,9 +137,9 @@ class Critic:
 
     def lessons(self, library: Library) -> str:
         """A library as prompts show it."""
-        return cut(library.text(), self.room // 4, self.count) or "(none)\n"
+        return cut_middle(library.text(), self.max_prompt_tokens // 4, self.count) or "(none)\n"
 
-    def told(self, rollout: Rollout) -> str:
+    def transcript(self, rollout: Rollout) -> str:
         """The whole transcript; without ground truth without what the world paid."""
         steps = rollout.trajectory.transitions if rollout.trajectory is not None else ()
         transcript = rollout.transcript or steps_text(steps) or f"{rollout.answer}\n"
@@ -148,7 +148,7 @@ class Critic:
     def answer(self, task: Task) -> str:
         """The true answer as prompts with ground truth show it; empty if there is none to show."""
         known = self.reference(task) if self.reference is not None and self.truth == "given" else ""
-        return f"True answer: {cut(known, self.room // 8, self.count)}\n" if known else ""
+        return f"True answer: {cut_middle(known, self.max_prompt_tokens // 8, self.count)}\n" if known else ""
 
     def label(self, rollout: Rollout, state: State) -> str:
         """How an attempt stands in a comparison: what it was worth, and what it took. Costs are taken off a reward, but do not
@@ -166,12 +166,12 @@ class Critic:
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
         return ", ".join([worth, *took])
 
-    def unfit(self, insight: str, task: Task) -> str:
+    def rejection_reason(self, insight: str, task: Task) -> str:
         """Why an insight cannot be a lesson: it is too long, or gives this one problem's answer away; empty if it can.
 
         An answer is recognised if it is long enough not to be a common word: 8 characters, or 3 with a digit among them.
         """
-        size, limit = len(insight.split()), self.limits.words
+        size, limit = len(insight.split()), self.limits.max_lesson_words
         if size > limit:
             return f"asked for lessons of at most {limit} words, got {size}: {insight!r}"
         known = self.reference(task).strip() if self.reference is not None and self.truth == "given" else ""
@@ -190,37 +190,37 @@ _PAID = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)(?:= -?\d[-+.\de]*(?:\n|\Z))?(?
 # Making long texts fit
 
 
-def cut(told: str, tokens: int, count: Callable[[str], int]) -> str:
+def cut_middle(content: str, tokens: int, count: Callable[[str], int]) -> str:
     """A text of at most so many tokens: its beginning and its end, with a mark in the place of the middle."""
-    size = count(told)
+    size = count(content)
     if size <= tokens:
-        return told
-    keep = len(told) * max(tokens, 0) // size
+        return content
+    keep = len(content) * max(tokens, 0) // size
     while keep > 0:
-        short = f"{told[: keep - keep // 2]}\n[... {len(told) - keep} characters left out ...]\n{told[len(told) - keep // 2 :]}"
+        short = f"{content[: keep - keep // 2]}\n[... {len(content) - keep} characters left out ...]\n{content[len(content) - keep // 2 :]}"
         if count(short) <= tokens:
             return short
         keep = keep * 9 // 10
     return ""
 
 
-def trimmed(transcript: str, tokens: int, count: Callable[[str], int]) -> str:
+def trim_transcript(transcript: str, tokens: int, count: Callable[[str], int]) -> str:
     """A transcript of at most so many tokens: first what the world or a tool said at length goes, then the middle of the rest."""
     if count(transcript) <= tokens:
         return transcript
     blocks = _ACTION.split(transcript)  # what was seen and what was done, in turn
     done, seen = blocks[1::2], blocks[0::2]
     if done:
-        given = shares([count(block) for block in seen], max(tokens - sum(map(count, done)), 0))
-        seen = [cut(block, share, count) for block, share in zip(seen, given, strict=True)]
-    return cut("".join(s + d for s, d in zip(seen, [*done, ""], strict=True)), tokens, count)
+        given = split_tokens([count(block) for block in seen], max(tokens - sum(map(count, done)), 0))
+        seen = [cut_middle(block, share, count) for block, share in zip(seen, given, strict=True)]
+    return cut_middle("".join(s + d for s, d in zip(seen, [*done, ""], strict=True)), tokens, count)
 
 
 _ACTION = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)", re.MULTILINE)
 """What the agent did, in a transcript: `> action`, further lines of it set in."""
 
 
-def shares(sizes: Sequence[int], room: int) -> list[int]:
+def split_tokens(sizes: Sequence[int], room: int) -> list[int]:
     """How many tokens each of several texts may take: the same for all, but what short ones leave over goes to the long ones."""
     given, left = [0] * len(sizes), room
     order = sorted(range(len(sizes)), key=lambda n: sizes[n])
@@ -230,37 +230,37 @@ def shares(sizes: Sequence[int], room: int) -> list[int]:
     return given
 
 
-def _listed(heads: Sequence[str], texts: Sequence[str], room: int, count: Callable[[str], int]) -> str:
+def _fit_sections(heads: Sequence[str], texts: Sequence[str], room: int, count: Callable[[str], int]) -> str:
     """Texts under their heads, cut so that all of them together take at most `room` tokens."""
     bodies = [f"{body.strip()}\n\n" for body in texts]
-    given = shares([count(body) for body in bodies], room - sum(count(head) + _SEAMS // 8 for head in heads))
-    return "".join(head + trimmed(body, share, count) for head, body, share in zip(heads, bodies, given, strict=True))
+    given = split_tokens([count(body) for body in bodies], room - sum(count(head) + _SEAMS // 8 for head in heads))
+    return "".join(head + trim_transcript(body, share, count) for head, body, share in zip(heads, bodies, given, strict=True))
 
 
 # Nodes that may have nothing to ask
 
 
 @dataclass(frozen=True)
-class Unless(Runnable[Any, Any]):
+class AskUnlessKnown(Runnable[Any, Any]):
     """A question that is not asked where the answer is clear already."""
 
     role: ClassVar[str] = "model"
 
-    known: Callable[[State], Mapping[str, Any] | None]
+    known_update: Callable[[State], Mapping[str, Any] | None]
     """The channels that change without a question; None: ask."""
     question: Runnable[Any, Any]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        known = self.known(input)
+        known = self.known_update(input)
         return self.question.invoke(input, config) if known is None else known
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        known = self.known(input)
+        known = self.known_update(input)
         return await self.question.ainvoke(input, config) if known is None else known
 
 
 @dataclass(frozen=True)
-class Unsummarised:
+class SkipSummaries:
     """In the place of summaries, for a model that only writes a line: it is shown the attempts themselves."""
 
     role: ClassVar[str] = "compute"
@@ -277,21 +277,21 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     One that nobody can summarise keeps its place in the group, as its transcript cut to size: a group never shrinks.
     """
-    if critic.plain:
-        return Unsummarised()
+    if critic.line_only:
+        return SkipSummaries()
     prompt = critic.prompts["summary" if critic.truth == "given" else "summary_blind"]
 
     def messages(state: State) -> list[BaseMessage]:
-        rollout = _numbered(state)
+        rollout = _current_rollout(state)
         told = {
             "aim": critic.aim,
             "instruction": critic.problem(rollout.task),
-            "lessons": critic.lessons(critic.shown(state, [rollout])),
+            "lessons": critic.lessons(critic.visible_library(state, [rollout])),
         }
         if critic.truth == "given":
             grade = "unknown" if rollout.reward is None else f"{rollout.reward:g}"
             told["outcome"] = f"Grade, from 0 to 1: {grade}\n{critic.answer(rollout.task)}"
-        transcript = trimmed(critic.told(rollout), critic.left(prompt, *told.values()), critic.count)
+        transcript = trim_transcript(critic.transcript(rollout), critic.remaining_tokens(prompt, *told.values()), critic.count)
         return prompt.messages(**told, transcript=transcript)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -300,16 +300,16 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
             raise Unreadable("asked for a report of the attempt, got an empty reply")
         return {"summaries": [Summary(state["number"], written)]}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
-        rollout = _numbered(state)
-        short = trimmed(critic.told(rollout), critic.room // 4, critic.count)
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        rollout = _current_rollout(state)
+        short = trim_transcript(critic.transcript(rollout), critic.max_prompt_tokens // 4, critic.count)
         failure = f"rollout {rollout.number} of {rollout.task.id} has no summary, its transcript stands in: {bad}"
         return {"summaries": [Summary(rollout.number, short, False)], "failures": [failure]}
 
-    return critic.ask("summary", model, messages, read, lost)
+    return critic.ask("summary", model, messages, read, on_bad_reply)
 
 
-def _numbered(state: State) -> Rollout:
+def _current_rollout(state: State) -> Rollout:
     rollouts: Sequence[Rollout] = state["rollouts"]
     return next(rollout for rollout in rollouts if rollout.number == state["number"])
 
@@ -322,8 +322,8 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     Insights that are too long, or tell the answer, are asked for again; in the end those that will do are kept.
     """
-    if critic.plain:
-        return _contrast_plainly(model, critic)
+    if critic.line_only:
+        return _contrast_by_line(model, critic)
 
     def prompt(state: State) -> Prompt:
         hard = state["kind"] == "hard" and critic.answer(state["task"])
@@ -334,45 +334,45 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         told: dict[str, str] = {
             "aim": critic.aim,
             "instruction": critic.problem(task),
-            "lessons": critic.lessons(critic.shown(state, state["rollouts"])),
-            "most": str(critic.most),
-            "words": str(critic.limits.words),
+            "lessons": critic.lessons(critic.visible_library(state, state["rollouts"])),
+            "most": str(critic.max_insights),
+            "words": str(critic.limits.max_lesson_words),
         }
         if critic.truth == "given":
             told["answer"] = critic.answer(task)
-        rollouts = rewarded(state, critic.truth)
+        rollouts = comparable_rollouts(state, critic.truth)
         written = {summary.number: summary.text for summary in state["summaries"]}
         heads = [f"Attempt {r.number + 1} ({critic.label(r, state)}):\n" for r in rollouts]
-        bodies = [written.get(r.number) or critic.told(r) for r in rollouts]
-        attempts = _listed(heads, bodies, critic.left(asked, *told.values()), critic.count)
+        bodies = [written.get(r.number) or critic.transcript(r) for r in rollouts]
+        attempts = _fit_sections(heads, bodies, critic.remaining_tokens(asked, *told.values()), critic.count)
         return asked.messages(**told, attempts=attempts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = [one_line(item) for item in read_list(text(reply), "lessons", critic.most)]
-        if wrong := [reason for item in found if (reason := critic.unfit(item, state["task"]))]:
+        found = [one_line(item) for item in read_list(text(reply), "lessons", critic.max_insights)]
+        if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"]))]:
             raise Unreadable(wrong[0])
-        votes, unknown = _votes(text(reply), critic.shown(state, state["rollouts"]))
+        votes, unknown = _votes(text(reply), critic.visible_library(state, state["rollouts"]))
         failures = [f"contrast of {state['task'].id}: a vote on {id!r}, which was not shown" for id in unknown]
         return {"insights": found, "votes": votes, "failures": failures}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         try:
-            found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.most)]
+            found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.max_insights)]
         except Unreadable:
             found = []
-        kept = [item for item in found if not critic.unfit(item, state["task"])]
-        votes, _ = _votes(bad.reply, critic.shown(state, state["rollouts"]))
+        kept = [item for item in found if not critic.rejection_reason(item, state["task"])]
+        votes, _ = _votes(bad.reply, critic.visible_library(state, state["rollouts"]))
         failure = f"contrast of {state['task'].id}: {len(kept)} of {len(found)} insights could be kept: {bad}"
         return {"insights": kept, "votes": votes, "failures": [failure]}
 
-    return critic.ask("contrast", model, messages, read, lost)
+    return critic.ask("contrast", model, messages, read, on_bad_reply)
 
 
 def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[str]]:
     """What a comparison found of the lessons: (id, +1 or -1), and ids of lessons that there are not. None for what it called both."""
     found: dict[str, set[int]] = {}
     unknown = []
-    said = next((v for v in values(reply) if isinstance(v, dict) and v.keys() & {"helpful", "harmful"}), {})
+    said = next((v for v in json_values(reply) if isinstance(v, dict) and v.keys() & {"helpful", "harmful"}), {})
     for name, vote in (("helpful", 1), ("harmful", -1)):
         named = said.get(name)
         for given in named if isinstance(named, list) else [named] if named else []:
@@ -384,19 +384,19 @@ def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[st
     return [(id, max(votes)) for id, votes in sorted(found.items()) if len(votes) == 1], unknown
 
 
-def _contrast_plainly(model: Runnable[Any, Any], critic: Critic) -> Node:
+def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Node:
     """The same for a model that only writes a line: it is shown the attempts with what each step earned."""
     prompt = critic.prompts["line"]
     layout = Layout() if critic.truth == "given" else Layout(rewards="sparse")
 
     def messages(state: State) -> list[BaseMessage]:
-        room = critic.left(prompt)
-        shown = [rollout for rollout in rewarded(state, critic.truth) if rollout.trajectory is not None]
+        room = critic.remaining_tokens(prompt)
+        shown = [rollout for rollout in comparable_rollouts(state, critic.truth) if rollout.trajectory is not None]
         while len(shown) > max(room // _STEPS, 2):  # too many to say anything of each: the best and the worst say most
             ranked = sorted(shown, key=lambda rollout: state["rewards"][rollout.number])
             shown.remove(ranked[len(ranked) // 2])
-        attempts = [Ended(rollout.trajectory, None) for rollout in shown if rollout.trajectory is not None]
-        told = Sheet(layout, critic.count, room)(attempts, outcomes=False) if attempts else ""
+        attempts = [AttemptOutcome(rollout.trajectory, None) for rollout in shown if rollout.trajectory is not None]
+        told = AttemptSheet(layout, critic.count, room)(attempts, outcomes=False) if attempts else ""
         return prompt.messages(instruction=state["task"].instruction, attempts=told)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -405,12 +405,12 @@ def _contrast_plainly(model: Runnable[Any, Any], critic: Critic) -> Node:
             raise Unreadable("asked for a line, or 'nothing', got an empty reply")
         items = [item.strip(" .") for item in written.split(". ")]
         kept = [] if written.strip(".").lower() == "nothing" else [item for item in dict.fromkeys(items) if item]
-        return {"insights": kept[: critic.items], "votes": []}
+        return {"insights": kept[: critic.max_line_items], "votes": []}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         return {"insights": [], "votes": [], "failures": [f"contrast of {state['task'].id}: {bad}"]}
 
-    return critic.ask("contrast", model, messages, read, lost)
+    return critic.ask("contrast", model, messages, read, on_bad_reply)
 
 
 _STEPS = 80
@@ -425,14 +425,14 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     Without insights nothing is asked. If no reply can be read, the insights are to be added, as they are.
     """
-    if critic.plain:
-        return Relate(critic.versions)
+    if critic.line_only:
+        return RuleProposer(critic.versions)
     prompt = critic.prompts["propose"]
 
-    def known(state: State) -> Mapping[str, Any] | None:
+    def known_update(state: State) -> Mapping[str, Any] | None:
         return None if state["insights"] else {"edits": [], "rulings": []}
 
-    def where(state: State) -> dict[str, Any]:
+    def provenance(state: State) -> dict[str, Any]:
         rewards = tuple(reward for reward in state["rewards"] if reward is not None)
         return {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
 
@@ -440,26 +440,28 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
         told = {
             "aim": critic.aim,
             "lessons": critic.lessons(critic.library(state)),
-            "most": str(most(state)),
-            "words": str(critic.limits.words),
+            "most": str(max_edits(state)),
+            "words": str(critic.limits.max_lesson_words),
         }
         insights = "".join(f"- {insight}\n" for insight in state["insights"])
-        return prompt.messages(**told, insights=cut(insights, critic.left(prompt, *told.values()), critic.count))
+        return prompt.messages(
+            **told, insights=cut_middle(insights, critic.remaining_tokens(prompt, *told.values()), critic.count)
+        )
 
-    def most(state: State) -> int:
-        return max(critic.most, len(state["insights"]))
+    def max_edits(state: State) -> int:
+        return max(critic.max_insights, len(state["insights"]))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         library = critic.library(state)
-        edits, rulings = read_edits(text(reply), library, most(state), critic.limits, **where(state))
+        edits, rulings = read_edits(text(reply), library, max_edits(state), critic.limits, **provenance(state))
         return {"edits": edits, "rulings": rulings}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
-        edits = [Edit("add", (), insight, **where(state)) for insight in state["insights"]]
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        edits = [Edit("add", (), insight, **provenance(state)) for insight in state["insights"]]
         failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
         return {"edits": edits, "rulings": [], "failures": [failure]}
 
-    return Unless(known, critic.ask("propose", model, messages, read, lost))
+    return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply))
 
 
 # Without ground truth, and without rollouts
@@ -473,43 +475,43 @@ def discriminate(model: Runnable[Any, Any], critic: Critic) -> Node:
     Raises:
         UserError: the model only writes a line.
     """
-    _writes(critic, "truth=self")
+    _require_writer(critic, "truth=self")
     prompt, blind = critic.prompts["discriminate"], replace(critic, truth="self")
 
     def attempts(state: State) -> list[Rollout]:
         ended = [rollout for rollout in state["rollouts"] if rollout.transcript or rollout.answer]
         return sorted(ended, key=lambda rollout: rollout.number)
 
-    def known(state: State) -> Mapping[str, Any] | None:
+    def known_update(state: State) -> Mapping[str, Any] | None:
         return None if attempts(state) else {"rewards": [None] * len(state["rollouts"])}
 
     def messages(state: State) -> list[BaseMessage]:
         found = attempts(state)
         told = {"aim": blind.aim, "instruction": blind.problem(state["task"]), "number": str(len(found))}
         heads = [f"Attempt {n}:\n" for n in range(1, len(found) + 1)]
-        room = blind.left(prompt, *told.values())
-        return prompt.messages(**told, attempts=_listed(heads, [blind.told(r) for r in found], room, blind.count))
+        room = blind.remaining_tokens(prompt, *told.values())
+        return prompt.messages(**told, attempts=_fit_sections(heads, [blind.transcript(r) for r in found], room, blind.count))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = attempts(state)
-        said = next((v["grades"] for v in values(text(reply)) if isinstance(v, dict) and "grades" in v), None)
+        said = next((v["grades"] for v in json_values(text(reply)) if isinstance(v, dict) and "grades" in v), None)
         if isinstance(said, dict):
             said = [said.get(str(n)) for n in range(1, len(found) + 1)]
-        if not isinstance(said, list) or len(said) != len(found) or not all(map(_grade, said)):
+        if not isinstance(said, list) or len(said) != len(found) or not all(map(_is_grade, said)):
             raise Unreadable(f'asked for {{"grades": [...]}} with {len(found)} numbers from 0 to 1, got {str(said)[:80]}')
         rewards: list[float | None] = [None] * len(state["rollouts"])
         for rollout, grade in zip(found, said, strict=True):
             rewards[rollout.number] = float(grade)
         return {"rewards": rewards}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         failure = f"the attempts at {state['task'].id} have no grades: {bad}"
         return {"rewards": [None] * len(state["rollouts"]), "failures": [failure]}
 
-    return Unless(known, critic.ask("discriminate", model, messages, read, lost))
+    return AskUnlessKnown(known_update, critic.ask("discriminate", model, messages, read, on_bad_reply))
 
 
-def _grade(value: Any) -> bool:
+def _is_grade(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
@@ -522,23 +524,23 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
         UserError: the model only writes a line.
         BadReply: no reply could be read.
     """
-    _writes(critic, "arm=self-generated")
+    _require_writer(critic, "arm=self-generated")
     prompt = critic.prompts["invent"]
 
     def messages(state: State) -> list[BaseMessage]:
-        told = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.words)}
-        room, problems = critic.left(prompt, *told.values()), ""
+        told = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.max_lesson_words)}
+        room, problems = critic.remaining_tokens(prompt, *told.values()), ""
         for task in cast(Sequence[Task], state["tasks"])[:_SAMPLE]:
-            problem = f"- {cut(task.instruction, room // _SAMPLE - _SEAMS // 8, critic.count)}\n"
+            problem = f"- {cut_middle(task.instruction, room // _SAMPLE - _SEAMS // 8, critic.count)}\n"
             problems += problem
         return prompt.messages(**told, problems=problems)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", count)]
-        kept = [item for item in found if 0 < len(item.split()) <= critic.limits.words]
+        kept = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
         if not kept:
             raise Unreadable(
-                f"asked for {count} lessons of at most {critic.limits.words} words, got {len(found)}, none of which will do"
+                f"asked for {count} lessons of at most {critic.limits.max_lesson_words} words, got {len(found)}, none of which will do"
             )
         return {"insights": kept}
 
@@ -549,6 +551,6 @@ _SAMPLE = 16
 """Problems that self-generated lessons are written from."""
 
 
-def _writes(critic: Critic, what: str) -> None:
-    if critic.plain:
+def _require_writer(critic: Critic, what: str) -> None:
+    if critic.line_only:
         raise UserError(f"{what} has a model write, and this one only scores actions or writes a line; use --model openai:NAME")

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...memory.library import Library, Limits, one_line
+from ...memory.library import Library, LibraryLimits, one_line
 from ...memory.records import OPS, Edit, Ruling
 from ..ask import Unreadable
 
-__all__ = ["as_edits", "read_edits", "read_list", "values"]
+__all__ = ["as_edits", "json_values", "read_edits", "read_list"]
 
 
 # JSON, as models write it
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class BrokenValue:
     """A value that cannot be read."""
 
     raw: str
@@ -45,16 +45,16 @@ class _Frame:
     def containers(self) -> Iterator[Any]:
         """The objects and arrays that are complete in it."""
         held = self.data.values() if isinstance(self.data, dict) else self.data
-        return (value for value in held if isinstance(value, dict | list | Broken))
+        return (value for value in held if isinstance(value, dict | list | BrokenValue))
 
 
-_LAST = 200_000
+_MAX_CHARACTERS = 200_000
 """Characters of a reply that are read, the last ones: rubbish takes about a second then."""
-_DEEP = 50
+_MAX_DEPTH = 50
 """Levels of nesting; nothing that is asked for has more than four."""
 _RAW = 400
 """Characters of a broken value that are kept, to be shown."""
-_AGAIN = 20
+_MAX_RESTARTS = 20
 """How often to read on after a string without an end: each time may go through all that is left."""
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 _SKIP = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|,|\.\.+|…)+")
@@ -70,7 +70,7 @@ _ENDS = {
 _MARKS = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 
-def values(reply: str) -> list[Any]:
+def json_values(reply: str) -> list[Any]:
     """Every JSON object and array in a text that may say other things around it, the outermost ones, the last first.
 
     Tolerated: fences, comments, trailing and missing commas, ellipses, single quotes, keys without quotes, quotation marks
@@ -78,13 +78,13 @@ def values(reply: str) -> list[Any]:
     of a command's first letter), and a missing end: what was complete is there. Of a longer reply the last 200,000 characters
     are read.
     """
-    return [value for value in reversed(_parsed(reply)) if not isinstance(value, Broken)]
+    return [value for value in reversed(_parse(reply)) if not isinstance(value, BrokenValue)]
 
 
-def _parsed(reply: str) -> list[Any]:
+def _parse(reply: str) -> list[Any]:
     """The same, the first first, with what could not be read."""
     found: list[Any] = []
-    for part in _FENCE.split(reply[-_LAST:]):
+    for part in _FENCE.split(reply[-_MAX_CHARACTERS:]):
         found += _Reader(part).read()
     return found
 
@@ -99,7 +99,7 @@ class _Reader:
         self.comments = True  # whether a comment that begins may also end
 
     def read(self) -> list[Any]:
-        text, at, again = self.text, 0, _AGAIN
+        text, at, again = self.text, 0, _MAX_RESTARTS
         while at < len(text):
             if not self.open:  # prose
                 at = _start(_OPENING.search(text, at)) if again else len(text)
@@ -128,7 +128,7 @@ class _Reader:
                     self.cut()
                     again -= 1
                 else:
-                    self.value(_decoded(text[at + 1 : end]), at)
+                    self.value(_decode(text[at + 1 : end]), at)
                 at = max(at, end) + 1
             elif text.startswith("/*", at):
                 end = text.find("*/", at) if self.comments else -1
@@ -152,7 +152,7 @@ class _Reader:
         return -1
 
     def begin(self, at: int) -> None:
-        if len(self.open) == _DEEP:
+        if len(self.open) == _MAX_DEPTH:
             self.drop(at)
         if self.open:
             frame = self.open[-1]
@@ -173,7 +173,7 @@ class _Reader:
         frame = self.open.pop()
         if cut and not frame.data and not frame.broken:
             return
-        value = Broken(self.text[frame.start : min(at, frame.start + _RAW)]) if frame.broken else frame.data
+        value = BrokenValue(self.text[frame.start : min(at, frame.start + _RAW)]) if frame.broken else frame.data
         if self.open:
             self.value(value, frame.start)
         else:
@@ -220,7 +220,7 @@ class _Reader:
     def drop(self, at: int) -> None:
         """Give up all open frames; what is complete in them stands alone."""
         start = self.open[0].start
-        self.found.append((start, Broken(self.text[start : min(at + 40, start + _RAW)])))
+        self.found.append((start, BrokenValue(self.text[start : min(at + 40, start + _RAW)])))
         self.found += [(start, value) for frame in self.open for value in frame.containers]
         self.open.clear()
 
@@ -245,13 +245,13 @@ _LATEX = frozenset(
 """Commands that begin like a line break or a tab. After \\b and \\f any letters are a command: no lesson holds those signs."""
 
 
-def _decoded(raw: str) -> str:
+def _decode(raw: str) -> str:
     """A string's text; a backslash that belongs to a LaTeX command, or that JSON does not know, stays."""
-    told = _ESCAPE.sub(_unescaped, raw) if "\\" in raw else raw
+    told = _ESCAPE.sub(_unescape, raw) if "\\" in raw else raw
     return told.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _unescaped(found: re.Match[str]) -> str:
+def _unescape(found: re.Match[str]) -> str:
     code, word, sign = found.groups()
     if code:
         return chr(int(code[1:], 16))
@@ -304,8 +304,8 @@ _FORM = '{"edits": [{"op": "add", "text": "..."}, {"op": "modify", "id": "L3", "
 def read_edits(
     reply: str,
     library: Library,
-    most: int,
-    limits: Limits,
+    max_edits: int,
+    limits: LibraryLimits,
     step: int = 0,
     problems: Sequence[str] = (),
     rewards: Sequence[float] = (),
@@ -324,7 +324,7 @@ def read_edits(
     Raises:
         Unreadable: there is no list of edits, or nothing of it can be used; says what is wrong with each.
     """
-    found = _Items(library, limits, Edit("", problems=tuple(problems), rewards=tuple(rewards), step=step))
+    found = _EditReader(library, limits, Edit("", problems=tuple(problems), rewards=tuple(rewards), step=step))
     best: tuple[list[Edit], list[Ruling], list[str]] | None = None
     for items in _lists(reply):
         read = found.read(items)
@@ -341,16 +341,16 @@ def read_edits(
     changes = 0
     for edit in edits:
         changes += edit.op != "keep"
-        if most and edit.op != "keep" and changes > most:
-            rulings.append(Ruling(edit, False, f"more than the {most} that were asked for"))
+        if max_edits and edit.op != "keep" and changes > max_edits:
+            rulings.append(Ruling(edit, False, f"more than the {max_edits} that were asked for"))
         else:
             taken.append(edit)
     return taken, rulings
 
 
-def as_edits(item: dict[str, Any], library: Library, limits: Limits) -> list[Edit]:
+def as_edits(item: dict[str, Any], library: Library, limits: LibraryLimits) -> list[Edit]:
     """What `read_edits` makes of an item of the list, without provenance: several edits, if it deletes or keeps several lessons."""
-    return _Items(library, limits, Edit("")).read([item])[0]
+    return _EditReader(library, limits, Edit("")).read([item])[0]
 
 
 def _lists(reply: str) -> Iterator[list[Any]]:
@@ -359,12 +359,12 @@ def _lists(reply: str) -> Iterator[list[Any]]:
     objects: list[list[Any]] = []
     texts: list[list[Any]] = []
     alone: list[Any] = []
-    for value in _parsed(reply):
-        if isinstance(value, Broken):
+    for value in _parse(reply):
+        if isinstance(value, BrokenValue):
             if re.search(r"\b(op|operation|option|delete_id|modified_from)\b[\"']?\s*:", value.raw):
                 alone.append(value)
             continue
-        inner, by_name = _listed(value)
+        inner, by_name = _find_list(value)
         if inner is None:
             if isinstance(value, dict) and _is_edit(value):
                 alone.append(value)
@@ -383,7 +383,7 @@ def _lists(reply: str) -> Iterator[list[Any]]:
     yield from reversed(texts)
 
 
-def _listed(value: Any) -> tuple[list[Any] | None, bool]:
+def _find_list(value: Any) -> tuple[list[Any] | None, bool]:
     """The list in a value, and whether it stands under one of the names for it."""
     while True:
         if isinstance(value, list):
@@ -414,18 +414,18 @@ def _is_edit(value: dict[str, Any]) -> bool:
 
 
 def _short(value: Any) -> str:
-    shown = value.raw if isinstance(value, Broken) else value
+    shown = value.raw if isinstance(value, BrokenValue) else value
     told = shown if isinstance(shown, str) else repr(shown)
     return repr(told[:100] + "…" if len(told) > 100 else told)
 
 
 @dataclass(frozen=True)
-class _Items:
+class _EditReader:
     """Reads items of a list, one by one."""
 
     library: Library
-    limits: Limits
-    given: Edit
+    limits: LibraryLimits
+    provenance: Edit
     """What all of them have: the provenance."""
 
     def read(self, items: Sequence[Any]) -> tuple[list[Edit], list[Ruling], list[str]]:
@@ -437,8 +437,8 @@ class _Items:
             if isinstance(item, str):
                 item = {"op": "add", "text": item}
             if not isinstance(item, dict):
-                shown = one_line(item.raw if isinstance(item, Broken) else repr(item))
-                edit, reason = replace(self.given, text=shown[:200]), f"{_short(item)} is no edit that can be read"
+                shown = one_line(item.raw if isinstance(item, BrokenValue) else repr(item))
+                edit, reason = replace(self.provenance, text=shown[:200]), f"{_short(item)} is no edit that can be read"
             else:
                 edit, reason = self.edit(item)
             if not reason:
@@ -462,21 +462,21 @@ class _Items:
             ids, text = (lesson,), ""  # "lesson": "L3"
         implied = next((op for _, op in named if op), "") or ("modify" if ids and text else "add" if text else "")
         op = _OPS.get(verb, "") if verb else implied
-        edit = replace(self.given, op=op or one_line(verb), lessons=() if op == "add" else ids, text=text, why=why)
-        if verb == "none" and not self.known(ids):
+        edit = replace(self.provenance, op=op or one_line(verb), lessons=() if op == "add" else ids, text=text, why=why)
+        if verb == "none" and not self.known_ids(ids):
             return edit, _NONE
-        return edit, self.wrong(edit, op, verb)
+        return edit, self.fault(edit, op, verb)
 
-    def known(self, ids: Sequence[str]) -> list[str]:
+    def known_ids(self, ids: Sequence[str]) -> list[str]:
         return [id for id in ids if self.library.resolve(id)]
 
-    def wrong(self, edit: Edit, op: str, verb: str) -> str:
+    def fault(self, edit: Edit, op: str, verb: str) -> str:
         """What is wrong with an edit, or nothing."""
         if not op:
             there = ", ".join(OPS)
             return f"there is no operation {_short(verb)}; there are {there}" if verb else f"an edit has an op: {there}"
         if op != "add":
-            known = self.known(edit.lessons)
+            known = self.known_ids(edit.lessons)
             there = ", ".join(lesson.id for lesson in self.library.lessons) or "none"
             if unknown := [id for id in edit.lessons if id not in known]:
                 if op != "merge" or len(known) < 2:
@@ -490,8 +490,8 @@ class _Items:
         if op in ("add", "modify", "merge"):
             if not re.search(r"\w", edit.text):
                 return f"{op} needs a text, got {_short(edit.text)}" if edit.text else f"{op} needs a text"
-            if (size := len(edit.text.split())) > self.limits.words:
-                return f"{size} words are more than {self.limits.words}: {_short(edit.text)}"
+            if (size := len(edit.text.split())) > self.limits.max_lesson_words:
+                return f"{size} words are more than {self.limits.max_lesson_words}: {_short(edit.text)}"
         return ""
 
 
@@ -512,7 +512,7 @@ def _ids(held: Any) -> Iterator[str]:
         yield from re.findall(r"L?\d+", held[:200], re.IGNORECASE) if several else [held]
 
 
-def read_list(reply: str, name: str, most: int) -> list[str]:
+def read_list(reply: str, name: str, max_items: int) -> list[str]:
     """The texts of a list, each in one line, `most` at most: `{"<name>": ["...", ...]}`, or the last list of texts.
 
     Raises:
@@ -520,23 +520,23 @@ def read_list(reply: str, name: str, most: int) -> list[str]:
     """
     named: list[list[str]] = []
     bare: list[list[str]] = []
-    for value in values(reply):
+    for value in json_values(reply):
         inner = value
         if isinstance(value, dict):
             inner = next((held for key, held in value.items() if str(key).strip().lower() == name.lower()), None)
             inner = [inner] if isinstance(inner, str) else inner
         if isinstance(inner, list):
-            texts = [one_line(_said(item)) for item in inner]
+            texts = [one_line(_item_text(item)) for item in inner]
             found = [text for text in texts if re.search(r"\w", text)]
             if found or not inner:
                 (named if isinstance(value, dict) else bare).append(found)
     worded = [texts for texts in bare if any(len(text.split()) > 2 for text in texts)]
     for texts in (*named, *worded, *(texts for texts in bare if not texts)):
-        return texts[:most]
+        return texts[:max_items]
     raise Unreadable(f'asked for {{"{name}": ["...", ...]}}, got {_short(reply)}')
 
 
-def _said(item: Any) -> str:
+def _item_text(item: Any) -> str:
     """The text of an item, which may be an object."""
     if isinstance(item, dict):
         return next((item[name] for name in _TEXT if isinstance(item.get(name), str)), "")

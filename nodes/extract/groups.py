@@ -29,21 +29,21 @@ from ..cached_model import BudgetSpent
 from ..state import Group
 
 __all__ = [
-    "Offer",
-    "Open",
-    "Reward",
-    "Stoppable",
-    "Within",
+    "AssignRewards",
+    "BudgetedGroup",
+    "EmitComparison",
+    "OpenGroup",
+    "StopWhenBudgetSpent",
     "advantages",
-    "comparable",
-    "graded",
+    "fan_out_rollouts",
+    "fan_out_summaries",
+    "has_spread",
     "majority",
     "mean",
-    "ordered",
-    "rolled",
-    "spread_of",
-    "summarised",
-    "verdict",
+    "net_reward",
+    "reward_std",
+    "route_comparison",
+    "sort_rollouts",
 ]
 
 Truth = Literal["given", "majority", "self"]
@@ -56,7 +56,7 @@ def mean(rewards: Sequence[float]) -> float:
     return math.fsum(rewards) / len(rewards)
 
 
-def spread_of(rewards: Sequence[float]) -> float:
+def reward_std(rewards: Sequence[float]) -> float:
     """Standard deviation over a group (of the population, as in GRPO), in reward units; 0 for fewer than two."""
     if len(rewards) < 2:
         return 0.0
@@ -67,16 +67,16 @@ def spread_of(rewards: Sequence[float]) -> float:
 def advantages(rewards: Sequence[float | None]) -> list[float | None]:
     """GRPO's A_g = (r_g - mean(r)) / std(r), without unit; 0 where all rewards are the same, None where one is missing."""
     known = [reward for reward in rewards if reward is not None]
-    spread = spread_of(known)
+    spread = reward_std(known)
     if spread <= _SAME:
         return [None if reward is None else 0.0 for reward in rewards]
     middle = mean(known)
     return [None if reward is None else (reward - middle) / spread for reward in rewards]
 
 
-def graded(reward: float, tokens: int, actions: int, cost: float = 0.0, turns: float = 0.0) -> float:
+def net_reward(reward: float, tokens: int, actions: int, token_cost: float = 0.0, action_cost: float = 0.0) -> float:
     """A reward less what it took: `cost` per 1000 tokens, `turns` per action."""
-    return reward - cost * tokens / 1000 - turns * actions
+    return reward - token_cost * tokens / 1000 - action_cost * actions
 
 
 def majority(answers: Sequence[str]) -> tuple[str, float]:
@@ -91,18 +91,18 @@ def majority(answers: Sequence[str]) -> tuple[str, float]:
     return answer, count / len(answers)
 
 
-def comparable(rewards: Sequence[float | None], spread: float = 0.0) -> bool:
+def has_spread(rewards: Sequence[float | None], min_reward_std: float = 0.0) -> bool:
     """Whether a group's rewards differ: their standard deviation is above `spread`. Not whether 0 < mean < 1, by which graded
     rewards that are all the same would pass."""
-    return spread_of([reward for reward in rewards if reward is not None]) > max(spread, _SAME)
+    return reward_std([reward for reward in rewards if reward is not None]) > max(min_reward_std, _SAME)
 
 
-def ordered(rollouts: Sequence[Rollout]) -> list[Rollout]:
+def sort_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
     """By number: in which order they ended says nothing."""
     return sorted(rollouts, key=lambda rollout: rollout.number)
 
 
-class Stoppable(Group):
+class BudgetedGroup(Group):
     """A group that the budget may not last for."""
 
     stops: Annotated[list[str], add]
@@ -110,7 +110,7 @@ class Stoppable(Group):
 
 
 @dataclass(frozen=True)
-class Within(Runnable[Any, Any]):
+class StopWhenBudgetSpent(Runnable[Any, Any]):
     """A node of a group that the budget may not last for: it says so, and nothing that follows in the group is done.
 
     To raise would cancel what goes on beside it: calls that are paid for, and whose replies would be lost.
@@ -143,7 +143,7 @@ class Within(Runnable[Any, Any]):
 
 
 @dataclass(frozen=True)
-class Open:
+class OpenGroup:
     """Begin with the group: nothing has been found out."""
 
     role: ClassVar[str] = "compute"
@@ -163,23 +163,23 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Reward(Runnable[Any, Any]):
+class AssignRewards(Runnable[Any, Any]):
     """Say what each rollout of the group is worth, and of which kind the group is (see `memory.records.Comparison`)."""
 
     role: ClassVar[str] = "compute"
 
     truth: Truth = "given"
-    agreement: float = 0.6
+    min_agreement: float = 0.6
     """Least share of rollouts that must have come to one answer, for a majority."""
-    spread: float = 0.0
+    min_reward_std: float = 0.0
     """Standard deviation above which rewards differ."""
     hard: bool = False
     """Whether groups in which every rollout failed are compared with the reference."""
-    cost: float = 0.0
+    token_cost: float = 0.0
     """Reward per 1000 tokens."""
-    turns: float = 0.0
+    action_cost: float = 0.0
     """Reward per action."""
-    success: Callable[[Task], float] = field(default=lambda task: 1.0, repr=False)
+    success_threshold: Callable[[Task], float] = field(default=lambda task: 1.0, repr=False)
     """The reward from which a rollout of the task is a success."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """The true answer, where it is known."""
@@ -189,30 +189,30 @@ class Reward(Runnable[Any, Any]):
     """Gives the rewards in the channel `rewards`, where `truth` is `self`."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state = self._sorted(input)
+        state = self._with_sorted_rollouts(input)
         asks = self._asks(state)
-        return self._found(state, self.discriminate.invoke(state, config) if asks and self.discriminate else {})
+        return self._update(state, self.discriminate.invoke(state, config) if asks and self.discriminate else {})
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state = self._sorted(input)
+        state = self._with_sorted_rollouts(input)
         asks = self._asks(state)
         said = await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {}
         if self.truth != "majority":
-            return self._found(state, said)
-        return await asyncio.to_thread(self._found, state, said)  # to find out what an answer means may take a while
+            return self._update(state, said)
+        return await asyncio.to_thread(self._update, state, said)  # to find out what an answer means may take a while
 
     @staticmethod
-    def _sorted(state: Mapping[str, Any]) -> dict[str, Any]:
-        return {**state, "rollouts": ordered(state["rollouts"])}
+    def _with_sorted_rollouts(state: Mapping[str, Any]) -> dict[str, Any]:
+        return {**state, "rollouts": sort_rollouts(state["rollouts"])}
 
-    def _ended(self, rollout: Rollout) -> bool:
+    def _has_result(self, rollout: Rollout) -> bool:
         """Whether there is something to compare: where the verifier has no say, what it could not say does not matter."""
         return rollout.reward is not None if self.truth == "given" else bool(rollout.answer)
 
     def _asks(self, state: Mapping[str, Any]) -> bool:
-        return self.truth == "self" and sum(map(self._ended, state["rollouts"])) >= 2
+        return self.truth == "self" and sum(map(self._has_result, state["rollouts"])) >= 2
 
-    def _found(self, state: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    def _update(self, state: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
         rollouts: list[Rollout] = state["rollouts"]
         failures = [f"rollout {r.number}: {r.error or 'no reward'}" for r in rollouts if r.reward is None]
         usage: Usage = said.get("usage", Usage())
@@ -220,7 +220,7 @@ class Reward(Runnable[Any, Any]):
             usage += rollout.usage
         plain, agreed = self._plain(rollouts, said)
         rewards = [
-            None if reward is None else graded(reward, _tokens(r.usage), r.steps, self.cost, self.turns)
+            None if reward is None else net_reward(reward, _tokens(r.usage), r.steps, self.token_cost, self.action_cost)
             for reward, r in zip(plain, rollouts, strict=True)
         ]
         kind = self._kind(state["task"], rewards, plain, agreed)
@@ -240,9 +240,9 @@ class Reward(Runnable[Any, Any]):
             found = list(said.get("rewards") or [])
             known = len(found) == len(rollouts)
             return found if known else [None] * len(rollouts), known
-        answers = [self.answer(rollout.answer) if self._ended(rollout) else "" for rollout in rollouts]
+        answers = [self.answer(rollout.answer) if self._has_result(rollout) else "" for rollout in rollouts]
         most, share = majority(answers)
-        return [float(given == most) if given else None for given in answers], share >= self.agreement
+        return [float(given == most) if given else None for given in answers], share >= self.min_agreement
 
     def _kind(self, task: Task, rewards: Sequence[float | None], plain: Sequence[float | None], agreed: bool) -> str:
         known = [reward for reward in plain if reward is not None]
@@ -250,9 +250,9 @@ class Reward(Runnable[Any, Any]):
             return "failed"
         if not agreed:
             return "disagreed"
-        if comparable(rewards, self.spread):
+        if has_spread(rewards, self.min_reward_std):
             return "mixed"
-        if self.hard and self.reference and self.truth == "given" and max(known) < self.success(task) - _SAME:
+        if self.hard and self.reference and self.truth == "given" and max(known) < self.success_threshold(task) - _SAME:
             return "hard"
         return "alike"
 
@@ -261,21 +261,21 @@ def _tokens(usage: Usage) -> int:
     return usage.input_tokens + usage.output_tokens
 
 
-def verdict(state: Group) -> Literal["compare", "no lesson"]:
+def route_comparison(state: Group) -> Literal["compare", "no lesson"]:
     """Router: is there something to compare?"""
     return "compare" if state["kind"] in ("mixed", "hard") else "no lesson"
 
 
 @dataclass(frozen=True)
-class Offer:
+class EmitComparison:
     """Hand over what the group came to."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Stoppable) -> dict[str, Any]:
+    def __call__(self, state: BudgetedGroup) -> dict[str, Any]:
         if state.get("stops"):
             return {"comparisons": [Comparison(state["task"].id, kind="stopped", failures=(state["stops"][0],))]}
-        rollouts = ordered(state["rollouts"])
+        rollouts = sort_rollouts(state["rollouts"])
         return {
             "comparisons": [
                 Comparison(
@@ -296,15 +296,15 @@ class Offer:
         }
 
 
-def summarised(state: Group) -> list[Mapping[str, Any]]:
+def fan_out_summaries(state: Group) -> list[Mapping[str, Any]]:
     """Fan-out: the rollouts that are in the comparison, each to be summarised."""
     return [{**state, "number": n} for n, reward in enumerate(state["rewards"]) if reward is not None]
 
 
-def rolled(group: int) -> Callable[[Group], list[Mapping[str, Any]]]:
+def fan_out_rollouts(group_size: int) -> Callable[[Group], list[Mapping[str, Any]]]:
     """Fan-out: `group` rollouts of the problem."""
 
     def rollouts(state: Group) -> list[Mapping[str, Any]]:
-        return [{**state, "number": n} for n in range(group)]
+        return [{**state, "number": n} for n in range(group_size)]
 
     return rollouts

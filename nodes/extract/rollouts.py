@@ -31,65 +31,73 @@ from typing import Any, ClassVar, cast
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
-from ...memory.library import Library, LibraryError, Versions
+from ...memory.library import Library, LibraryError, LibraryVersions
 from ...memory.records import Lesson, Rollout, Task, Trajectory, Transition, Usage, UserError
-from ...memory.storage.cache import Cache, CacheError, key
+from ...memory.storage.cache import Cache, CacheError, cache_key
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import RowsError
 from ..act.episode import Environment
-from ..cached_model import BudgetSpent, Meter, Slots
-from ..retrieve.attempts import Layout, Running
-from ..retrieve.lessons import shown, told
-from .critic import trimmed
+from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
+from ..retrieve.attempts import EpisodePrompt, Layout
+from ..retrieve.lessons import render_lessons, select_lessons
+from .critic import trim_transcript
 
-__all__ = ["Lectured", "Roll", "restored", "stored"]
+__all__ = ["LibraryPrompt", "RolloutPlayer", "rollout_from_json", "rollout_to_json"]
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"sk-[\w-]{4,}")
 """A key, as a server repeats it when it refuses it: errors are written to files."""
-THROUGH = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, GraphBubbleUp)
+RUN_ERRORS = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, GraphBubbleUp)
 """What is no rollout's failure, but the run's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lectured(Running):
+class LibraryPrompt(EpisodePrompt):
     """What a policy is shown of an episode, with the lessons of its library before the steps; without any, what ReAct shows."""
 
-    versions: Versions
-    top: int = 0
+    versions: LibraryVersions
+    lessons_per_prompt: int = 0
     """How many lessons are shown at most, the ones that fit the task best; 0: all."""
-    ids: bool = True
+    show_ids: bool = True
     """Whether they stand with their ids."""
 
-    _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Libraries by name: a version never changes."""
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The lessons: the same text at every step of an episode. Where only some are shown, those that fit the task and what
         it showed first."""
         name = state["library"]
-        library = self._known.get(name)
+        library = self._libraries.get(name)
         if library is None:
-            library = self._known[name] = self.versions.at(name)
-        lessons = told(shown(library, state["task"], self._first(state) if self.top else "", self.top), self.ids)
+            library = self._libraries[name] = self.versions.at(name)
+        lessons = render_lessons(
+            select_lessons(
+                library,
+                state["task"],
+                self._first_observation(state) if self.lessons_per_prompt else "",
+                self.lessons_per_prompt,
+            ),
+            self.show_ids,
+        )
         return f"Lessons:\n{lessons}" if lessons else ""
 
-    def _first(self, state: Mapping[str, Any]) -> str:
+    def _first_observation(self, state: Mapping[str, Any]) -> str:
         """The text of the first observation."""
         steps = self.journal.history(state["head"])
         return steps[0].state if steps else str(state["observation"].text)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        lectured = self if not self.brief or self.before(state) else replace(self, brief="")
-        return super(Lectured, lectured).__call__(state)
+        lectured = self if not self.brief or self.text_before(state) else replace(self, brief="")
+        return super(LibraryPrompt, lectured).__call__(state)
 
 
-def stored(rollout: Rollout) -> dict[str, Any]:
+def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     """A rollout as a JSON object."""
     return asdict(rollout)
 
 
-def restored(value: Mapping[str, Any]) -> Rollout:
+def rollout_from_json(value: Mapping[str, Any]) -> Rollout:
     """The rollout of a JSON object that `stored` made."""
     found = dict(value)
     found["task"], found["usage"] = Task(**value["task"]), Usage(**value["usage"])
@@ -102,7 +110,7 @@ def restored(value: Mapping[str, Any]) -> Rollout:
 
 
 @dataclass(frozen=True)
-class Roll(Runnable[Any, Any]):
+class RolloutPlayer(Runnable[Any, Any]):
     """Play one rollout: from the channels of `Attempt` and `Equipped` to a `Rollout`.
 
     Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the lessons
@@ -115,112 +123,119 @@ class Roll(Runnable[Any, Any]):
 
     role: ClassVar[str] = "graph"
 
-    rollout: Runnable[Any, Any] = field(repr=False)
+    episode_graph: Runnable[Any, Any] = field(repr=False)
     """An episode graph, or a `flow.Loop` of one. Of its output it reads `score`, `step`, `usage`, and, where they are there,
     `earned`, `unjudged`, `head`, `transcript`, `tool_calls`, `answer`."""
     environment: Environment = field(repr=False)
     journal: Journal = field(repr=False)
-    versions: Versions = field(repr=False)
+    versions: LibraryVersions = field(repr=False)
     cache: Cache = field(repr=False)
     name: str = ""
     """What plays, in words that change whenever it does: graph, model, temperature, prompts, tools."""
-    top: int = 0
+    lessons_per_prompt: int = 0
     """Lessons that are shown at most."""
     layout: Layout = field(default=Layout(clip=None), repr=False)
     """How transcripts are written; without rewards where nobody may know them."""
     count: Callable[[str], int] = field(default=len, repr=False)
-    room: int = 2**31
+    max_transcript_tokens: int = 2**31
     """Tokens of a transcript; the middle of longer ones is left out."""
     timeout: float | None = None
     """Seconds that a rollout may take."""
-    slots: Slots | None = None
+    slots: ConcurrencyLimit | None = None
     """How many rollouts are played at once: the time of one begins when it is its turn."""
-    meter: Meter | None = field(default=None, repr=False)
+    meter: SpendingLimit | None = field(default=None, repr=False)
     """Asked before a rollout that nobody else asks for: see `paid`."""
     stage: str = "rollout"
     """Under which name its tokens are counted in the cache: `rollout`, `trial`, `test`."""
-    paid: bool = True
+    counts_as_paid: bool = True
     """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
     """Called with run, task id and number when the rollout has ended in whatever way: closes its tools."""
-    _firsts: dict[Task, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _first_observations: dict[Task, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def key(self, state: Mapping[str, Any]) -> str:
         """Of the rollout in the cache."""
         task = state["task"]
         lessons = [(lesson.id, lesson.text) for lesson in self.lessons(state["library"], task)]
-        told = (lessons, self.layout.rewards, self.layout.clip, self.room)
-        return key("rollout", self.name, self.place(task), task, state["run"], state["episode"], told)
+        told = (lessons, self.layout.rewards, self.layout.clip, self.max_transcript_tokens)
+        return cache_key("rollout", self.name, self.world_key(task), task, state["run"], state["episode"], told)
 
-    def place(self, task: Task) -> tuple[Any, ...]:
+    def world_key(self, task: Task) -> tuple[Any, ...]:
         """What keys say of the world."""
         world = self.environment
         gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
         return world.name, getattr(world, "horizon", None), gold
 
-    def known(self, state: Mapping[str, Any]) -> Rollout | None:
+    def cached_rollout(self, state: Mapping[str, Any]) -> Rollout | None:
         """The rollout, if it is in the cache."""
         found = self.cache.get(self.key(state))
-        return None if found is None else restored(found)
+        return None if found is None else rollout_from_json(found)
 
     def lessons(self, library: str, task: Task) -> tuple[Lesson, ...]:
         """What a rollout of this task is shown of a version."""
-        return shown(self.versions.at(library), task, self.first(task) if self.top else "", self.top)
+        return select_lessons(
+            self.versions.at(library),
+            task,
+            self.first_observation(task) if self.lessons_per_prompt else "",
+            self.lessons_per_prompt,
+        )
 
-    def first(self, task: Task) -> str:
+    def first_observation(self, task: Task) -> str:
         """The text of its first observation."""
-        if task not in self._firsts:
-            self._firsts[task] = self.environment.observe(task, ()).text
-        return self._firsts[task]
+        if task not in self._first_observations:
+            self._first_observations[task] = self.environment.observe(task, ()).text
+        return self._first_observations[task]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
         place = self.key(input)
         if (known := self.cache.get(place)) is not None:
-            return restored(known)
-        asked = self._asked(input)
+            return rollout_from_json(known)
+        asked = self._episode_input(input)
         with cast(AbstractContextManager[Any], self.slots or nullcontext()):
             start = self._start()
             try:
-                out = self._in_time(lambda: self.rollout.invoke(asked, _config(config, place)))
-                rollout = self._made(input, out, start)
-            except THROUGH:
+                out = self._in_time(lambda: self.episode_graph.invoke(asked, _config(config, place)))
+                rollout = self._build_rollout(input, out, start)
+            except RUN_ERRORS:
                 raise
             except Exception as error:
-                return self._failed(input, error, start)
+                return self._failed_rollout(input, error, start)
             finally:
                 self._close(asked)
-        return self._kept(place, rollout)
+        return self._store(place, rollout)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Rollout:
         place = self.key(input)
         if (known := self.cache.get(place)) is not None:
-            return restored(known)
-        asked = self._asked(input)
+            return rollout_from_json(known)
+        asked = self._episode_input(input)
         async with cast(AbstractAsyncContextManager[Any], self.slots or nullcontext()):
             start = self._start()
             try:
                 async with asyncio.timeout(self.timeout) as scope:
-                    out = await self.rollout.ainvoke(asked, _config(config, place))
+                    out = await self.episode_graph.ainvoke(asked, _config(config, place))
                 if getattr(self.environment, "instant", False):
-                    rollout = self._made(input, out, start)
+                    rollout = self._build_rollout(input, out, start)
                 else:
-                    rollout = await asyncio.to_thread(self._made, input, out, start)
-            except THROUGH:
+                    rollout = await asyncio.to_thread(self._build_rollout, input, out, start)
+            except RUN_ERRORS:
                 raise
             except Exception as error:
                 late = isinstance(error, TimeoutError) and scope.expired()
-                return self._failed(input, OutOfTime(f"took longer than {self.timeout:g} s") if late else error, start)
+                return self._failed_rollout(
+                    input, RolloutTimeout(f"took longer than {self.timeout:g} s") if late else error, start
+                )
             finally:
                 self._close(asked)
-        return self._kept(place, rollout)
+        return self._store(place, rollout)
 
     def _start(self) -> float:
-        if self.meter and self.paid:
+        if self.meter and self.counts_as_paid:
             self.meter.check()
         return time.monotonic()
 
     @staticmethod
-    def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
+    def _episode_input(state: Mapping[str, Any]) -> dict[str, Any]:
         task: Task = state["task"]
         return {"task": task, "run": f"{state['run']}/{task.id}", "episode": state["episode"], "library": state["library"]}
 
@@ -238,31 +253,33 @@ class Roll(Runnable[Any, Any]):
 
         Thread(target=work, name="rollout", daemon=True).start()
         if not wait([ended], self.timeout).done:
-            raise OutOfTime(f"took longer than {self.timeout:g} s; its thread is left to end by itself")
+            raise RolloutTimeout(f"took longer than {self.timeout:g} s; its thread is left to end by itself")
         return ended.result()
 
     def _close(self, asked: Mapping[str, Any]) -> None:
         if self.close:
             self.close(asked["run"], asked["task"].id, asked["episode"])
 
-    def _failed(self, state: Mapping[str, Any], error: Exception, start: float) -> Rollout:
+    def _failed_rollout(self, state: Mapping[str, Any], error: Exception, start: float) -> Rollout:
         _log.debug("%s failed", _id(state), exc_info=error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
         said = _KEY.sub("sk-…", " ".join(f"{kind}{error}".split()))[:500] or "no reason was given"
         seconds = round(time.monotonic() - start, 3)
-        return Rollout(_id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._ids(state), error=said)
+        return Rollout(
+            _id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._lesson_ids(state), error=said
+        )
 
-    def _ids(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+    def _lesson_ids(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(lesson.id for lesson in self.lessons(state["library"], state["task"]))
 
-    def _kept(self, place: str, rollout: Rollout) -> Rollout:
-        usage = rollout.usage if self.paid else Usage()
+    def _store(self, place: str, rollout: Rollout) -> Rollout:
+        usage = rollout.usage if self.counts_as_paid else Usage()
         if rollout.error:  # nobody could say what it was worth; it was paid for all the same
-            self.cache.put(key("unjudged", place), stored(rollout), self.stage, usage, rollout.seconds)
+            self.cache.put(cache_key("unjudged", place), rollout_to_json(rollout), self.stage, usage, rollout.seconds)
             return rollout
-        return restored(self.cache.put(place, stored(rollout), self.stage, usage, rollout.seconds))
+        return rollout_from_json(self.cache.put(place, rollout_to_json(rollout), self.stage, usage, rollout.seconds))
 
-    def _made(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
+    def _build_rollout(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
         task, world = state["task"], self.environment
         steps = self.journal.history(out["head"]) if out.get("head") else ()
         reward, error = self._reward(task, out, steps)
@@ -274,7 +291,7 @@ class Roll(Runnable[Any, Any]):
             state["episode"],
             reward,
             answer=out.get("answer") or (steps[-1].action if steps else ""),
-            transcript=trimmed(transcript, self.room, self.count),
+            transcript=trim_transcript(transcript, self.max_transcript_tokens, self.count),
             steps=out.get("step", len(steps)),
             tool_calls=out.get("tool_calls", 0),
             usage=out.get("usage", Usage()),
@@ -282,7 +299,7 @@ class Roll(Runnable[Any, Any]):
             trajectory=None
             if alone
             else Trajectory(_id(state), task, steps, state["run"], state["episode"], out["score"], world.name),
-            shown=self._ids(state),
+            shown=self._lesson_ids(state),
             error=error,
         )
 
@@ -291,17 +308,17 @@ class Roll(Runnable[Any, Any]):
         if out.get("earned", 0.0) is None or any(step.reward is None for step in steps):
             why = out.get("unjudged") or self.environment.observe(task, [step.action for step in steps]).text
             return None, " ".join(f"no reward: {why}".split())[:500]
-        share = out["score"] / best(self.environment, task)
+        share = out["score"] / max_score(self.environment, task)
         if not math.isfinite(share):
             return None, f"no reward: {self.environment.name} paid {out['score']}"
         return min(max(share, 0.0), 1.0), ""
 
 
-class OutOfTime(UserError, TimeoutError):
+class RolloutTimeout(UserError, TimeoutError):
     """A rollout took longer than it may."""
 
 
-def best(environment: Environment, task: Task) -> float:
+def max_score(environment: Environment, task: Task) -> float:
     """The score that is a reward of 1: the environment's optimum, or 1 where it does not say."""
     optimum = getattr(environment, "optimum", None)
     return (optimum(task) if optimum else 0.0) or 1.0

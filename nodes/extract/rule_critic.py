@@ -13,13 +13,24 @@ from itertools import islice
 from random import Random
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from ...memory.library import Library, Limits, Versions
+from ...memory.library import Library, LibraryLimits, LibraryVersions
 from ...memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
-from ..ask import estimated
+from ..ask import estimate_tokens
 from ..state import Group
 from ..synthesize.strategy import _cue, _item
 
-__all__ = ["ByRule", "Relate", "Worth", "as_library", "compared", "marked", "random_lessons", "rewarded", "shuffled", "topic"]
+__all__ = [
+    "ActionWorth",
+    "RuleCritic",
+    "RuleProposer",
+    "as_library",
+    "comparable_rollouts",
+    "compare_actions",
+    "named_state",
+    "random_lessons",
+    "shuffle_lessons",
+    "with_final_reward",
+]
 
 Truth = Literal["given", "majority", "self"]
 """Who says what a rollout is worth: the verifier, the agreement of its answer with the group's, or the model itself."""
@@ -28,20 +39,20 @@ Truth = Literal["given", "majority", "self"]
 # What the rollouts of a group did in the same states
 
 
-class Worth(NamedTuple):
+class ActionWorth(NamedTuple):
     """An action in a state, against what else was tried there."""
 
     state: str
     action: str
-    earned: float
+    mean_reward: float
     """Mean over the rollouts that took it, in reward units."""
-    better: float
+    gain: float
     """That, less the mean of the other actions tried there."""
     rollouts: int
     """How many took it."""
 
 
-def compared(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[Worth]:
+def compare_actions(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[ActionWorth]:
     """Actions in states where different ones were tried, the clearest differences first.
 
     An action is worth, in a rollout, the most that it earned there at any visit (a place may pay only once), and in the group
@@ -54,7 +65,7 @@ def compared(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[Worth]:
     earned: dict[str, dict[str, list[float]]] = {}  # state -> action -> one number per rollout
     for trajectory in trajectories:
         best: dict[tuple[str, str], float] = {}
-        for step, value in zip(trajectory.transitions, _earned(trajectory, by_step, discount), strict=True):
+        for step, value in zip(trajectory.transitions, _step_values(trajectory, by_step, discount), strict=True):
             if value is not None:
                 here = step.state, step.action
                 best[here] = max(value, best.get(here, -math.inf))
@@ -65,11 +76,11 @@ def compared(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[Worth]:
         means = {action: math.fsum(values) / len(values) for action, values in actions.items()}
         for action, mean in means.items():
             if others := [other for name, other in means.items() if name != action]:
-                found.append(Worth(state, action, mean, mean - math.fsum(others) / len(others), len(actions[action])))
-    return sorted(found, key=lambda w: (-round(w.better, 9), -w.rollouts))  # stable: else in the order in which they were met
+                found.append(ActionWorth(state, action, mean, mean - math.fsum(others) / len(others), len(actions[action])))
+    return sorted(found, key=lambda w: (-round(w.gain, 9), -w.rollouts))  # stable: else in the order in which they were met
 
 
-def _earned(trajectory: Trajectory, by_step: bool, discount: float) -> list[float | None]:
+def _step_values(trajectory: Trajectory, by_step: bool, discount: float) -> list[float | None]:
     rewards = [step.reward for step in trajectory.transitions]
     if by_step:
         return rewards
@@ -82,14 +93,14 @@ def _earned(trajectory: Trajectory, by_step: bool, discount: float) -> list[floa
     return returns[::-1]
 
 
-def marked(trajectory: Trajectory, mark: float | None) -> Trajectory:
+def with_final_reward(trajectory: Trajectory, mark: float | None) -> Trajectory:
     """With this as all that it earned, at its end: what may be seen of it without ground truth."""
     last = len(trajectory.transitions) - 1
     steps = [replace(step, reward=mark if n == last else 0.0) for n, step in enumerate(trajectory.transitions)]
     return replace(trajectory, transitions=tuple(steps), score=mark or 0.0, note="")
 
 
-def rewarded(state: Mapping[str, Any], truth: Truth) -> list[Rollout]:
+def comparable_rollouts(state: Mapping[str, Any], truth: Truth) -> list[Rollout]:
     """The rollouts of a group that can be compared, by number: those with a reward.
 
     Their trajectories carry the world's rewards with ground truth; without, what the group itself has to say of them.
@@ -100,13 +111,13 @@ def rewarded(state: Mapping[str, Any], truth: Truth) -> list[Rollout]:
         if mark is None:
             continue
         if truth != "given" and rollout.trajectory is not None:
-            rollout = replace(rollout, trajectory=marked(rollout.trajectory, mark))
+            rollout = replace(rollout, trajectory=with_final_reward(rollout.trajectory, mark))
         found.append(rollout)
     return found
 
 
 @dataclass(frozen=True)
-class ByRule:
+class RuleCritic:
     """Contrast without a model, for worlds played step by step: what did better than other things tried in the same state.
 
     See `compared` for what better means. What earned nothing is not said, though others lost something there. Of a state of one
@@ -117,36 +128,36 @@ class ByRule:
     role: ClassVar[str] = "compute"
 
     truth: Truth = "given"
-    most: int = 12
+    max_items: int = 12
     """Items from a group at most."""
     discount: float = 0.9
     """Of returns, where only the end is paid."""
-    negative: bool = False
+    include_negative: bool = False
     """Whether what did worse is said, too (`door black not fern`), after all else."""
 
     def __call__(self, state: Group) -> dict[str, Any]:
-        found = compared(rewarded(state, self.truth), self.discount)
-        best: dict[str, Worth] = {}
+        found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
+        best: dict[str, ActionWorth] = {}
         for worth in found:
-            if worth.better > 1e-9 and worth.earned > 1e-9:
+            if worth.gain > 1e-9 and worth.mean_reward > 1e-9:
                 best.setdefault(worth.state, worth)
         items = [_item(worth.state, worth.action) for worth in best.values()]
-        if self.negative:
-            items += [f"{_cue(w.state)}not {w.action}" for w in reversed(found) if w.better < -1e-9]
-        return {"insights": list(dict.fromkeys(items))[: self.most], "votes": []}
+        if self.include_negative:
+            items += [f"{_cue(w.state)}not {w.action}" for w in reversed(found) if w.gain < -1e-9]
+        return {"insights": list(dict.fromkeys(items))[: self.max_items], "votes": []}
 
 
 # Insights as edits, by code
 
 
-def topic(text: str, states: Iterable[str]) -> str:
+def named_state(text: str, states: Iterable[str]) -> str:
     """The short state that a lesson begins with (the longest, if there are several); empty if it names none."""
     cues = (cue for cue in map(_cue, states) if cue and text.startswith(cue))
     return max(cues, key=len, default="").strip()
 
 
 @dataclass(frozen=True)
-class Relate:
+class RuleProposer:
     """Propose edits by code: an insight of which the library has nothing is added, one that it has speaks for it again, and one
     that says otherwise of the same state takes the place of what is there.
 
@@ -156,12 +167,12 @@ class Relate:
 
     role: ClassVar[str] = "compute"
 
-    versions: Versions
+    versions: LibraryVersions
 
     def __call__(self, state: Group) -> dict[str, Any]:
         library = self.versions.at(state["library"])
         steps = {(s.state, s.action) for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
-        done = {_said(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}
+        done = {_normalize(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}
         named = bool(steps) and all(_cue(at) for at, _ in steps)
         rewards = tuple(reward for reward in state["rewards"] if reward is not None)
         where: dict[str, Any] = {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
@@ -169,13 +180,13 @@ class Relate:
         rulings: list[Ruling] = []
         changed: set[str] = set()
         for insight in state["insights"]:
-            cue = topic(insight, (at for at, _ in steps))
-            why = f"at {cue}: {_at(insight, cue)}" if cue else ""
-            here = [lesson for lesson in library.lessons if cue and topic(lesson.text, [cue])]
-            same = next((lesson for lesson in library.lessons if _said(lesson.text) == _said(insight)), None)
-            clashes = [x for x in here if x is not same and x.id not in changed and _clash(x.text, insight, cue)]
-            better = [x for x in here if _negative(insight, cue) and not _negative(x.text, cue) and x not in clashes]
-            if named and _said(insight) not in done:
+            cue = named_state(insight, (at for at, _ in steps))
+            why = f"at {cue}: {_text_after_cue(insight, cue)}" if cue else ""
+            here = [lesson for lesson in library.lessons if cue and named_state(lesson.text, [cue])]
+            same = next((lesson for lesson in library.lessons if _normalize(lesson.text) == _normalize(insight)), None)
+            clashes = [x for x in here if x is not same and x.id not in changed and _is_clash(x.text, insight, cue)]
+            better = [x for x in here if _is_negative(insight, cue) and not _is_negative(x.text, cue) and x not in clashes]
+            if named and _normalize(insight) not in done:
                 rulings.append(Ruling(Edit("add", (), insight, why, **where), False, "nobody in this group did that"))
                 continue
             if same is not None:
@@ -193,36 +204,36 @@ class Relate:
         return {"edits": [*edits], "rulings": rulings}
 
 
-def _said(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.lower().split()).rstrip(".")
 
 
-def _at(text: str, cue: str) -> str:
+def _text_after_cue(text: str, cue: str) -> str:
     """What a lesson says of the state that it begins with."""
     return text.removeprefix(cue).strip()
 
 
-def _negative(text: str, cue: str) -> bool:
-    return _at(text, cue).startswith("not ")
+def _is_negative(text: str, cue: str) -> bool:
+    return _text_after_cue(text, cue).startswith("not ")
 
 
-def _clash(old: str, new: str, cue: str) -> bool:
+def _is_clash(old: str, new: str, cue: str) -> bool:
     """Whether two lessons about one state cannot both be followed. `not fern` only speaks against `fern`; whatever is better
     than that takes the place of a bare warning."""
-    before, after = _at(old, cue), _at(new, cue)
-    return before == after.removeprefix("not ") if _negative(new, cue) else before != after
+    before, after = _text_after_cue(old, cue), _text_after_cue(new, cue)
+    return before == after.removeprefix("not ") if _is_negative(new, cue) else before != after
 
 
 # Controls
 
 
-def as_library(texts: Iterable[str], limits: Limits, count: Callable[[str], int]) -> Library:
+def as_library(texts: Iterable[str], limits: LibraryLimits, count: Callable[[str], int]) -> Library:
     """Lessons that nobody learned, as a library within these limits. Texts that do not fit, or say the same, are left out."""
     return Library().apply([Edit("add", (), text) for text in texts], limits, count)[0]
 
 
 def random_lessons(
-    rollouts: Sequence[Rollout], count: int, limits: Limits, seed: int, tokens: Callable[[str], int] = estimated
+    rollouts: Sequence[Rollout], count: int, limits: LibraryLimits, seed: int, tokens: Callable[[str], int] = estimate_tokens
 ) -> Library:
     """As many pieces of the rollouts' own steps, drawn without a look at what they earned; fewer if there are not so many, or
     if the limits leave no room for them (`tokens` counts those of a text).
@@ -244,12 +255,16 @@ def random_lessons(
     drawn = [draw.sample(sorted(set(pool)), len(set(pool))) for _, pool in sorted(pools.items())]
     draw.shuffle(drawn)
     rounds = (pool[n] for n in range(max(map(len, drawn), default=0)) for pool in drawn if n < len(pool))
-    fit = (x for x in dict.fromkeys(rounds) if len(x.split()) <= limits.words and tokens(f"- [L0] {x}\n") <= limits.tokens)
-    texts = list(islice(fit, min(count, limits.lessons)))
-    return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts)), len(texts)).within(limits, tokens)[0]
+    fit = (
+        x
+        for x in dict.fromkeys(rounds)
+        if len(x.split()) <= limits.max_lesson_words and tokens(f"- [L0] {x}\n") <= limits.max_library_tokens
+    )
+    texts = list(islice(fit, min(count, limits.max_lessons)))
+    return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts)), len(texts)).trim_to_limits(limits, tokens)[0]
 
 
-def shuffled(library: Library, seed: int, states: Collection[str] = ()) -> Library:
+def shuffle_lessons(library: Library, seed: int, states: Collection[str] = ()) -> Library:
     """The same lessons with their words exchanged among them; each place keeps its id and its number of words.
 
     Where all lessons name a state and an action, only the actions are exchanged, and each goes to another state. `states` are
@@ -258,7 +273,7 @@ def shuffled(library: Library, seed: int, states: Collection[str] = ()) -> Libra
     draw = Random(f"shuffled {seed}")
     texts = [lesson.text for lesson in library.lessons]
     if states:
-        heads = [topic(text, states) for text in texts]
+        heads = [named_state(text, states) for text in texts]
     else:
         heads = [text.rpartition(" ")[0] if 2 <= len(text.split()) <= 4 else "" for text in texts]
     if texts and all(heads):

@@ -23,17 +23,17 @@ from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 
 from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling, UserError
-from ..state import Served
+from ..state import ServedChat
 
 if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
 
-DEFAULT = "default"
+DEFAULT_SCOPE = "default"
 """The tenant and the adapter of whoever names none."""
-TELL = "tell"
+STREAM_CALLBACK = "tell"
 """`{"configurable": {TELL: function}}` takes the pieces and the exchange in the place of the custom stream. It is called at once, by
 whichever thread the node runs in: the event loop's for pieces."""
-FEEDBACK = frozenset({"reward", "success", "text", "source", "key"})
+FEEDBACK_KEYS = frozenset({"reward", "success", "text", "source", "key"})
 """What an answer to `AwaitFeedback` may say."""
 
 
@@ -76,7 +76,7 @@ class Engine(Protocol):
         """Let go of a version when the requests on it have ended."""
         ...
 
-    def loaded(self) -> tuple[str, ...]:
+    def loaded_versions(self) -> tuple[str, ...]:
         """Labels of the versions it holds, without the base model's."""
         ...
 
@@ -91,20 +91,20 @@ class Route(Protocol):
     async def __call__(self, tenant: str, adapter: str, id: str) -> tuple[str, int]: ...
 
 
-async def to_base(tenant: str, adapter: str, id: str) -> tuple[str, int]:
+async def route_to_base(tenant: str, adapter: str, id: str) -> tuple[str, int]:
     """The route of whoever has no versions yet: the base model answers."""
     return "", 0
 
 
 def scope(state: Mapping[str, Any]) -> tuple[str, str]:
     """(tenant, adapter) of a state."""
-    return state.get("tenant") or DEFAULT, state.get("adapter") or DEFAULT
+    return state.get("tenant") or DEFAULT_SCOPE, state.get("adapter") or DEFAULT_SCOPE
 
 
-def chat_request(messages: Sequence[BaseMessage], sampling: Sampling | None = None, **more: Any) -> ChatRequest:
+def chat_request(messages: Sequence[BaseMessage], sampling: Sampling | None = None, **options: Any) -> ChatRequest:
     """LangChain's messages as a request: what a LangGraph app that keeps `messages` gives the serving graph."""
     openai = convert_to_openai_messages(list(messages))
-    return ChatRequest(tuple(openai), sampling or Sampling(), **more)
+    return ChatRequest(tuple(openai), sampling or Sampling(), **options)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Respond(Runnable[Any, Any]):
     role: ClassVar[str] = "model"
 
     engine: Engine = field(repr=False)
-    route: Route = field(default=to_base, repr=False)
+    route: Route = field(default=route_to_base, repr=False)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         version, step = await self.route(*scope(input), input["id"])
@@ -136,14 +136,14 @@ class Respond(Runnable[Any, Any]):
 def _writer() -> Callable[[Any], None]:
     """Where the graph streams to; nowhere, outside a graph."""
     try:
-        tell = get_config().get("configurable", {}).get(TELL)
+        tell = get_config().get("configurable", {}).get(STREAM_CALLBACK)
         return tell if tell is not None else get_stream_writer()
     except RuntimeError:
         return lambda piece: None
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordExchange:
     """The exchange joins the replay buffer before anybody hears that it is done: feedback by its id finds it from now on.
 
     It goes to the custom stream too, after the last piece.
@@ -156,8 +156,8 @@ class Record:
     """The engine's."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
 
-    def __call__(self, state: Served) -> dict[str, Any]:
-        exchange = replace(exchanged(state, self.base), created=self.clock())
+    def __call__(self, state: ServedChat) -> dict[str, Any]:
+        exchange = replace(make_exchange(state, self.base), created=self.clock())
         kept = state.get("store", True)
         if kept:
             self.replay.append(exchange)
@@ -165,7 +165,7 @@ class Record:
         return {"state": "pending" if kept else "not kept"}
 
 
-def exchanged(state: Mapping[str, Any], base: str) -> Exchange:
+def make_exchange(state: Mapping[str, Any], base: str) -> Exchange:
     """What was asked, what was said by which version."""
     tenant, adapter = scope(state)
     return Exchange(
@@ -225,9 +225,9 @@ def read_feedback(answer: Any) -> Feedback:
         answer = {"text": answer}
     elif isinstance(answer, int | float):
         answer = {"reward": answer}
-    if not isinstance(answer, Mapping) or (set(answer) - FEEDBACK):
+    if not isinstance(answer, Mapping) or (set(answer) - FEEDBACK_KEYS):
         came = f"a {type(answer).__name__}" if not isinstance(answer, Mapping) else ", ".join(map(str, answer))
-        raise UserError(f"feedback: {came} cannot be read; a mapping of {', '.join(sorted(FEEDBACK))} would do")
+        raise UserError(f"feedback: {came} cannot be read; a mapping of {', '.join(sorted(FEEDBACK_KEYS))} would do")
     reward, success, text = answer.get("reward"), answer.get("success"), answer.get("text") or ""
     if success is not None and (reward is not None or not isinstance(success, bool)):
         raise UserError("feedback: success is true or false, and stands in the place of a reward, not beside it")
@@ -239,7 +239,7 @@ def read_feedback(answer: Any) -> Feedback:
 
 
 @dataclass(frozen=True)
-class Keep:
+class KeepFeedback:
     """(x, y, r) is ready to be learned from, or held out for the gate. The same feedback twice is kept once.
 
     Raises:
@@ -250,6 +250,6 @@ class Keep:
 
     replay: Replay = field(repr=False)
 
-    def __call__(self, state: Served) -> dict[str, Any]:
-        receipt = self.replay.give(scope(state)[0], state["id"], state["feedback"], state.get("key", ""))
-        return {"job": receipt.job, "state": receipt.state, "repeated": receipt.repeated}
+    def __call__(self, state: ServedChat) -> dict[str, Any]:
+        receipt = self.replay.add_feedback(scope(state)[0], state["id"], state["feedback"], state.get("key", ""))
+        return {"job": receipt.job, "state": receipt.state, "repeated": receipt.is_repeat}

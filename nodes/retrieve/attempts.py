@@ -28,35 +28,35 @@ from typing import Any, ClassVar, Literal, Protocol
 from ...memory.buffer import Buffer
 from ...memory.records import Shown, Trajectory, Transition, UserError
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, Finished, finished
-from ..act.policies import Seen, steps_text
+from ..act.episode import Environment, FinishedEpisode, build_trajectory
+from ..act.policies import PromptView, steps_text
 from ..state import Composed, Episode
-from .budget import arrange, everything, latest
+from .budget import all_attempts, latest_attempts, select_within_budget
 
 __all__ = [
-    "Attempts",
+    "AttemptMemory",
+    "AttemptsPrompt",
     "Compose",
     "ContextError",
-    "Frozen",
+    "EpisodePrompt",
+    "InstructionMode",
+    "InstructionStrategy",
     "Layout",
-    "Lessons",
-    "Memory",
-    "Mode",
     "Push",
-    "Running",
-    "Strategy",
-    "chosen",
-    "fitting",
+    "ReadOnlyMemory",
+    "ReflectionsPrompt",
+    "attempts_in_prompt",
+    "fit_steps",
     "instruction",
-    "lesson",
-    "lessons",
+    "note_line",
+    "notes_text",
 ]
 
-Mode = Literal["", "explore", "exploit", "explore or exploit"]
-Strategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
-LINE = 60
+InstructionMode = Literal["", "explore", "exploit", "explore or exploit"]
+InstructionStrategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
+MAX_LINE_CHARS = 60
 """Characters of the actions in an attempt shown as one line."""
-STEPS = 8
+STEPS_DROPPED_AT_ONCE = 8
 """Steps of a running attempt that are left out at a time when not all fit."""
 
 
@@ -64,7 +64,7 @@ class ContextError(UserError, ValueError):
     """A prompt that cannot be made to fit the model's window."""
 
 
-def instruction(strategy: Strategy, round: int, one_based: bool = False) -> Mode:
+def instruction(strategy: InstructionStrategy, round: int, one_based: bool = False) -> InstructionMode:
     """ICRL's s_ICRL for a round, counted from 0: the preset strategy explores in even rounds, exploits in odd ones.
 
     Args:
@@ -114,7 +114,7 @@ class Layout:
         number, total = trajectory.episode + 1, self.total(trajectory)
         if not shown.whole:
             actions = ", ".join(" ".join(step.action.split()) for step in trajectory.transitions)
-            cut = actions[:LINE] + "…" if len(actions) > LINE else actions
+            cut = actions[:MAX_LINE_CHARS] + "…" if len(actions) > MAX_LINE_CHARS else actions
             return f"Attempt {number}: {total.replace(chr(10), ': ')}{cut}\n"
         count = f" (x{shown.count})" if shown.count > 1 else ""
         note = f"Feedback: {' '.join(trajectory.note.split())}\n" if self.notes and trajectory.note else ""
@@ -122,7 +122,7 @@ class Layout:
 
     def steps(self, steps: Sequence[Transition]) -> str:
         """Steps with their rewards, each line ended."""
-        return steps_text([replace(s, state=self._clipped(s.state), reward=self._reward(s.reward)) for s in steps])
+        return steps_text([replace(s, state=self._clip_state(s.state), reward=self._reward(s.reward)) for s in steps])
 
     def total(self, trajectory: Trajectory) -> str:
         """The line with an attempt's return; empty where it is missing or not to be shown."""
@@ -135,7 +135,7 @@ class Layout:
             return None
         return 0.0 if self.rewards == "zero" else reward
 
-    def _clipped(self, state: str) -> str:
+    def _clip_state(self, state: str) -> str:
         if self.clip is None:
             return state
         line = state.strip().partition("\n")[0]
@@ -152,12 +152,12 @@ class Compose:
     """
 
     role: ClassVar[str] = "memory"
-    waits: ClassVar[bool] = False
+    is_blocking: ClassVar[bool] = False
 
     buffer: Buffer
-    written: Callable[[Trajectory, Shown], str] = field(repr=False)
+    render: Callable[[Trajectory, Shown], str] = field(repr=False)
     """How an attempt stands in the prompt (`Layout.attempt`, or a note)."""
-    count: Callable[[str], int] = field(repr=False)
+    count_tokens: Callable[[str], int] = field(repr=False)
     """Tokens of a text."""
     window: int
     """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
@@ -168,15 +168,17 @@ class Compose:
     last: int = 3
     block: int = 5
     """With the `budget` policy: every so many rounds the older attempts are arranged anew."""
-    strategy: Strategy = "none"
+    strategy: InstructionStrategy = "none"
     one_based: bool = False
-    listed: bool = False
+    list_actions: bool = False
     """Whether prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, state: Episode) -> Composed:
         task, episode = state["task"], state["episode"]
-        needed = self.count(f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_shown(state, self.listed)}")
+        needed = self.count_tokens(
+            f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_observation_with_actions(state, self.list_actions)}"
+        )
         if needed >= self.window:
             raise ContextError(
                 f"task {task.id} alone takes {needed} tokens, and the model's window has {self.window}; "
@@ -185,9 +187,9 @@ class Compose:
         attempts = self.buffer.attempts(state["run"], task.id, episode)
         room = min(self.window // 2 if self.budget is None else self.budget, self.window - needed)
         if self.keep == "budget":
-            shown = arrange(attempts, self._size, room, self.block)
+            shown = select_within_budget(attempts, self._size, room, self.block)
         else:
-            shown = everything(attempts) if self.keep == "all" else latest(attempts, self.last)
+            shown = all_attempts(attempts) if self.keep == "all" else latest_attempts(attempts, self.last)
             taken = sum(self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True))
             if needed + taken >= self.window:
                 raise ContextError(
@@ -197,46 +199,46 @@ class Compose:
         return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
 
     def _size(self, shown: Shown, trajectory: Trajectory) -> int:
-        text = self.written(trajectory, shown)
+        text = self.render(trajectory, shown)
         if text not in self._sizes:
-            self._sizes[text] = self.count(text) + 1  # tokens may merge across the seam of two texts, or fail to
+            self._sizes[text] = self.count_tokens(text) + 1  # tokens may merge across the seam of two texts, or fail to
         return self._sizes[text]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running(Seen):
+class EpisodePrompt(PromptView):
     """What a policy is shown of the episode so far: its steps in the layout of attempts, the newest if not all fit."""
 
     journal: Journal
     layout: Layout = Layout()
     """How the running attempt is written; without rewards where a judge gives them at the end."""
-    count: Callable[[str], int] = field(default=len, repr=False)
+    count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
     window: int = 2**31
     """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
-    listed: bool = False
+    list_actions: bool = False
     """Whether the prompt lists the admissible actions."""
     brief: str = ""
     """What the system message says of the method."""
-    recent: int | None = None
+    max_steps: int | None = None
     """How many steps are shown at most; None: as many as fit."""
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """What stands before the steps."""
         return ""
 
-    def after(self, state: Mapping[str, Any]) -> str:
+    def text_after(self, state: Mapping[str, Any]) -> str:
         """What stands between the steps and the present observation."""
         return ""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        steps = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
-        before, after = self.before(state), self.after(state)
-        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{_shown(state, self.listed)}"
-        told = fitting(steps, self.layout, frame, self.count, self.window)
+        steps = self.journal.history(state["head"], last=self.max_steps) if self.max_steps != 0 else ()
+        before, after = self.text_before(state), self.text_after(state)
+        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{_observation_with_actions(state, self.list_actions)}"
+        told = fit_steps(steps, self.layout, frame, self.count_tokens, self.window)
         if told is None:
             raise ContextError(
-                f"task {state['task'].id} and what stands around it take {self.count(frame)} tokens, and the model's window has "
+                f"task {state['task'].id} and what stands around it take {self.count_tokens(frame)} tokens, and the model's window has "
                 f"room for {self.window}; use a model with a larger window, or show fewer attempts"
             )
         return {
@@ -247,54 +249,56 @@ class Running(Seen):
         }
 
 
-def fitting(steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int) -> str | None:
+def fit_steps(steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int) -> str | None:
     """The steps as text, without so many of the oldest that the rest fits in `window` tokens with `frame`; None if none does.
 
     Oldest steps go `STEPS` at a time, so that the beginning of the prompts of an episode stays for a while.
     """
-    for start in (*range(0, len(steps), STEPS), len(steps)):
+    for start in (*range(0, len(steps), STEPS_DROPPED_AT_ONCE), len(steps)):
         told = layout.steps(steps[start:])
         if len(frame.encode()) + len(told.encode()) <= window or count(frame + told) <= window:  # a token is a byte at least
             return told
     return None
 
 
-def _shown(state: Mapping[str, Any], listed: bool) -> str:
+def _observation_with_actions(state: Mapping[str, Any], listed: bool) -> str:
     """The present observation, with the admissible actions if prompts list them."""
     observation = state["observation"]
     return "".join([observation.text, "\n", *(f"- {action}\n" for action in observation.actions if listed)])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempts(Running):
+class AttemptsPrompt(EpisodePrompt):
     """The attempts that `Compose` chose, the running one, the instruction, the observation."""
 
     buffer: Buffer
-    earlier: Layout = Layout()
+    earlier_layout: Layout = Layout()
     """How earlier attempts are written."""
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The earlier attempts, and the header of the running one."""
-        told = "".join(self.earlier.attempt(trajectory, shown) for trajectory, shown in chosen(self.buffer, state))
+        told = "".join(
+            self.earlier_layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)
+        )
         return f"{told}Attempt {state['episode'] + 1}:\n"
 
-    def after(self, state: Mapping[str, Any]) -> str:
+    def text_after(self, state: Mapping[str, Any]) -> str:
         """This round's instruction."""
         return f"Now: {state['mode']}\n" if state["mode"] else ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lessons(Running):
+class ReflectionsPrompt(EpisodePrompt):
     """What was written about earlier attempts, and not the attempts: Reflexion."""
 
     buffer: Buffer
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The plans that `Compose` chose."""
-        return lessons(self.buffer, state)
+        return notes_text(self.buffer, state)
 
 
-def chosen(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:
+def attempts_in_prompt(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:
     """The attempts that `Compose` chose, in their order. One that a caller put into `shown` and nobody made is an error."""
     attempts = {t.id: t for t in buffer.attempts(state["run"], state["task"].id, state["episode"])}
     for shown in state["shown"]:
@@ -305,38 +309,38 @@ def chosen(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, S
     return [(attempts[shown.id], shown) for shown in state["shown"]]
 
 
-def lesson(trajectory: Trajectory, shown: Shown) -> str:
+def note_line(trajectory: Trajectory, shown: Shown) -> str:
     """An attempt as what was written about it, in one line; empty if nothing was."""
     note = " ".join(trajectory.note.split())
     return f"- {note}\n" if note else ""
 
 
-def lessons(buffer: Buffer, state: Mapping[str, Any]) -> str:
+def notes_text(buffer: Buffer, state: Mapping[str, Any]) -> str:
     """The notes of the attempts in `shown`, as a list; empty without any."""
-    notes = "".join(lesson(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+    notes = "".join(note_line(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
     return f"Lessons:\n{notes}" if notes else ""
 
 
-class Noted(Finished, total=False):
+class FinishedWithNote(FinishedEpisode, total=False):
     """A finished episode that something may have been written about."""
 
     note: str
 
 
-class Memory(Protocol):
+class AttemptMemory(Protocol):
     """What keeps finished attempts: `memory.buffer.Buffer`, `memory.trajectories.Trajectories`."""
 
     @property
-    def durable(self) -> bool: ...
+    def is_durable(self) -> bool: ...
 
     def add(self, trajectory: Trajectory) -> None: ...
 
 
 @dataclass(frozen=True)
-class Frozen:
+class ReadOnlyMemory:
     """A memory that nothing is added to: what a run reads stays as it was built."""
 
-    durable: ClassVar[bool] = False
+    is_durable: ClassVar[bool] = False
 
     def add(self, trajectory: Trajectory) -> None:
         """Leave it."""
@@ -348,16 +352,16 @@ class Push:
 
     role: ClassVar[str] = "memory"
 
-    buffer: Memory
+    buffer: AttemptMemory
     environment: Environment
     journal: Journal
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether it writes to a disk: see `graphs.flow.waits`."""
-        return self.buffer.durable or self.journal.durable
+        return self.buffer.is_durable or self.journal.is_durable
 
-    def __call__(self, state: Noted) -> dict[str, Any]:
-        attempt = finished(state, self.environment, self.journal, state.get("note", ""))
+    def __call__(self, state: FinishedWithNote) -> dict[str, Any]:
+        attempt = build_trajectory(state, self.environment, self.journal, state.get("note", ""))
         self.buffer.add(attempt)
         return {"earned": attempt.value}

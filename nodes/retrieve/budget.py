@@ -20,42 +20,42 @@ from math import inf
 
 from ...memory.records import Shown, Trajectory
 
-__all__ = ["arrange", "best", "everything", "identity", "latest"]
+__all__ = ["all_attempts", "attempt_identity", "best_attempt", "latest_attempts", "select_within_budget"]
 
-Size = Callable[[Shown, Trajectory], int]
+TokenCost = Callable[[Shown, Trajectory], int]
 """How many tokens an attempt takes in the form it is shown in."""
 
 _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
 """Of the budget, once there are older attempts; what is left is for the best and the newest, which may take from the others."""
 
 
-def best(attempts: Sequence[Trajectory]) -> Trajectory:
+def best_attempt(attempts: Sequence[Trajectory]) -> Trajectory:
     """The one with the highest return r; among equals the shortest, then the first. The newest if no return is known."""
     if all(t.value is None for t in attempts):
         return attempts[-1]
     return max(attempts, key=lambda t: (-inf if t.value is None else t.value, -len(t.transitions), -t.episode))
 
 
-def everything(attempts: Sequence[Trajectory]) -> list[Shown]:
+def all_attempts(attempts: Sequence[Trajectory]) -> list[Shown]:
     """All attempts, whole: the paper's unbounded buffer."""
     return [Shown(t.id) for t in attempts]
 
 
-def latest(attempts: Sequence[Trajectory], count: int) -> list[Shown]:
+def latest_attempts(attempts: Sequence[Trajectory], count: int) -> list[Shown]:
     """The last `count` attempts, whole: the paper's short context."""
     return [Shown(t.id) for t in attempts[len(attempts) - min(count, len(attempts)) :]]
 
 
-def arrange(attempts: Sequence[Trajectory], size: Size, budget: int, block: int = 5) -> list[Shown]:
+def select_within_budget(attempts: Sequence[Trajectory], size: TokenCost, budget: int, block: int = 5) -> list[Shown]:
     """Choose what is shown of `attempts` (oldest first) in at most `budget` tokens; the policy is this file's text."""
-    whole = everything(attempts)
+    whole = all_attempts(attempts)
     if sum(size(shown, t) for shown, t in zip(whole, attempts, strict=True)) <= budget:
         return whole
     anchor = (len(attempts) - 1) // block * block  # the newest is always a later one
     old, new = attempts[:anchor], attempts[anchor:]
     counts: dict[Hashable, int] = {}
     for t in old:
-        counts[identity(t)] = counts.get(identity(t), 0) + 1
+        counts[attempt_identity(t)] = counts.get(attempt_identity(t), 0) + 1
     chosen: dict[str, Shown] = {}
     by_id = {t.id: t for t in attempts}
 
@@ -63,40 +63,44 @@ def arrange(attempts: Sequence[Trajectory], size: Size, budget: int, block: int 
         """As many as fit, up to the first that does not: so that more room takes the same ones and then some."""
         used = 0
         for t, entire in found:
-            shown = Shown(t.id, entire, counts.get(identity(t), 1) if entire else 1)
+            shown = Shown(t.id, entire, counts.get(attempt_identity(t), 1) if entire else 1)
             cost = size(shown, t)
             if used + cost > room:
                 break
             chosen[t.id] = shown
             used += cost
 
-    winner, newest = best(attempts), attempts[-1]
-    first = [winner] if identity(winner) == identity(newest) else [winner, newest]
+    winner, newest = best_attempt(attempts), attempts[-1]
+    first = [winner] if attempt_identity(winner) == attempt_identity(newest) else [winner, newest]
     # Their room is set aside also where they do not fit: more budget must not mean less for the others.
-    spent = sum(size(Shown(t.id, True, counts.get(identity(t), 1)), t) for t in first)
+    spent = sum(size(Shown(t.id, True, counts.get(attempt_identity(t), 1)), t) for t in first)
     take(((t, True) for t in first), budget)
     if not chosen:
         take([(winner, False)], budget)
     fixed = set(chosen)
-    told = {identity(by_id[id]) for id in chosen}
+    told = {attempt_identity(by_id[id]) for id in chosen}
     shares = _SHARES if old else {"old": 0.0, "old lines": 0.0, "new": 0.6, "new lines": 0.2}
     rest = sum(shares.values())
     rooms = {name: max(0.0, min(share * budget, (budget - spent) * share / rest)) for name, share in shares.items()}
 
-    others = [t for t in _distinct(old) if t.id not in fixed and identity(t) not in told]
-    take(((t, True) for t in _telling(others, [by_id[id] for id in chosen])), rooms["old"])
+    others = [t for t in _distinct(old) if t.id not in fixed and attempt_identity(t) not in told]
+    take(((t, True) for t in _most_informative(others, [by_id[id] for id in chosen])), rooms["old"])
     by_return = sorted(others, key=lambda t: (-inf if t.value is None else t.value, t.episode), reverse=True)
     take(((t, False) for t in by_return if t.id not in chosen), rooms["old lines"])
 
     later = [t for t in new if t.id not in fixed]
-    seen = {identity(by_id[id]) for id, shown in chosen.items() if shown.whole}
-    repeats = {t.id for n, t in enumerate(later) if identity(t) in seen or any(identity(t) == identity(s) for s in later[:n])}
+    seen = {attempt_identity(by_id[id]) for id, shown in chosen.items() if shown.whole}
+    repeats = {
+        t.id
+        for n, t in enumerate(later)
+        if attempt_identity(t) in seen or any(attempt_identity(t) == attempt_identity(s) for s in later[:n])
+    }
     take(((t, True) for t in later if t.id not in repeats), rooms["new"])
     take(((t, False) for t in later if t.id not in chosen), rooms["new lines"])
     return [chosen[t.id] for t in attempts if t.id in chosen]
 
 
-def identity(trajectory: Trajectory) -> Hashable:
+def attempt_identity(trajectory: Trajectory) -> Hashable:
     """What makes two attempts the same: actions in canonical form, rewards, and what was written about them.
 
     Attempts with the same actions whose rewards differ (a judge may err) are different evidence, and stay apart.
@@ -107,10 +111,10 @@ def identity(trajectory: Trajectory) -> Hashable:
 
 def _distinct(attempts: Sequence[Trajectory]) -> list[Trajectory]:
     """The first of every group of repeats."""
-    return list({identity(t): t for t in reversed(attempts)}.values())[::-1]
+    return list({attempt_identity(t): t for t in reversed(attempts)}.values())[::-1]
 
 
-def _telling(attempts: Sequence[Trajectory], shown: Sequence[Trajectory]) -> Iterator[Trajectory]:
+def _most_informative(attempts: Sequence[Trajectory], shown: Sequence[Trajectory]) -> Iterator[Trajectory]:
     """Greedily, the attempt with the most facts that neither `shown` nor the ones before it tell; then higher return, newer."""
     known = {fact for t in shown for fact in _facts(t)}
     left = list(attempts)

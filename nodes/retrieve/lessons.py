@@ -7,46 +7,50 @@ from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from ...memory.library import Library, Versions
+from ...memory.library import Library, LibraryVersions
 from ...memory.records import Lesson, Task
 from ..prompt import Prompt
 
-__all__ = ["Alike", "lectured_system", "shown", "told"]
+__all__ = ["SameLessonsShown", "append_lessons", "render_lessons", "select_lessons"]
 
 
-def shown(library: Library, task: Task, first: str, top: int = 0) -> tuple[Lesson, ...]:
+def select_lessons(library: Library, task: Task, first_observation: str, lessons_per_prompt: int = 0) -> tuple[Lesson, ...]:
     """The lessons that a rollout of this task sees, in all of its prompts.
 
     Args:
         first: the text of the task's first observation.
         top: how many at most, those that fit the task best; 0: all.
     """
-    return library.select(f"{task.instruction}\n{first}", top)
+    return library.select(f"{task.instruction}\n{first_observation}", lessons_per_prompt)
 
 
-def told(lessons: Sequence[Lesson], ids: bool = True) -> str:
+def render_lessons(lessons: Sequence[Lesson], ids: bool = True) -> str:
     """Lessons as prompts show them: see `memory.library.Library.text`."""
-    return Library(tuple(lessons)).text(ids=ids)
+    return Library(tuple(lessons)).text(with_ids=ids)
 
 
 @dataclass(frozen=True)
-class Alike:
+class SameLessonsShown:
     """Whether two versions show the same lessons in all problems of a run: then one of them says what the other is worth."""
 
-    versions: Versions = field(repr=False)
-    top: int = 0
+    versions: LibraryVersions = field(repr=False)
+    lessons_per_prompt: int = 0
     """See `shown`."""
     tasks: Sequence[tuple[Task, str]] = field(default=(), repr=False)
     """The problems with their first observations; where all lessons are shown, they do not matter."""
 
     def __call__(self, one: str, other: str) -> bool:
         a, b = self.versions.at(one), self.versions.at(other)
-        if not self.top:
+        if not self.lessons_per_prompt:
             return a.key == b.key
-        return all(told(shown(a, task, first, self.top)) == told(shown(b, task, first, self.top)) for task, first in self.tasks)
+        return all(
+            render_lessons(select_lessons(a, task, first, self.lessons_per_prompt))
+            == render_lessons(select_lessons(b, task, first, self.lessons_per_prompt))
+            for task, first in self.tasks
+        )
 
 
-def lectured_system(messages: Sequence[BaseMessage], library_text: str, prompt: Prompt) -> list[BaseMessage]:
+def append_lessons(messages: Sequence[BaseMessage], library_text: str, prompt: Prompt) -> list[BaseMessage]:
     """The messages with the lessons at the end of the system message, or in a new one; the same ones without lessons.
 
     Args:

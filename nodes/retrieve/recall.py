@@ -10,11 +10,11 @@ from typing_extensions import TypedDict
 from ...memory.experiences import Experiences
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, Finished, finished
+from ..act.episode import Environment, FinishedEpisode, build_trajectory
 from ..state import Episode, Recalled, Visits
 
 
-class Scope(TypedDict):
+class ExperienceScope(TypedDict):
     """Whose experience may be recalled, as `Experiences` takes it."""
 
     task: str
@@ -77,15 +77,15 @@ class ReferenceRecall:
     k: int
     threshold: float
     cross_task: bool = False
-    decay: float = 0.1
+    threshold_decay: float = 0.1
     """By how much the threshold falls over the first 20 steps."""
-    certain: float = 0.98
+    near_copy_similarity: float = 0.98
     """Visits more similar than this are all kept, however many."""
 
     def __call__(self, state: Episode) -> Visits:
-        found = _visits(self, state, self.threshold - self.decay * min(state["step"] / 20, 1))
+        found = _visits(self, state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
         found.sort(key=lambda one: (-one[0], -one[1].value))
-        sure = sum(similarity > self.certain for similarity, _ in found)
+        sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)
         return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
 
 
@@ -98,7 +98,7 @@ def _neighbour(similarity: float, visit: Experience) -> Neighbour:
     return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
 
 
-def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> Scope:
+def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> ExperienceScope:
     return {
         "task": state["task"].id,
         "domain": recall.environment.name,
@@ -121,7 +121,7 @@ class Remember:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: Finished) -> dict[str, Any]:
-        attempt = finished(state, self.environment, self.journal)
+    def __call__(self, state: FinishedEpisode) -> dict[str, Any]:
+        attempt = build_trajectory(state, self.environment, self.journal)
         self.experiences.add(attempt)
         return {"earned": attempt.value}

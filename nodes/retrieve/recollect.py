@@ -18,19 +18,19 @@ from typing import Any, ClassVar, Protocol
 
 from ...memory.records import Precedent, Task, Trajectory, Transition
 from ...memory.storage.journal import Journal
-from ...memory.trajectories import Kind
+from ...memory.trajectories import OutcomeFilter
 from ..act.episode import Environment
 from ..act.policies import steps_text
 from ..state import Episode, Recollected
-from .attempts import Layout, Running
+from .attempts import EpisodePrompt, Layout
 
-__all__ = ["Excerpts", "Experienced", "Recollect", "Remembered", "key_of"]
+__all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPrompt", "Recollect", "key_of"]
 
 
 _LAYOUT = Layout()
 
 
-class Remembered(Protocol):
+class PrecedentMemory(Protocol):
     """What is asked of a long-term memory: `memory.trajectories.Trajectories`."""
 
     def key(self, task: Task, before: Sequence[Transition], state: str, /) -> str: ...
@@ -42,8 +42,8 @@ class Remembered(Protocol):
         key: str,
         k: int,
         *,
-        kind: Kind,
-        floor: float,
+        kind: OutcomeFilter,
+        min_similarity: float,
         per_trajectory: int,
         diversity: float,
         distinct: bool,
@@ -52,7 +52,7 @@ class Remembered(Protocol):
     ) -> list[Precedent]: ...
 
 
-def key_of(memory: Remembered, environment: Environment, journal: Journal, state: Mapping[str, Any]) -> str:
+def key_of(memory: PrecedentMemory, environment: Environment, journal: Journal, state: Mapping[str, Any]) -> str:
     """phi(s_t): the key of the present state."""
     return memory.key(state["task"], journal.history(state["head"]), environment.abstract(state["observation"]))
 
@@ -65,12 +65,12 @@ class Excerpts:
     trajectories first, then from long states, then the least similar precedents go.
     """
 
-    memory: Remembered
-    count: Callable[[str], int] = field(default=len, repr=False)
+    memory: PrecedentMemory
+    count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
-    room: int = 2**31
+    max_tokens: int = 2**31
     """Tokens of all of them together."""
-    rest: int = 8
+    max_following_steps: int = 8
     """Steps shown of what followed, at most."""
     clip: int = 400
     """Characters of a past state, at most."""
@@ -81,17 +81,22 @@ class Excerpts:
         """The experiences; empty if there are none, or no room for one."""
         return self._fitting(precedents)[1]
 
-    def shown(self, precedents: Sequence[Precedent]) -> list[Precedent]:
+    def fitting_precedents(self, precedents: Sequence[Precedent]) -> list[Precedent]:
         """Those of them that there is room for."""
         return list(precedents[: self._fitting(precedents)[0]])
 
     def _fitting(self, precedents: Sequence[Precedent]) -> tuple[int, str]:
         """How many there is room for, and their text."""
-        forms = ((self.rest, self.clip), (self.rest // 2, self.clip), (1, self.clip), (0, self.clip // 4))
+        forms = (
+            (self.max_following_steps, self.clip),
+            (self.max_following_steps // 2, self.clip),
+            (1, self.clip),
+            (0, self.clip // 4),
+        )
         told = [[self._one(n, p, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
         for some in range(len(precedents), 0, -1):
             for texts in told:
-                if sum(map(self._size, texts[:some])) <= self.room:
+                if sum(map(self._size, texts[:some])) <= self.max_tokens:
                     return some, "".join(texts[:some])
         return 0, ""
 
@@ -100,7 +105,7 @@ class Excerpts:
         if size is None:
             if len(self._sizes) > 10_000:
                 self._sizes.clear()
-            size = self._sizes[text] = self.count(text) + 1  # tokens may merge across the seam of two texts, or fail to
+            size = self._sizes[text] = self.count_tokens(text) + 1  # tokens may merge across the seam of two texts, or fail to
         return size
 
     def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
@@ -112,7 +117,7 @@ class Excerpts:
         return f"Experience {number}:{ended}\n{told}{_LAYOUT.total(trajectory)}"
 
 
-class Searching(Episode, Recollected):
+class RecollectState(Episode, Recollected):
     """A situation, and what was consulted in the episode so far."""
 
 
@@ -125,52 +130,52 @@ class Recollect:
     """
 
     role: ClassVar[str] = "memory"
-    waits: ClassVar[bool] = False
+    is_blocking: ClassVar[bool] = False
 
-    memory: Remembered
+    memory: PrecedentMemory
     environment: Environment
     journal: Journal
     k: int = 4
-    kind: Kind = "all"
-    floor: float = 0.0
+    kind: OutcomeFilter = "all"
+    min_similarity: float = 0.0
     """The least similarity."""
-    per_trajectory: int = 1
+    max_per_trajectory: int = 1
     """Steps from one trajectory at most; 0: any number."""
     diversity: float = 0.0
     """Maximal marginal relevance: 0 takes the most similar ones, higher ones that differ from each other."""
-    wait: int = 0
+    min_steps: int = 0
     """Steps of an episode before the first search: a start says little about what will be needed."""
     distinct: bool = False
     """Of steps with the same key and action, only the newest: they say the same."""
     excerpts: Excerpts | None = None
     """How they will be shown, if they will be."""
 
-    def __call__(self, state: Searching) -> dict[str, Any]:
-        if state["step"] < self.wait:
+    def __call__(self, state: RecollectState) -> dict[str, Any]:
+        if state["step"] < self.min_steps:
             return {"precedents": []}
         found = self.memory.search(
             key_of(self.memory, self.environment, self.journal, state),
             self.k,
             kind=self.kind,
-            floor=self.floor,
-            per_trajectory=self.per_trajectory,
+            min_similarity=self.min_similarity,
+            per_trajectory=self.max_per_trajectory,
             diversity=self.diversity,
             distinct=self.distinct,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
         )
         if self.excerpts is not None:
-            found = self.excerpts.shown(found)
+            found = self.excerpts.fitting_precedents(found)
         used = [*state["used"], *(precedent.trajectory for precedent in found)]
         return {"precedents": found, "used": list(dict.fromkeys(used))}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experienced(Running):
+class PrecedentsPrompt(EpisodePrompt):
     """The episode so far under the raw experiences: AdaMEM without a strategy."""
 
     excerpts: Excerpts
 
-    def before(self, state: Recollected) -> str:  # type: ignore[override]
+    def text_before(self, state: Recollected) -> str:  # type: ignore[override]
         """The precedents."""
         return self.excerpts(state["precedents"])

@@ -20,21 +20,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...memory.records import Precedent, Trajectory, Transition
-from .attempts import Layout, Running
-from .recollect import Remembered
+from .attempts import EpisodePrompt, Layout
+from .recollect import PrecedentMemory
 
-__all__ = ["Exemplars", "Exemplary"]
+__all__ = ["Exemplars", "ExemplarsPrompt"]
 
 
 @dataclass(frozen=True)
 class Exemplars:
     """Writes trajectories into prompts, whole as far as they fit a number of tokens: best first, and whole steps only."""
 
-    memory: Remembered
+    memory: PrecedentMemory
     layout: Layout
-    count: Callable[[str], int] = field(default=len, repr=False)
+    count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
-    room: int = 2**31
+    max_tokens: int = 2**31
     """Tokens of all of them together."""
     _told: dict[tuple[str, tuple[Precedent, ...]], str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last text by task and precedents: each prompt of an episode asks for it again."""
@@ -77,7 +77,7 @@ class Exemplars:
         fits, beyond = 0, len(trajectory.transitions) + 1  # a prefix of each length from 1 to `fits` fits, by bisection
         length = beyond - 1
         while fits < length:
-            if self.count(f"{before}{cut(length)}{after}") <= self.room:
+            if self.count_tokens(f"{before}{cut(length)}{after}") <= self.max_tokens:
                 fits = length
             else:
                 beyond = length
@@ -86,15 +86,15 @@ class Exemplars:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exemplary(Running):
+class ExemplarsPrompt(EpisodePrompt):
     """The episode so far under the exemplars that were retrieved at its start; without any, what ReAct shows."""
 
     exemplars: Exemplars
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The same text at every step of an episode."""
         return self.exemplars(state["task"].instruction, state["precedents"])
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if self.before(state) else replace(self, brief="")
-        return super(Exemplary, shown).__call__(state)
+        shown = self if self.text_before(state) else replace(self, brief="")
+        return super(ExemplarsPrompt, shown).__call__(state)

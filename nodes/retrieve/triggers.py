@@ -25,23 +25,23 @@ from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..state import Choice, Considered, Episode, Guided
-from .recollect import Remembered, key_of
+from .recollect import PrecedentMemory, key_of
 
-__all__ = ["Decide", "Trigger", "Undecided", "decision", "hesitant", "repeated", "stalled"]
+__all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
 
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 
 
-class Undecided(Episode, Choice, Guided, Considered):
+class DraftedActionState(Episode, Choice, Guided, Considered):
     """A drafted action, before anybody decided whether to ask memory."""
 
 
-def hesitant(candidates: Sequence[Candidate], confidence: float) -> bool:
+def is_hesitant(candidates: Sequence[Candidate], confidence: float) -> bool:
     """Whether the most probable of these candidates has a probability below `confidence`, in [0, 1]."""
     return math.exp(max(candidate.logit for candidate in candidates)) < confidence
 
 
-def stalled(steps: Sequence[Transition], state: str, n: int) -> bool:
+def is_stalled(steps: Sequence[Transition], state: str, n: int) -> bool:
     """Whether the last n of these steps earned nothing and led to no state that was new."""
     if len(steps) < n:
         return False
@@ -50,65 +50,67 @@ def stalled(steps: Sequence[Transition], state: str, n: int) -> bool:
     return not any(step.reward for step in late) and {*(step.state for step in late[1:]), state} <= known
 
 
-def repeated(steps: Sequence[Transition], state: str) -> bool:
+def is_repeated(steps: Sequence[Transition], state: str) -> bool:
     """Whether this state was seen before in these steps."""
     return any(step.state == state for step in steps)
 
 
 @dataclass(frozen=True)
-class Decide:
+class CheckTriggers:
     """Ask memory before the drafted action is carried out? Names every trigger that says so."""
 
     role: ClassVar[str] = "compute"
 
-    memory: Remembered
+    memory: PrecedentMemory
     environment: Environment
     journal: Journal
     triggers: tuple[Trigger, ...] = ("vote",)
-    confidence: float = 0.6
+    min_confidence: float = 0.6
     """Of `vote`, for a model that scores actions."""
-    stall: int = 4
+    stall_steps: int = 4
     """Steps of `stalled`."""
-    drift: float = 0.3
+    min_key_similarity: float = 0.3
     """Least Jaccard similarity of the two keys' words, pairs and triples (`drift`)."""
 
-    def __call__(self, state: Undecided) -> dict[str, Any]:
-        return {"tentative": state["action"], "reasons": [name for name in self.triggers if self._asked(name, state)]}
+    def __call__(self, state: DraftedActionState) -> dict[str, Any]:
+        return {"tentative": state["action"], "reasons": [name for name in self.triggers if self._fires(name, state)]}
 
-    def _asked(self, name: Trigger, state: Undecided) -> bool:
-        tests: dict[Trigger, Callable[[Undecided], bool]] = {
-            "vote": self._voted,
-            "stalled": lambda state: stalled(self._since(state), self.environment.abstract(state["observation"]), self.stall),
-            "repeated": lambda state: repeated(self._since(state), self.environment.abstract(state["observation"])),
-            "refused": self._refused,
-            "drift": self._drifted,
+    def _fires(self, name: Trigger, state: DraftedActionState) -> bool:
+        tests: dict[Trigger, Callable[[DraftedActionState], bool]] = {
+            "vote": self._has_vote,
+            "stalled": lambda state: is_stalled(
+                self._since(state), self.environment.abstract(state["observation"]), self.stall_steps
+            ),
+            "repeated": lambda state: is_repeated(self._since(state), self.environment.abstract(state["observation"])),
+            "refused": self._is_refused,
+            "drift": self._has_drifted,
             "subgoal": lambda state: any((step.reward or 0.0) > 0 for step in self._since(state)[-1:]),
         }
         return tests[name](state)
 
-    def _since(self, state: Undecided) -> tuple[Transition, ...]:
+    def _since(self, state: DraftedActionState) -> tuple[Transition, ...]:
         """The steps taken since the last strategy was written."""
         count = state["step"] - max(state["written"], 0)
         return self.journal.history(state["head"], last=count) if count else ()
 
-    def _voted(self, state: Undecided) -> bool:
+    def _has_vote(self, state: DraftedActionState) -> bool:
         scored = len(state["candidates"]) > 1  # who writes its action proposes no other
-        return hesitant(state["candidates"], self.confidence) if scored else state["vote"]
+        return is_hesitant(state["candidates"], self.min_confidence) if scored else state["vote"]
 
-    def _refused(self, state: Undecided) -> bool:
-        shown, refused = state["observation"], getattr(self.environment, "refused", None)
+    def _is_refused(self, state: DraftedActionState) -> bool:
+        shown, refused = state["observation"], getattr(self.environment, "is_refused", None)
         free = getattr(self.environment, "free_text", False)  # it understands more than it lists
         listed = not shown.actions or state["action"] in shown.actions
         return (refused is not None and refused(shown)) or not (listed or free)
 
-    def _drifted(self, state: Undecided) -> bool:
+    def _has_drifted(self, state: DraftedActionState) -> bool:
         strategy = state["strategy"]
         if strategy is None:
             return False
         here = key_of(self.memory, self.environment, self.journal, state)
-        return jaccard(set(shingles(strategy.key)), set(shingles(here))) < self.drift
+        return jaccard(set(shingles(strategy.key)), set(shingles(here))) < self.min_key_similarity
 
 
-def decision(state: Undecided) -> Literal["go on", "ask memory"]:
+def route_memory_request(state: DraftedActionState) -> Literal["go on", "ask memory"]:
     """Router: does anything say that memory is to be asked?"""
     return "ask memory" if state["reasons"] else "go on"

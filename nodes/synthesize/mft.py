@@ -27,29 +27,29 @@ from ..act.episode import Environment
 
 __all__ = [
     "Advantage",
-    "Collected",
+    "CollectedPairs",
     "MftError",
     "Pair",
     "Policy",
-    "Turn",
+    "PromptMessage",
     "advantage",
     "canonical",
-    "chance",
-    "changed",
+    "chance_change_rate",
+    "change_rate",
     "chat",
-    "collected",
-    "noise",
+    "collect_pairs",
+    "is_different_action",
+    "is_success",
+    "null_strategy_pass_rate",
     "outcome_set",
     "play_on",
-    "sampled",
-    "share",
+    "sample_pairs",
     "step_set",
-    "succeeded",
 ]
 
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 """Who speaks, as LangChain calls it and as chats in files do."""
-ENDS = " \t\n.,;:!?\"'`*_“”‘’…"
+EDGE_CHARACTERS = " \t\n.,;:!?\"'`*_“”‘’…"
 """What does not count at the ends of an action."""
 ARTICLES = re.compile(r"\b(?:the|an|a) (?=\S)")
 CALL = re.compile(r"(\w+) ?\[(.*)\]")
@@ -60,7 +60,7 @@ class MftError(UserError, ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptMessage:
     """A message of a prompt."""
 
     role: str
@@ -74,7 +74,7 @@ class Pair:
 
     id: str
     """`<run>/<episode>/<step>`."""
-    prompt: tuple[Turn, ...]
+    prompt: tuple[PromptMessage, ...]
     """(s, E): the situation with its experiences, as the writer was asked."""
     reply: str
     """z*: all that the writer said, its reasoning included."""
@@ -109,7 +109,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedPairs:
     """The pairs of a run, and what else was there."""
 
     pairs: tuple[Pair, ...]
@@ -121,7 +121,7 @@ class Collected:
     """Strategies without an action drafted before: whether they changed it, nobody knows."""
 
 
-def collected(
+def collect_pairs(
     rows: Iterable[Mapping[str, Any]],
     episodes: Iterable[Mapping[str, Any]],
     *,
@@ -129,7 +129,7 @@ def collected(
     seed: int = 0,
     split: str = "train",
     domain: str = "",
-) -> Collected:
+) -> CollectedPairs:
     """One pair per step of a finished episode at which a strategy was written and used.
 
     The run was in mode `high`: in mode `low` drafts are made under the strategy at hand, so that they are not a' = pi(s).
@@ -166,7 +166,7 @@ def collected(
                 undrafted += 1
                 continue
             try:
-                prompt = tuple(Turn(ROLES[role], text) for role, text in synthesis["prompt"])
+                prompt = tuple(PromptMessage(ROLES[role], text) for role, text in synthesis["prompt"])
                 reply, advice, author = synthesis["reply"], strategy["text"], strategy["author"]
             except (KeyError, TypeError, ValueError) as error:
                 raise MftError(
@@ -191,7 +191,7 @@ def collected(
                     domain=domain,
                 )
             )
-    return Collected(tuple(pairs), count, steps, undrafted)
+    return CollectedPairs(tuple(pairs), count, steps, undrafted)
 
 
 # Filtering
@@ -204,7 +204,7 @@ def canonical(action: str, domain: str = "") -> str:
     published exception, where two different searches count as no change. Where a search is most of what there is to do
     (`hotpot`), it would leave nothing.
     """
-    text = " ".join(action.split()).strip(ENDS).casefold()
+    text = " ".join(action.split()).strip(EDGE_CHARACTERS).casefold()
     if call := CALL.fullmatch(text):
         name, argument = call.groups()
         return "search[]" if name == "search" and domain == "webshop" else f"{name}[{canonical(argument, domain)}]"
@@ -212,12 +212,12 @@ def canonical(action: str, domain: str = "") -> str:
     return bare if bare == text else canonical(bare, domain)  # without its article, a word may be quoted, or be a call
 
 
-def changed(action: str, tentative: str, domain: str = "") -> bool:
+def is_different_action(action: str, tentative: str, domain: str = "") -> bool:
     """Filter 2: is a another action than a', in this environment?"""
     return canonical(action, domain) != canonical(tentative, domain)
 
 
-def succeeded(pair: Pair, least: float | None = None) -> bool:
+def is_success(pair: Pair, success_threshold: float | None = None) -> bool:
     """Filter 1: did the episode end with a score of at least this?
 
     Args:
@@ -227,23 +227,25 @@ def succeeded(pair: Pair, least: float | None = None) -> bool:
     Raises:
         MftError: neither is known.
     """
-    bound = pair.solved if least is None else least
+    bound = pair.solved if success_threshold is None else success_threshold
     if bound is None:
         raise MftError(f"nobody knows from which score on task {pair.task} is solved; say it with --success")
     return pair.score >= bound
 
 
-def outcome_set(pairs: Iterable[Pair], least: float | None = None) -> list[Pair]:
+def outcome_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
     """Filter 1 alone: the strategies of episodes that succeeded."""
-    return [pair for pair in pairs if succeeded(pair, least)]
+    return [pair for pair in pairs if is_success(pair, success_threshold)]
 
 
-def step_set(pairs: Iterable[Pair], least: float | None = None) -> list[Pair]:
+def step_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
     """Both filters: those of them that changed the action."""
-    return [pair for pair in outcome_set(pairs, least) if changed(pair.action, pair.tentative, pair.domain)]
+    return [
+        pair for pair in outcome_set(pairs, success_threshold) if is_different_action(pair.action, pair.tentative, pair.domain)
+    ]
 
 
-def sampled(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]:
+def sample_pairs(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]:
     """At most so many of the pairs, in their order: the outcome arm has as many examples as the step arm."""
     if count >= len(pairs):
         return list(pairs)
@@ -252,14 +254,14 @@ def sampled(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]:
 
 def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
     """The pair as trainers read it: the prompt's messages, and the reply as the assistant's."""
-    turns = [*pair.prompt, Turn("assistant", pair.reply)]
+    turns = [*pair.prompt, PromptMessage("assistant", pair.reply)]
     return {"messages": [{"role": turn.role, "content": turn.text} for turn in turns]}
 
 
 # Estimating
 
 
-def share(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
+def change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
     """How often an action differs from a draft, over all m x m combinations of what was drawn, in [0, 1].
 
     Expected: 1 - sum over actions of p(a | s, z) p(a | s).
@@ -268,17 +270,17 @@ def share(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> fl
     return sum(a != b for a, b in product(*sides)) / (len(actions) * len(drafts))
 
 
-def chance(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
+def chance_change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
     """How often two draws from one side differ, mean of both sides, in [0, 1]: what `share` would be if the strategy did nothing.
 
     Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. `share` exceeds it by half the squared distance of the two
     distributions, which is 0 only where they are the same. Needs two draws from each side.
     """
-    sides = [[changed(a, b, domain) for a, b in permutations(side, 2)] for side in (actions, drafts)]
+    sides = [[is_different_action(a, b, domain) for a, b in permutations(side, 2)] for side in (actions, drafts)]
     return sum(sum(side) / len(side) for side in sides) / 2
 
 
-def noise(probabilities: Mapping[str, float], domain: str = "") -> float:
+def null_strategy_pass_rate(probabilities: Mapping[str, float], domain: str = "") -> float:
     """How often filter 2 lets through a strategy that does nothing: 1 - sum p(a)^2 over canonical actions.
 
     Args:

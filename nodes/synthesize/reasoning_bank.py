@@ -28,36 +28,36 @@ from ...memory.buffer import Buffer
 from ...memory.lessons import Lessons
 from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, finished
+from ..act.episode import Environment, build_trajectory
 from ..act.policies import json_object
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.attempts import ContextError, Layout, Running, fitting
+from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..state import Episode, Judged, Noted
 
 __all__ = [
-    "Banked",
+    "AddLessons",
+    "AttemptOutcome",
+    "AttemptSheet",
     "Consult",
-    "Ended",
-    "Extractor",
-    "Keep",
-    "Pool",
-    "Rollouts",
-    "Sheet",
-    "Taught",
-    "Verdict",
-    "ended",
+    "FindUnread",
+    "LessonChannels",
+    "LessonExtractor",
+    "ReasoningBankPrompt",
+    "RouteExtraction",
+    "VerdictByReturn",
+    "bank_source",
     "extract",
-    "item",
-    "pooled",
-    "questions",
+    "extractor_prompts",
+    "lesson_line",
+    "outcome_from_note",
+    "route_unread",
     "study",
-    "unread",
     "verdict",
 ]
 
 
-class Banked(TypedDict):
+class LessonChannels(TypedDict):
     """What an episode has to do with the library of lessons."""
 
     reading: str
@@ -70,7 +70,7 @@ class Banked(TypedDict):
     """What was just drawn from an attempt, and is not kept yet."""
 
 
-class Ended(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """An attempt and how it ended."""
 
     trajectory: Trajectory
@@ -84,25 +84,25 @@ class Ended(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pool:
+class FindUnread:
     """Find the first of a bank's trajectories that nothing was learned from yet."""
 
     role: ClassVar[str] = "memory"
-    waits: ClassVar[bool] = False
+    is_blocking: ClassVar[bool] = False
 
     library: Lessons
-    bank: Mapping[str, Ended] = field(repr=False)
+    bank: Mapping[str, AttemptOutcome] = field(repr=False)
 
     def __call__(self, state: Episode) -> dict[str, str]:
-        return {"reading": next((id for id in self.bank if not self.library.learned(pooled(id))), "")}
+        return {"reading": next((id for id in self.bank if not self.library.has_source(bank_source(id))), "")}
 
 
-def pooled(trajectory: str) -> str:
+def bank_source(trajectory_id: str) -> str:
     """The source that lessons from a bank's trajectory name: it belongs to no run."""
-    return f"bank/{trajectory}"
+    return f"bank/{trajectory_id}"
 
 
-def unread(state: Banked) -> Literal["unread", "all read"]:
+def route_unread(state: LessonChannels) -> Literal["unread", "all read"]:
     """Router: is there something left to read in the bank?"""
     return "unread" if state["reading"] else "all read"
 
@@ -111,7 +111,7 @@ def unread(state: Banked) -> Literal["unread", "all read"]:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class AttemptSheet:
     """Writes attempts down for a model that is asked about them, within its window."""
 
     layout: Layout
@@ -120,7 +120,7 @@ class Sheet:
     window: int = 2**31
     """Tokens of the longest prompt, without what stands around what is shown."""
 
-    def __call__(self, attempts: Sequence[Ended], *, outcomes: bool = True) -> str:
+    def __call__(self, attempts: Sequence[AttemptOutcome], *, outcomes: bool = True) -> str:
         """The attempts one after the other; of those that do not fit, the last steps.
 
         `outcomes`: several are marked with how they ended, and what a judge said stands below.
@@ -132,7 +132,7 @@ class Sheet:
             word = {True: " (success)", False: " (failure)", None: ""}[success] if outcomes and len(attempts) > 1 else ""
             head = f"Attempt {number}{word}:\n"
             end = self.layout.total(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
-            steps = fitting(trajectory.transitions, self.layout, head + end, self.count, share)
+            steps = fit_steps(trajectory.transitions, self.layout, head + end, self.count, share)
             if steps is None:
                 raise ContextError(
                     f"attempt {trajectory.id} does not fit into {share} tokens; use a model with a larger window"
@@ -141,44 +141,46 @@ class Sheet:
         return told
 
 
-def questions(overrides: Path | None = None) -> dict[str, Prompt]:
+def extractor_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
     """What is asked about attempts, by how they ended."""
     names = ("success", "failure", "attempt", "contrast", "line")
     return {name: Prompt.load(f"reasoning_bank/{name}", overrides) for name in names}
 
 
 @dataclass(frozen=True)
-class Extractor:
+class LessonExtractor:
     """What drawing lessons from attempts needs to know."""
 
-    sheet: Sheet
+    sheet: AttemptSheet
     environment: Environment
     prompts: Mapping[str, Prompt] = field(repr=False)
     """See `questions`."""
-    most: int = 3
+    max_items: int = 3
     """Items from one attempt at most."""
-    contrasted: int = 5
+    max_contrast_items: int = 5
     """Items from several attempts at most."""
-    plain: bool = False
+    line_only: bool = False
     """For a model that writes nothing but a line: it is one item, without a title."""
 
-    def messages(self, attempts: Sequence[Ended]) -> list[BaseMessage]:
+    def messages(self, attempts: Sequence[AttemptOutcome]) -> list[BaseMessage]:
         """What the model is asked: by how the attempt ended, or about several in contrast."""
-        last, told = attempts[-1], self.sheet(attempts, outcomes=not self.plain)
+        last, told = attempts[-1], self.sheet(attempts, outcomes=not self.line_only)
         shown = {"instruction": last.trajectory.task.instruction, "attempts": told}
-        if self.plain:
+        if self.line_only:
             return self.prompts["line"].messages(**shown)
         if len(attempts) > 1:
-            return self.prompts["contrast"].messages(**shown, most=self.contrasted)
-        return self.prompts[_ENDS[last.success]].messages(**shown, most=self.most)
+            return self.prompts["contrast"].messages(**shown, most=self.max_contrast_items)
+        return self.prompts[_ENDS[last.success]].messages(**shown, most=self.max_items)
 
-    def read(self, reply: str, attempts: Sequence[Ended], source: str, run: str = "") -> list[Lesson]:
+    def read(self, reply: str, attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
         """The items of a reply as lessons from this source; one without text if nothing was learned.
 
         Raises:
             Unreadable: it does not hold what was asked for.
         """
-        items = _line(reply) if self.plain else _items(reply, self.contrasted if len(attempts) > 1 else self.most)
+        items = (
+            _line(reply) if self.line_only else _items(reply, self.max_contrast_items if len(attempts) > 1 else self.max_items)
+        )
         last, outcomes = attempts[-1].trajectory, {attempt.success for attempt in attempts}
         alike = attempts[-1].success if len(outcomes) == 1 else None
         return [
@@ -230,7 +232,7 @@ def _item(found: Any) -> Item:
 
 
 @dataclass(frozen=True)
-class Study(Ask):
+class StudyAsk(Ask):
     """Counts its tokens apart: they are those of no attempt."""
 
     def _dialogue(self, state: State) -> Generator[list[BaseMessage], AIMessage, dict[str, Any]]:
@@ -239,7 +241,7 @@ class Study(Ask):
         return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens)}
 
 
-def study(model: Runnable[Any, Any], extractor: Extractor, bank: Mapping[str, Ended], again: Prompt) -> Ask:
+def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[str, AttemptOutcome], again: Prompt) -> Ask:
     """Draw lessons from the bank's trajectory in `reading`."""
 
     def messages(state: State) -> list[BaseMessage]:
@@ -247,42 +249,42 @@ def study(model: Runnable[Any, Any], extractor: Extractor, bank: Mapping[str, En
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         id = state["reading"]
-        return {"learned": extractor.read(text(reply), [bank[id]], pooled(id))}
+        return {"learned": extractor.read(text(reply), [bank[id]], bank_source(id))}
 
-    return Study("reasoning_bank/study", model, messages, read, again)
+    return StudyAsk("reasoning_bank/study", model, messages, read, again)
 
 
 # How an attempt ended
 
 
-class Over(Episode, Judged, Noted):
+class EndedEpisode(Episode, Judged, Noted):
     """An episode that is over, with its rewards, and a note that begins with how it ended."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerdictByReturn:
     """Say in `note` how the attempt ended: by its return. `unknown`, if a reward is missing."""
 
     role: ClassVar[str] = "compute"
 
-    least: float | None
+    success_threshold: float | None
     """The return from which an attempt is a success."""
 
     def __call__(self, state: Judged) -> Noted:
         known = [reward for reward in state["rewards"] if reward is not None]
-        if self.least is None or len(known) < len(state["rewards"]):
+        if self.success_threshold is None or len(known) < len(state["rewards"]):
             return {"note": "unknown"}
-        return {"note": "success" if math.fsum(known) >= self.least else "failure"}
+        return {"note": "success" if math.fsum(known) >= self.success_threshold else "failure"}
 
 
 def verdict(
-    model: Runnable[Any, Any], environment: Environment, journal: Journal, sheet: Sheet, prompts: Path | None = None
+    model: Runnable[Any, Any], environment: Environment, journal: Journal, sheet: AttemptSheet, prompts: Path | None = None
 ) -> Ask:
     """Have a model say how the attempt ended and why, in `note`. It is told no rewards."""
     prompt, blind = Prompt.load("reasoning_bank/verdict", prompts), replace(sheet, layout=replace(sheet.layout, rewards="none"))
 
     def messages(state: State) -> list[BaseMessage]:
-        attempt = Ended(finished(state, environment, journal), None)  # type: ignore[arg-type]
+        attempt = AttemptOutcome(build_trajectory(state, environment, journal), None)  # type: ignore[arg-type]
         return prompt.messages(instruction=state["task"].instruction, attempts=blind([attempt]))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -295,36 +297,36 @@ def verdict(
     return Ask("reasoning_bank/verdict", model, messages, read, Prompt.load("ask/again", prompts))
 
 
-def ended(trajectory: Trajectory) -> Ended:
+def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:
     """An attempt with what `Verdict` or `verdict` noted of it."""
     word, _, why = trajectory.note.partition(": ")
-    return Ended(trajectory, {"success": True, "failure": False}.get(word), why)
+    return AttemptOutcome(trajectory, {"success": True, "failure": False}.get(word), why)
 
 
 # Lessons from the run's own attempts
 
 
 @dataclass(frozen=True)
-class Rollouts:
+class RouteExtraction:
     """Router: are there enough attempts since something was learned last?"""
 
-    number: int = 1
+    interval: int = 1
     online: bool = True
 
     def __call__(self, state: Episode) -> Literal["learn", "go on"]:
-        return "learn" if self.online and (state["episode"] + 1) % self.number == 0 else "go on"
+        return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
 
 
 def extract(
-    model: Runnable[Any, Any], extractor: Extractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
+    model: Runnable[Any, Any], extractor: LessonExtractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
 ) -> Ask:
     """Draw lessons from the attempt just made, or from it and those before it, `rollouts` of them, in contrast."""
 
-    def attempts(state: State) -> list[Ended]:
-        this = finished(state, extractor.environment, journal, state["note"])  # type: ignore[arg-type]
+    def attempts(state: State) -> list[AttemptOutcome]:
+        this = build_trajectory(state, extractor.environment, journal, state["note"])  # type: ignore[arg-type]
         start = this.episode + 1 - rollouts
         before = buffer.attempts(this.run, this.task.id, this.episode)
-        return [ended(t) for t in (*(t for t in before if t.episode >= start), this)]
+        return [outcome_from_note(t) for t in (*(t for t in before if t.episode >= start), this)]
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         source = f"{state['run']}/{state['episode']}"
@@ -337,7 +339,7 @@ def extract(
 
 
 @dataclass(frozen=True)
-class Keep:
+class AddLessons:
     """Add what was learned to the library."""
 
     role: ClassVar[str] = "memory"
@@ -345,11 +347,11 @@ class Keep:
     library: Lessons
 
     @property
-    def waits(self) -> bool:
+    def is_blocking(self) -> bool:
         """Whether it writes to a disk: see `graphs.flow.waits`."""
-        return self.library.durable
+        return self.library.is_durable
 
-    def __call__(self, state: Banked) -> dict[str, Any]:
+    def __call__(self, state: LessonChannels) -> dict[str, Any]:
         self.library.add(state["learned"])
         return {"learned": []}
 
@@ -382,39 +384,39 @@ class Consult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taught(Running):
+class ReasoningBankPrompt(EpisodePrompt):
     """The episode so far under the lessons that were looked up at its start; without any, what ReAct shows."""
 
     library: Lessons
-    room: int = 2**31
+    max_lesson_tokens: int = 2**31
     """Tokens of all lessons together. The most fitting ones stand last, next to the situation; others may find no room."""
-    _told: dict[tuple[str, ...], str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rendered_lessons: dict[tuple[str, ...], str] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The last text by the lessons in it: each prompt of an episode asks for it again."""
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The same text at every step of an episode. Lessons that say the same are shown once."""
         asked = tuple(state["lessons"])
-        told = self._told.get(asked)
+        told = self._rendered_lessons.get(asked)
         if told is None:
-            told = self._listed([self.library.lesson(id) for id in asked])
-            self._told.clear()  # another thread may do so at any time
-            self._told[asked] = told
+            told = self._render_lessons([self.library.lesson(id) for id in asked])
+            self._rendered_lessons.clear()  # another thread may do so at any time
+            self._rendered_lessons[asked] = told
         return told
 
-    def _listed(self, lessons: Sequence[Lesson]) -> str:
+    def _render_lessons(self, lessons: Sequence[Lesson]) -> str:
         told = ""
-        for line in dict.fromkeys(map(item, lessons)):
-            if self.count(f"Lessons:\n{line}{told}") > self.room:
+        for line in dict.fromkeys(map(lesson_line, lessons)):
+            if self.count_tokens(f"Lessons:\n{line}{told}") > self.max_lesson_tokens:
                 break
             told = line + told
         return f"Lessons:\n{told}" if told else ""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        shown = self if self.before(state) else replace(self, brief="")
-        return super(Taught, shown).__call__(state)
+        shown = self if self.text_before(state) else replace(self, brief="")
+        return super(ReasoningBankPrompt, shown).__call__(state)
 
 
-def item(lesson: Lesson) -> str:
+def lesson_line(lesson: Lesson) -> str:
     """A lesson in one line of a prompt."""
     when = f" ({lesson.description.rstrip('.')})" if lesson.description else ""
     head = f"{lesson.title}{when}: " if lesson.title else ""

@@ -14,7 +14,7 @@ from ...memory.records import Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.attempts import ContextError, Layout, chosen, fitting, lessons
+from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
 
 __all__ = ["feedback", "reflect"]
 
@@ -37,9 +37,9 @@ def reflect(
     """
 
     def before(state: State) -> str:
-        return lessons(buffer, state)
+        return notes_text(buffer, state)
 
-    return _asked("reflexion/reflect", model, before, journal, layout, count, window, prompts)
+    return _ask_about_attempt("reflexion/reflect", model, before, journal, layout, count, window, prompts)
 
 
 def feedback(
@@ -57,12 +57,12 @@ def feedback(
     """
 
     def before(state: State) -> str:
-        return "".join(layout.attempt(trajectory, shown) for trajectory, shown in chosen(buffer, state))
+        return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
 
-    return _asked("self_refine/feedback", model, before, journal, layout, count, window, prompts)
+    return _ask_about_attempt("self_refine/feedback", model, before, journal, layout, count, window, prompts)
 
 
-def _asked(
+def _ask_about_attempt(
     name: str,
     model: Runnable[Any, Any],
     before: Callable[[State], str],
@@ -77,19 +77,19 @@ def _asked(
 
     def messages(state: State) -> list[BaseMessage]:
         earlier, instruction = before(state), state["task"].instruction
-        steps = _finished(state, journal, layout, instruction + earlier, count, window)
+        steps = _attempt_text(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
     return Ask(name, model, messages, _note, Prompt.load("ask/again", prompts))
 
 
-def _finished(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
+def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
     """The steps of the attempt just made, as far as they fit beside `frame`, and its total."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
     total = layout.total(Trajectory(state["head"], state["task"], made))
-    told = fitting(made, layout, frame + total, count, window)
+    told = fit_steps(made, layout, frame + total, count, window)
     if told is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
     return told + total

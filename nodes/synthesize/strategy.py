@@ -20,35 +20,35 @@ from ...memory.storage.journal import Journal
 from ..act.episode import Environment
 from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.attempts import ContextError, Layout, Running, fitting
-from ..retrieve.recollect import Excerpts, Remembered, key_of
+from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
+from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of
 from ..state import Considered, Episode, Guided, Recollected
 
 __all__ = [
-    "Advised",
-    "Grounds",
     "RecallStrategy",
-    "Writer",
-    "found",
-    "found_low",
-    "guidance",
-    "items",
+    "StrategyInputs",
+    "StrategyPrompt",
+    "StrategyWriter",
+    "advice_items",
+    "route_guidance",
+    "route_precedents",
+    "route_precedents_or_draft",
     "synthesize",
 ]
 
-CUE = 24
+MAX_CUE_CHARACTERS = 24
 """Characters of a state that is short enough to be named in an item of advice."""
 
 
-class Grounds(Episode, Recollected, Guided):
+class StrategyInputs(Episode, Recollected, Guided):
     """A situation, and what memory found for it."""
 
 
 @dataclass(frozen=True)
-class Writer:
+class StrategyWriter:
     """What writing a strategy needs to know of its surroundings."""
 
-    memory: Remembered
+    memory: PrecedentMemory
     environment: Environment
     journal: Journal
     excerpts: Excerpts
@@ -60,13 +60,13 @@ class Writer:
     """Tokens of the longest prompt and its reply, without what a chat template adds."""
     prompt: Prompt
     """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/line`, `adamem/ungrounded`)."""
-    marked: bool = True
+    needs_marker: bool = True
     """Whether the advice has to stand after `Strategy:`; a model that goes on with a prompt ending so writes nothing else."""
     recent: int | None = None
     """How many steps of the episode are shown at most; None: as many as fit."""
 
     @property
-    def longest(self) -> int:
+    def max_strategy_tokens(self) -> int:
         """Tokens of a strategy, which has to leave room for everything else in the prompts after it."""
         return max(self.window // 8, 16)
 
@@ -80,9 +80,9 @@ class Writer:
         told = self.excerpts(state["precedents"])
         around = "".join(template.template for _, template in self.prompt.parts)
         frame = f"{around}{instruction}\n{told}{observation}\n"
-        room = self.window - self.longest
+        room = self.window - self.max_strategy_tokens
         past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
-        steps = fitting(past, self.layout, frame, self.count, room)
+        steps = fit_steps(past, self.layout, frame, self.count, room)
         if steps is None:
             raise ContextError(
                 f"task {state['task'].id}, what is like it and the present state take {self.count(frame)} tokens, and there is room "
@@ -90,7 +90,7 @@ class Writer:
             )
         return self.prompt.messages(instruction=instruction, experiences=told, steps=steps, observation=observation)
 
-    def written(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
+    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
         """The channels that a new strategy changes."""
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
         key = key_of(self.memory, self.environment, self.journal, state)
@@ -103,7 +103,7 @@ class Writer:
         }
 
 
-def synthesize(model: Runnable[Any, Any], writer: Writer, prompts: Path | None = None) -> Ask:
+def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path | None = None) -> Ask:
     """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
 
     A reply of `nothing` leaves none, and the plain action is taken; so does one that cannot be read after all tries, which is
@@ -112,17 +112,17 @@ def synthesize(model: Runnable[Any, Any], writer: Writer, prompts: Path | None =
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         thought, *marked = re.split(_MARK, text(reply))
-        if writer.marked and not marked:
+        if writer.needs_marker and not marked:
             raise Unreadable(f"asked for a line 'Strategy: ...', got {text(reply)[-80:]!r}")
         advice = _one_line(marked[-1] if marked else thought)
-        if not advice or writer.count(advice) > writer.longest:
+        if not advice or writer.count(advice) > writer.max_strategy_tokens:
             raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
-        return writer.written(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
+        return writer.state_update(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
-        return {**writer.written(state, "", bad.reply, "model"), "usage": Usage(malformed=1)}
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return {**writer.state_update(state, "", bad.reply, "model"), "usage": Usage(malformed=1)}
 
-    return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), lost=lost)
+    return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), on_bad_reply=on_bad_reply)
 
 
 _MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", re.MULTILINE | re.IGNORECASE)
@@ -141,20 +141,22 @@ class RecallStrategy:
 
     role: ClassVar[str] = "compute"
 
-    writer: Writer
-    most: int = 6
+    writer: StrategyWriter
+    max_items: int = 6
     """Items at most."""
 
-    def __call__(self, state: Grounds) -> dict[str, Any]:
+    def __call__(self, state: StrategyInputs) -> dict[str, Any]:
         writer, here = self.writer, self.writer.environment.abstract(state["observation"])
         done = [step for step in writer.journal.history(state["head"]) if step.state == here and not step.reward]
         precedents = [(found, writer.memory.trajectory(found.trajectory)) for found in state["precedents"]]
-        chosen = items(precedents, state["observation"].actions, [_item(here, step.action) for step in done])
-        advice = ". ".join(chosen[: self.most])
-        return self.writer.written(state, advice, advice or "nothing", "rule")
+        chosen = advice_items(precedents, state["observation"].actions, [_item(here, step.action) for step in done])
+        advice = ". ".join(chosen[: self.max_items])
+        return self.writer.state_update(state, advice, advice or "nothing", "rule")
 
 
-def items(precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str], done: Sequence[str] = ()) -> list[str]:
+def advice_items(
+    precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str], done: Sequence[str] = ()
+) -> list[str]:
     """What precedents, the most similar first, say of the present state and of those after it: `action`, or `not action`.
 
     A step speaks for its action if it was paid, or if it led on to another state in a trajectory that succeeded. It speaks
@@ -202,7 +204,7 @@ def _evidence(precedent: Precedent, steps: Sequence[Transition]) -> Iterator[flo
 
 
 def _cue(state: str) -> str:
-    return f"{state} " if len(state) <= CUE and "\n" not in state else ""
+    return f"{state} " if len(state) <= MAX_CUE_CHARACTERS and "\n" not in state else ""
 
 
 def _item(state: str, action: str) -> str:
@@ -213,44 +215,44 @@ def _twin(action: str, admissible: Sequence[str]) -> str:
     """This action, or the admissible one that differs from it in nothing but numbers; empty if there is none."""
     if action in admissible or not admissible:
         return action
-    plain = _unnumbered(action)
-    return next((other for other in admissible if _unnumbered(other) == plain), "")
+    plain = _without_numbers(action)
+    return next((other for other in admissible if _without_numbers(other) == plain), "")
 
 
-def _unnumbered(action: str) -> str:
+def _without_numbers(action: str) -> str:
     return " ".join(re.sub(r"\d+", "", action).split())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advised(Running):
+class StrategyPrompt(EpisodePrompt):
     """The episode so far under the strategy, if there is one. The experiences behind it are not shown."""
 
-    def before(self, state: Mapping[str, Any]) -> str:
+    def text_before(self, state: Mapping[str, Any]) -> str:
         """The strategy."""
         return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
 
 
-def found(state: Recollected) -> Literal["precedents", "nothing alike"]:
+def route_precedents(state: Recollected) -> Literal["precedents", "nothing alike"]:
     """Router: without precedents no strategy is written; one without grounds does worse than none (AdaMEM, ablations)."""
     return "precedents" if state["precedents"] else "nothing alike"
 
 
-class Drafted(Recollected, Considered):
+class RecollectedDraft(Recollected, Considered):
     """What memory found, and whether an action was drafted before it was asked."""
 
 
-def found_low(state: Drafted) -> Literal["precedents", "keep the draft", "nothing alike"]:
+def route_precedents_or_draft(state: RecollectedDraft) -> Literal["precedents", "keep the draft", "nothing alike"]:
     """Router of low mode: the same, but what was drafted with the strategy at hand is carried out if nothing new is found."""
     if state["precedents"]:
         return "precedents"
     return "keep the draft" if state["reasons"] else "nothing alike"
 
 
-class Guidable(Episode, Guided):
+class GuidedEpisode(Episode, Guided):
     """An episode that may have a strategy."""
 
 
-def guidance(state: Guidable) -> Literal["over", "strategy", "no strategy"]:
+def route_guidance(state: GuidedEpisode) -> Literal["over", "strategy", "no strategy"]:
     """Router of low mode: has the episode ended, and is there a strategy to go on with?"""
     if state["observation"].over:
         return "over"

@@ -22,22 +22,34 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 
 from ...memory.records import Probe, Rollout, Task, UserError
-from ...memory.storage.cache import Cache, key
+from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
-from ..extract.groups import graded
-from ..extract.rollouts import Roll
+from ..extract.groups import net_reward
+from ..extract.rollouts import RolloutPlayer
 from ..state import Learning
 
-__all__ = ["Accept", "Kept", "Probing", "Rule", "Tested", "Tester", "accepted", "bootstrap", "differences", "tested", "tries"]
+__all__ = [
+    "Accept",
+    "AcceptTestResult",
+    "AcceptTestState",
+    "CachedProbes",
+    "PlayProbe",
+    "Rule",
+    "accept_test_result",
+    "bootstrap",
+    "decide_acceptance",
+    "differences",
+    "fan_out_probes",
+]
 
 Rule = Literal["not-worse", "better", "always"]
-DRAWS = 4_000
+BOOTSTRAP_RESAMPLES = 4_000
 """Resamples of a bootstrap."""
 _SAME = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Tested:
+class AcceptTestResult:
     """What an accept test found; rewards in [0, 1]."""
 
     candidate: float
@@ -73,27 +85,27 @@ def differences(probes: Sequence[Probe], candidate: str, current: str) -> dict[s
     return {task: sum(each) / len(each) for task, each in found.items()}
 
 
-def bootstrap(values: Sequence[float], seed: str, draws: int = DRAWS) -> tuple[float, float]:
+def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RESAMPLES) -> tuple[float, float]:
     """The 95 % percentile interval of the mean of `values`, from resamples drawn by a generator that `seed` names."""
     import numpy as np
 
     drawn = np.random.default_rng(int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big"))
     known = np.asarray(values, dtype=float)
-    means = known[drawn.integers(0, len(known), (draws, len(known)))].mean(axis=1)
+    means = known[drawn.integers(0, len(known), (resamples, len(known)))].mean(axis=1)
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)
 
 
-def tested(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> Tested | None:
+def accept_test_result(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> AcceptTestResult | None:
     """The outcome of a test; None without probes."""
     paired = differences(probes, candidate, current)
     if not paired:
         return None
     gains = [paired[task] for task in sorted(paired)]
     low, high = bootstrap(gains, seed)
-    return Tested(
-        candidate=score(probes, candidate),
-        current=score(probes, current),
+    return AcceptTestResult(
+        candidate=mean_reward(probes, candidate),
+        current=mean_reward(probes, current),
         gain=sum(gains) / len(gains),
         low=low,
         high=high,
@@ -115,7 +127,7 @@ def refuse_failure(probes: Sequence[Probe]) -> None:
         raise UserError(f"accept test: all {len(probes)} rollouts failed: {reasons[0]}{more}")
 
 
-def score(probes: Sequence[Probe], library: str) -> float:
+def mean_reward(probes: Sequence[Probe], library: str) -> float:
     """Mean reward of a library's probes, of every problem the same weight."""
     by_task: dict[str, list[float]] = {}
     for probe in sorted(probes, key=lambda probe: (probe.task, probe.number)):
@@ -124,7 +136,7 @@ def score(probes: Sequence[Probe], library: str) -> float:
     return sum(sum(each) / len(each) for each in by_task.values()) / len(by_task)
 
 
-def accepted(test: Tested | None, rule: Rule) -> tuple[bool, str]:
+def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, str]:
     """Whether the candidate takes the current library's place, and why. Without a test it does."""
     if test is None:
         return True, "not tested"
@@ -138,7 +150,7 @@ def accepted(test: Tested | None, rule: Rule) -> tuple[bool, str]:
             return test.gain >= -_SAME, f"{'not worse' if test.gain >= -_SAME else 'worse'}: {change}"
 
 
-class Tester(Learning):
+class AcceptTestState(Learning):
     """A learning run, with what the test needs beside."""
 
     before: str
@@ -150,51 +162,51 @@ class Tester(Learning):
 
 
 @dataclass(frozen=True)
-class Probing(Runnable[Any, Any]):
+class PlayProbe(Runnable[Any, Any]):
     """Try a held-out problem under a library: one rollout of the accept test. A missing reward counts as 0, and what an attempt
     took is taken off as in learning: what makes agents quicker is a gain where that is asked for."""
 
     role: ClassVar[str] = "graph"
 
-    roll: Roll
-    cost: float = 0.0
+    roll: RolloutPlayer
+    token_cost: float = 0.0
     """Reward per 1000 tokens."""
-    turns: float = 0.0
+    action_cost: float = 0.0
     """Reward per action."""
 
     def key(self, work: Mapping[str, Any]) -> str:
         """Of the rollout in the cache."""
-        return self.roll.key(self._asked(work))
+        return self.roll.key(self._rollout_input(work))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         try:
-            return self._probed(input, self.roll.invoke(self._asked(input), config))
+            return self._update(input, self.roll.invoke(self._rollout_input(input), config))
         except BudgetSpent as spent:
             return {"stops": [str(spent)]}
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         try:
-            return self._probed(input, await self.roll.ainvoke(self._asked(input), config))
+            return self._update(input, await self.roll.ainvoke(self._rollout_input(input), config))
         except BudgetSpent as spent:
             return {"stops": [str(spent)]}
 
     @staticmethod
-    def _asked(state: Mapping[str, Any]) -> dict[str, Any]:
+    def _rollout_input(state: Mapping[str, Any]) -> dict[str, Any]:
         # The same name for both libraries, and in every step: the current one's rollouts are in the cache from the step before.
         run = f"{state['run']}/trial"
         return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
-    def _probed(self, state: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
+    def _update(self, state: Mapping[str, Any], rollout: Rollout) -> dict[str, Any]:
         tokens = rollout.usage.input_tokens + rollout.usage.output_tokens
-        worth = graded(rollout.reward or 0.0, tokens, rollout.steps, self.cost, self.turns)
+        worth = net_reward(rollout.reward or 0.0, tokens, rollout.steps, self.token_cost, self.action_cost)
         probe = Probe(state["library"], rollout.task.id, rollout.number, worth, rollout.error)
         return {"probes": [probe], "usage": rollout.usage}
 
 
-def tries(problems: Sequence[Task], trials: int) -> Callable[[Tester], list[Mapping[str, Any]]]:
+def fan_out_probes(problems: Sequence[Task], trials: int) -> Callable[[AcceptTestState], list[Mapping[str, Any]]]:
     """Fan-out: `trials` rollouts of every held-out problem under the candidate and under the current library."""
 
-    def probes(state: Tester) -> list[Mapping[str, Any]]:
+    def probes(state: AcceptTestState) -> list[Mapping[str, Any]]:
         libraries = (state["library"], state["candidate"])
         return [
             {"task": task, "run": state["run"], "number": number, "library": library}
@@ -207,17 +219,23 @@ def tries(problems: Sequence[Task], trials: int) -> Callable[[Tester], list[Mapp
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedProbes:
     """What an accept test was decided on, written down once: a run that starts over decides on the same, also where a rollout
     that failed would work now."""
 
     cache: Cache
-    probing: Probing
-    probes: Callable[[Tester], list[Mapping[str, Any]]]
+    play_probe: PlayProbe
+    probes: Callable[[AcceptTestState], list[Mapping[str, Any]]]
     """See `tries`."""
 
-    def __call__(self, state: Tester) -> list[Probe]:
-        place = key("trial", state["step"], self.probing.cost, self.probing.turns, *map(self.probing.key, self.probes(state)))
+    def __call__(self, state: AcceptTestState) -> list[Probe]:
+        place = cache_key(
+            "trial",
+            state["step"],
+            self.play_probe.token_cost,
+            self.play_probe.action_cost,
+            *map(self.play_probe.key, self.probes(state)),
+        )
         return [Probe(**probe) for probe in self.cache.put(place, [asdict(probe) for probe in state["probes"]], "trial")]
 
 
@@ -234,26 +252,26 @@ class Accept:
 
     role: ClassVar[str] = "compute"
 
-    same: Callable[[str, str], bool] = field(repr=False)
+    shows_same_lessons: Callable[[str, str], bool] = field(repr=False)
     """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
     rule: Rule = "not-worse"
     keep_best: bool = True
     """Whether the product is the version that did best; False: the last one."""
-    kept: Callable[[Tester], list[Probe]] | None = field(default=None, repr=False)
+    cached_probes: Callable[[AcceptTestState], list[Probe]] | None = field(default=None, repr=False)
     """Writes down what is decided on, see `Kept`; None: nobody will have to decide again."""
 
-    def __call__(self, state: Tester) -> dict[str, Any]:
+    def __call__(self, state: AcceptTestState) -> dict[str, Any]:
         candidate, current = state["candidate"], state["library"]
         if state["stops"]:
             return {"accepted": False, "why": f"not tested: {state['stops'][0]}"}
         probes = state["probes"]
         refuse_failure(probes)
-        if probes and self.kept:
-            probes = self.kept(state)
-        test = tested(probes, candidate, current, f"{state['run']}/{state['step']}/accept")
-        takes, why = accepted(test, self.rule)
+        if probes and self.cached_probes:
+            probes = self.cached_probes(state)
+        test = accept_test_result(probes, candidate, current, f"{state['run']}/{state['step']}/accept")
+        takes, why = decide_acceptance(test, self.rule)
         library = candidate if takes else current
-        same = self.same(candidate, current)
+        same = self.shows_same_lessons(candidate, current)
         update: dict[str, Any] = {
             "library": library,
             "accepted": takes,
@@ -269,7 +287,7 @@ class Accept:
         return update if self.keep_best else {**update, "best": library}
 
     @staticmethod
-    def _best(state: Tester, test: Tested, takes: bool) -> dict[str, Any]:
+    def _best(state: AcceptTestState, test: AcceptTestResult, takes: bool) -> dict[str, Any]:
         """The best version so far: the first test also says what the library is worth that the run began with."""
         best, known = state["best"], state["best_score"]
         if known is None or best == state["library"]:

@@ -20,30 +20,38 @@ from typing import Any, ClassVar, Literal, get_args
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.library import Library, Limits, alike, one_line
+from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
 from ...memory.records import Comparison, Edit, Ruling, Usage, UserError
 from ..ask import Ask, BadReply, State, text
-from ..extract.critic import Critic, cut
-from ..extract.edits import as_edits, read_edits, read_list, values
+from ..extract.critic import Critic, cut_middle
+from ..extract.edits import as_edits, json_values, read_edits, read_list
 
-__all__ = ["Decision", "How", "Revise", "consolidate", "settled", "sheet_edits", "taken_up"]
+__all__ = [
+    "ConsolidationMode",
+    "EditDecision",
+    "ReviseLibrary",
+    "consolidate",
+    "match_proposals",
+    "resolve_conflicts",
+    "sheet_edits",
+]
 
-How = Literal["model", "code", "votes", "cheatsheet"]
-NEAR = 0.3
+ConsolidationMode = Literal["model", "code", "votes", "cheatsheet"]
+MIN_LIKENESS = 0.3
 """Likeness (`memory.library.alike`) from which a text is taken to come from another one that was reworded."""
-START = 2
+INITIAL_VOTES = 2
 """Votes that a new lesson begins with (ExpeL)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class EditDecision:
     """What is to be done with the edits of a step."""
 
     edits: tuple[Edit, ...] = ()
     """To be applied, in this order; each gets its ruling then."""
     rulings: tuple[Ruling, ...] = ()
     """Of edits that are not applied."""
-    into: tuple[tuple[Edit, Edit], ...] = ()
+    merges: tuple[tuple[Edit, Edit], ...] = ()
     """(A group's edit, the edit among `edits` that it went into): ruled as that one is."""
     why: str = ""
     """How it was made."""
@@ -54,7 +62,7 @@ class Decision:
 # By code
 
 
-def settled(edits: Sequence[Edit], cued: bool = False) -> tuple[list[Edit], list[Ruling]]:
+def resolve_conflicts(edits: Sequence[Edit], from_code: bool = False) -> tuple[list[Edit], list[Ruling]]:
     """The edits that can be applied together, and rulings of the others. Each edit is in exactly one of them.
 
     A lesson is deleted only if more edits want it deleted than want it changed, merged or kept. Of different changes of one
@@ -67,9 +75,9 @@ def settled(edits: Sequence[Edit], cued: bool = False) -> tuple[list[Edit], list
     """
     against = Counter(id for edit in edits if edit.op == "delete" for id in edit.lessons)
     stay = Counter(id for edit in edits if edit.op in ("modify", "merge", "keep") for id in edit.lessons)
-    wanted = Counter((edit.op, edit.lessons, _said(edit.text)) for edit in edits)
+    wanted = Counter((edit.op, edit.lessons, _normalize(edit.text)) for edit in edits)
     ways: dict[str, dict[str, list[Edit]]] = {}  # state -> what is said of it -> who says so
-    for edit in edits if cued else ():
+    for edit in edits if from_code else ():
         cue, action = _cue(edit)
         if cue:
             ways.setdefault(cue, {}).setdefault(action, []).append(edit)
@@ -92,7 +100,7 @@ def settled(edits: Sequence[Edit], cued: bool = False) -> tuple[list[Edit], list
             )
         else:
             kept.append(edit)
-    return sorted(kept, key=lambda edit: -wanted[edit.op, edit.lessons, _said(edit.text)]), rulings
+    return sorted(kept, key=lambda edit: -wanted[edit.op, edit.lessons, _normalize(edit.text)]), rulings
 
 
 def _weight(edits: Sequence[Edit]) -> tuple[int, float]:
@@ -101,14 +109,14 @@ def _weight(edits: Sequence[Edit]) -> tuple[int, float]:
     return len({edit.problems for edit in edits}), round(sum(rewards) / len(rewards), 9) if rewards else 0.0
 
 
-def _said(told: str) -> str:
+def _normalize(told: str) -> str:
     return " ".join(told.lower().split()).rstrip(".")
 
 
 def _cue(edit: Edit) -> tuple[str, str]:
     """The state that an edit made by code is about, and what it says of it; nothing of others."""
     found = _AT.fullmatch(edit.why) if edit.op in ("add", "modify", "keep") else None
-    return (found[1], _said(found[2])) if found else ("", "")
+    return (found[1], _normalize(found[2])) if found else ("", "")
 
 
 _AT = re.compile(r"at ([^:]+): (.+)")
@@ -121,18 +129,22 @@ def sheet_edits(library: Library, sheet: Sequence[str]) -> list[Edit]:
     left = {lesson.id: lesson.text for lesson in library.lessons}
     edits: dict[int, Edit] = {}
     for n, line in enumerate(lines):
-        if same := next((id for id, old in left.items() if _said(old) == _said(line)), ""):
+        if same := next((id for id, old in left.items() if _normalize(old) == _normalize(line)), ""):
             edits[n] = Edit("keep", (same,)) if left.pop(same) == line else Edit("modify", (same,), line)
-    near = [(-alike(old, line), n, id) for n, line in enumerate(lines) if n not in edits for id, old in left.items()]
+    near = [
+        (-lesson_similarity(old, line), n, id) for n, line in enumerate(lines) if n not in edits for id, old in left.items()
+    ]
     for likeness, n, id in sorted(near):
-        if -likeness >= NEAR and n not in edits and id in left:
+        if -likeness >= MIN_LIKENESS and n not in edits and id in left:
             del left[id]
             edits[n] = Edit("modify", (id,), lines[n])
     deleted = [Edit("delete", (id,), "", "not on the new sheet") for id in left]
     return [*deleted, *(edits.get(n) or Edit("add", (), line) for n, line in enumerate(lines))]
 
 
-def taken_up(proposals: Sequence[Edit], final: Sequence[Edit], named: Mapping[int, Sequence[int]]) -> dict[int, int]:
+def match_proposals(
+    proposals: Sequence[Edit], final: Sequence[Edit], stated_sources: Mapping[int, Sequence[int]]
+) -> dict[int, int]:
     """Which final edit each proposal went into, by their places; a proposal that is in none was dropped.
 
     Args:
@@ -140,13 +152,13 @@ def taken_up(proposals: Sequence[Edit], final: Sequence[Edit], named: Mapping[in
             found out: they concern the same lesson, or resemble the proposal; of several, one that does what was proposed.
     """
     into: dict[int, int] = {}
-    for at, sources in named.items():
+    for at, sources in stated_sources.items():
         for n in sources:
             into.setdefault(n, at)
-    silent = [at for at in range(len(final)) if not named.get(at)]
+    silent = [at for at in range(len(final)) if not stated_sources.get(at)]
     for n, proposal in enumerate(proposals):
-        near = [(_does(final[at], proposal), _near(proposal, final[at]), -at) for at in silent]
-        near = [one for one in near if one[1] >= NEAR]
+        near = [(_does(final[at], proposal), _likeness(proposal, final[at]), -at) for at in silent]
+        near = [one for one in near if one[1] >= MIN_LIKENESS]
         if n not in into and near:
             into[n] = -max(near)[2]
     return into
@@ -159,7 +171,7 @@ def _does(final: Edit, proposal: Edit) -> bool:
     return final.op != "keep" or proposal.op in ("add", "keep")  # to keep a lesson is also to be told once more what it says
 
 
-def _paired(
+def _pair_proposals(
     proposals: Sequence[Edit], final: Sequence[Edit], into: Mapping[int, int], left_out: str
 ) -> tuple[tuple[tuple[Edit, Edit], ...], tuple[Ruling, ...]]:
     """Proposals with the final edits that do them, and rulings of the others."""
@@ -170,26 +182,26 @@ def _paired(
         elif _does(final[into[n]], proposal):
             pairs.append((proposal, final[into[n]]))
         else:
-            rulings.append(Ruling(proposal, False, f"decided otherwise: {_told(final[into[n]])}"))
+            rulings.append(Ruling(proposal, False, f"decided otherwise: {_describe(final[into[n]])}"))
     return tuple(pairs), tuple(rulings)
 
 
-def _told(edit: Edit) -> str:
+def _describe(edit: Edit) -> str:
     told = f"{edit.op} {', '.join(edit.lessons)}".rstrip()
     return f"{told} {edit.text!r}" if edit.text else told
 
 
-def _near(proposal: Edit, final: Edit) -> float:
+def _likeness(proposal: Edit, final: Edit) -> float:
     if set(proposal.lessons) & set(final.lessons):
-        return 1.0 + alike(proposal.text, final.text)
-    return alike(proposal.text, final.text) if proposal.text and final.text else 0.0
+        return 1.0 + lesson_similarity(proposal.text, final.text)
+    return lesson_similarity(proposal.text, final.text) if proposal.text and final.text else 0.0
 
 
 # The node
 
 
 @dataclass(frozen=True)
-class Revise(Runnable[Any, Any]):
+class ReviseLibrary(Runnable[Any, Any]):
     """Make the candidate, `<run>/<step + 1>`, from the comparisons of the step; see `consolidate`.
 
     The library as it is, with the votes of the step and how often its lessons were shown, is kept as `<run>/<step + 1>-kept`
@@ -199,17 +211,17 @@ class Revise(Runnable[Any, Any]):
     role: ClassVar[str] = "model"
 
     critic: Critic
-    how: How
+    how: ConsolidationMode
     question: Ask | None = field(default=None, repr=False)
     """What the model is asked, whose reply is read into `decision`; None: code decides."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         asked = self.question.invoke(input, config) if self.question and self._asks(input) else {}
-        return self._kept(input, asked)
+        return self._propose_version(input, asked)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         asked = await self.question.ainvoke(input, config) if self.question and self._asks(input) else {}
-        return await asyncio.to_thread(self._kept, input, asked)
+        return await asyncio.to_thread(self._propose_version, input, asked)
 
     def _changes(self, state: State) -> bool:
         """Whether the step has anything to write down."""
@@ -219,37 +231,39 @@ class Revise(Runnable[Any, Any]):
     def _asks(self, state: State) -> bool:
         """Nothing is asked about nothing: a model would make something up."""
         if self.how == "cheatsheet":
-            return any(comparison.insights for comparison in ordered(state))
-        return any(edit.op != "keep" for edit in proposed(state))
+            return any(comparison.insights for comparison in sort_comparisons(state))
+        return any(edit.op != "keep" for edit in all_edits(state))
 
-    def _kept(self, state: State, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _propose_version(self, state: State, asked: Mapping[str, Any]) -> dict[str, Any]:
         critic, name = self.critic, f"{state['run']}/{state['step'] + 1}"
-        comparisons = ordered(state)
+        comparisons = sort_comparisons(state)
         current = critic.versions.at(state["library"], before=name)
-        library = current.counted(id for comparison in comparisons for id, times in comparison.shown for _ in range(times))
-        library = library.voted([vote for comparison in comparisons for vote in comparison.votes])
-        kept = library.voted([(id, 1) for edit in proposed(state) if edit.op == "keep" for id in edit.lessons])
+        library = current.with_shown_counts(
+            id for comparison in comparisons for id, times in comparison.shown for _ in range(times)
+        )
+        library = library.with_votes([vote for comparison in comparisons for vote in comparison.votes])
+        kept = library.with_votes([(id, 1) for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons])
         if kept != current:
             critic.versions.put(f"{name}-kept", kept, parent=state["library"], why="the votes of the step")
         if not self._changes(state):
             return {"candidate": ""}
-        decision = asked.get("decision") or _by_code(state, cued=critic.plain)
-        vote = self._voted if self.how == "votes" else self._applied
+        decision = asked.get("decision") or _by_code(state, from_code=critic.line_only)
+        vote = self._apply_votes if self.how == "votes" else self._apply_edits
         made, ruled = vote(library, decision)
         dropped = [ruling for comparison in comparisons for ruling in comparison.rulings]
         fates = {id(ruling.edit): ruling for ruling in reversed(ruled)}
-        taken = [_followed(edit, fates[id(final)]) for edit, final in decision.into]
+        taken = [_ruling_of_merge(edit, fates[id(final)]) for edit, final in decision.merges]
         rulings = [*dropped, *decision.rulings, *taken, *ruled]
         if decision.note:
             rulings = [replace(r, reason=f"{r.reason}; {decision.note}" if r.reason else decision.note) for r in rulings]
         critic.versions.put(name, made, parent=state["library"], why=decision.why, rulings=rulings)
         return {"candidate": name, "usage": asked.get("usage", Usage())}
 
-    def _applied(self, library: Library, decision: Decision) -> tuple[Library, tuple[Ruling, ...]]:
+    def _apply_edits(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
         instructions = {id: task.instruction for id, task in self.critic.tasks.items()}
         return library.apply(decision.edits, self.critic.limits, self.critic.count, instructions=instructions)
 
-    def _voted(self, library: Library, decision: Decision) -> tuple[Library, tuple[Ruling, ...]]:
+    def _apply_votes(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
         """ExpeL: a lesson is worth its helpful less its harmful votes.
 
         A new one begins with 2 in its favour; one that is kept, changed, or taught again gets 1 more, one that is to be deleted
@@ -262,15 +276,15 @@ class Revise(Runnable[Any, Any]):
             Ruling(edit, True, f"a vote against {id}", id) if id else Ruling(edit, False, f"there is no lesson {name!r}")
             for edit, name, id in named
         ]
-        wide = replace(critic.limits, lessons=10**9, tokens=10**9)
+        wide = replace(critic.limits, max_lessons=10**9, max_library_tokens=10**9)
         others = tuple(edit for edit in decision.edits if edit.op != "delete")
         instructions = {id: task.instruction for id, task in critic.tasks.items()}
-        library = library.voted([(id, -1) for _, _, id in named if id])  # first: it goes where its lesson is merged into
+        library = library.with_votes([(id, -1) for _, _, id in named if id])  # first: it goes where its lesson is merged into
         made, ruled = library.apply(others, wide, critic.count, instructions=instructions)
         before = {lesson.id for lesson in library.lessons}
-        made = made.voted(
+        made = made.with_votes(
             [
-                *((lesson.id, START) for lesson in made.lessons if lesson.id not in before),
+                *((lesson.id, INITIAL_VOTES) for lesson in made.lessons if lesson.id not in before),
                 *((r.lesson, 1) for r in ruled if r.accepted and r.edit.op == "modify" and not r.reason),
             ]
         )
@@ -279,7 +293,10 @@ class Revise(Runnable[Any, Any]):
             worth = lesson.helpful - lesson.harmful
             if lesson.harmful and worth <= 0:
                 why = f"no votes left: +{lesson.helpful} -{lesson.harmful}"
-            elif len(left) > critic.limits.lessons or critic.count(Library(tuple(left)).text()) > critic.limits.tokens:
+            elif (
+                len(left) > critic.limits.max_lessons
+                or critic.count(Library(tuple(left)).text()) > critic.limits.max_library_tokens
+            ):
                 why = f"over the limits, with the fewest votes: +{lesson.helpful} -{lesson.harmful}"
             else:
                 continue
@@ -289,30 +306,30 @@ class Revise(Runnable[Any, Any]):
         return made, (*rulings, *ruled, *(replace(ruling, reason=ruling.edit.why) for ruling in gone))
 
 
-def ordered(state: State) -> list[Comparison]:
+def sort_comparisons(state: State) -> list[Comparison]:
     """The comparisons of the step in an order that does not depend on which group ended first."""
     return sorted(state["comparisons"], key=lambda comparison: comparison.task)
 
 
-def proposed(state: State) -> list[Edit]:
+def all_edits(state: State) -> list[Edit]:
     """All edits of the step's groups."""
-    return [edit for comparison in ordered(state) for edit in comparison.edits]
+    return [edit for comparison in sort_comparisons(state) for edit in comparison.edits]
 
 
-def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "", cued: bool = False) -> Decision:
-    edits, rulings = settled(proposed(state), cued)
-    return Decision(tuple(edits), tuple(rulings), why=why, note=note)
+def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "", from_code: bool = False) -> EditDecision:
+    edits, rulings = resolve_conflicts(all_edits(state), from_code)
+    return EditDecision(tuple(edits), tuple(rulings), why=why, note=note)
 
 
-def _followed(edit: Edit, fate: Ruling) -> Ruling:
-    told = f"consolidated into {_told(fate.edit)}"
+def _ruling_of_merge(edit: Edit, fate: Ruling) -> Ruling:
+    told = f"consolidated into {_describe(fate.edit)}"
     return Ruling(edit, fate.accepted, f"{told}: {fate.reason}" if fate.reason else told, fate.lesson)
 
 
 # What a model is asked
 
 
-def consolidate(model: Runnable[Any, Any], critic: Critic, how: How) -> Revise:
+def consolidate(model: Runnable[Any, Any], critic: Critic, how: ConsolidationMode) -> ReviseLibrary:
     """The node that makes the candidate from all groups' edits.
 
     `model`: one call a step, which sees the edits and the library; if no reply can be read, and for what finds no room in the
@@ -323,31 +340,31 @@ def consolidate(model: Runnable[Any, Any], critic: Critic, how: How) -> Revise:
     Raises:
         UserError: there is no such way.
     """
-    if how not in get_args(How):
-        raise UserError(f"consolidate is one of {', '.join(get_args(How))}, got {how!r}")
-    if critic.plain or how in ("code", "votes"):
-        return Revise(critic, "votes" if how == "votes" else "code")
-    return Revise(critic, how, _curator(model, critic) if how == "cheatsheet" else _merger(model, critic))
+    if how not in get_args(ConsolidationMode):
+        raise UserError(f"consolidate is one of {', '.join(get_args(ConsolidationMode))}, got {how!r}")
+    if critic.line_only or how in ("code", "votes"):
+        return ReviseLibrary(critic, "votes" if how == "votes" else "code")
+    return ReviseLibrary(critic, how, _curator(model, critic) if how == "cheatsheet" else _merger(model, critic))
 
 
 def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
     prompt = critic.prompts["consolidate"]
 
-    def told(state: State) -> dict[str, str]:
-        votes = Counter(id for edit in proposed(state) if edit.op == "keep" for id in edit.lessons)
+    def prompt_values(state: State) -> dict[str, str]:
+        votes = Counter(id for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons)
         kept = "".join(f"{id} proved itself in {n} group{'s' * (n > 1)}\n" for id, n in votes.items())
         library = critic.versions.at(state["library"]).text()
         return {
             "aim": critic.aim,
-            "lessons": cut(f"{library}{kept}", critic.room // 3, critic.count) or "(none)\n",
-            "words": str(critic.limits.words),
-            "size": str(critic.limits.lessons),
+            "lessons": cut_middle(f"{library}{kept}", critic.max_prompt_tokens // 3, critic.count) or "(none)\n",
+            "words": str(critic.limits.max_lesson_words),
+            "size": str(critic.limits.max_lessons),
         }
 
     def fitting(state: State) -> tuple[list[Edit], list[Edit], str]:
         """The proposals that the prompt has room for, the rest, and the prompt's text of them."""
-        edits = [edit for edit in proposed(state) if edit.op != "keep"]
-        room, lines = critic.left(prompt, *told(state).values()), ""
+        edits = [edit for edit in all_edits(state) if edit.op != "keep"]
+        room, lines = critic.remaining_tokens(prompt, *prompt_values(state).values()), ""
         for n, edit in enumerate(edits):
             line = _proposal(n + 1, edit)
             if critic.count(lines + line) > room:
@@ -356,19 +373,19 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         return edits, [], lines
 
     def messages(state: State) -> list[BaseMessage]:
-        return prompt.messages(**told(state), edits=fitting(state)[2])
+        return prompt.messages(**prompt_values(state), edits=fitting(state)[2])
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         library, (edits, rest, _) = critic.versions.at(state["library"]), fitting(state)
         most = len(edits) + len(library.lessons)
         final, bad = read_edits(text(reply), library, most, critic.limits, state["step"])
-        into = taken_up(edits, final, _named(text(reply), final, len(edits), library, critic.limits))
+        into = match_proposals(edits, final, _stated_sources(text(reply), final, len(edits), library, critic.limits))
         behind = [[edits[n] for n in into if into[n] == at and _does(edit, edits[n])] for at, edit in enumerate(final)]
-        final = [_of(edit, proposals) for edit, proposals in zip(final, behind, strict=True)]
-        pairs, dropped = _paired(edits, final, into, "dropped by the consolidation")
-        keeps = [edit for edit in proposed(state) if edit.op == "keep"]
-        later, refused = settled(rest)
-        decision = Decision(
+        final = [_with_provenance(edit, proposals) for edit, proposals in zip(final, behind, strict=True)]
+        pairs, dropped = _pair_proposals(edits, final, into, "dropped by the consolidation")
+        keeps = [edit for edit in all_edits(state) if edit.op == "keep"]
+        later, refused = resolve_conflicts(rest)
+        decision = EditDecision(
             (*final, *keeps, *later),
             (*dropped, *bad, *refused),
             pairs,
@@ -377,11 +394,11 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         )
         return {"decision": decision}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         note = "applied by code, for no consolidation could be read"
         return {"decision": _by_code(state, f"the groups' edits, {note}: {bad}", note)}
 
-    return critic.ask("consolidate", model, messages, read, lost)
+    return critic.ask("consolidate", model, messages, read, on_bad_reply)
 
 
 def _proposal(number: int, edit: Edit) -> str:
@@ -389,26 +406,28 @@ def _proposal(number: int, edit: Edit) -> str:
     return f"{number}. {what}{f': {edit.text}' if edit.text else ''}{f' (because: {edit.why})' if edit.why else ''}\n"
 
 
-def _of(edit: Edit, proposals: Sequence[Edit]) -> Edit:
+def _with_provenance(edit: Edit, proposals: Sequence[Edit]) -> Edit:
     """A final edit with the provenance of the proposals that it was made from."""
     problems = tuple(dict.fromkeys(problem for proposal in proposals for problem in proposal.problems))
     groups = dict.fromkeys((proposal.problems, proposal.rewards) for proposal in proposals)
     return replace(edit, problems=problems, rewards=tuple(reward for _, rewards in groups for reward in rewards))
 
 
-def _named(reply: str, final: Sequence[Edit], number: int, library: Library, limits: Limits) -> dict[int, list[int]]:
+def _stated_sources(
+    reply: str, final: Sequence[Edit], number: int, library: Library, limits: LibraryLimits
+) -> dict[int, list[int]]:
     """Which proposals the author says each final edit was made from, by their places from 0."""
     said: dict[Edit, list[list[int]]] = {}
-    for item in _objects(values(reply)):
+    for item in _objects(json_values(reply)):
         given = item.get("from")
         numbers = [n for one in (given if isinstance(given, list) else [given]) for n in re.findall(r"\d{1,6}", str(one))]
         places = [int(n) - 1 for n in numbers if 0 < int(n) <= number]
         for edit in as_edits(item, library, limits) if places else ():
-            said.setdefault(_bare(edit), []).append(places)
-    return {at: said[_bare(edit)].pop(0) for at, edit in enumerate(final) if said.get(_bare(edit))}
+            said.setdefault(_without_provenance(edit), []).append(places)
+    return {at: said[_without_provenance(edit)].pop(0) for at, edit in enumerate(final) if said.get(_without_provenance(edit))}
 
 
-def _bare(edit: Edit) -> Edit:
+def _without_provenance(edit: Edit) -> Edit:
     return Edit(edit.op, edit.lessons, edit.text, edit.why)
 
 
@@ -424,32 +443,36 @@ def _curator(model: Runnable[Any, Any], critic: Critic) -> Ask:
     prompt = critic.prompts["cheatsheet"]
 
     def messages(state: State) -> list[BaseMessage]:
-        sheet = critic.versions.at(state["library"]).text(ids=False)
+        sheet = critic.versions.at(state["library"]).text(with_ids=False)
         told = {
             "aim": critic.aim,
-            "sheet": cut(sheet, critic.room // 2, critic.count) or "(empty)\n",
-            "words": str(critic.limits.words),
-            "size": str(critic.limits.lessons),
+            "sheet": cut_middle(sheet, critic.max_prompt_tokens // 2, critic.count) or "(empty)\n",
+            "words": str(critic.limits.max_lesson_words),
+            "size": str(critic.limits.max_lessons),
         }
-        insights = "".join(f"- {insight}\n" for comparison in ordered(state) for insight in comparison.insights)
-        return prompt.messages(**told, insights=cut(insights, critic.left(prompt, *told.values()), critic.count))
+        insights = "".join(f"- {insight}\n" for comparison in sort_comparisons(state) for insight in comparison.insights)
+        return prompt.messages(
+            **told, insights=cut_middle(insights, critic.remaining_tokens(prompt, *told.values()), critic.count)
+        )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         library = critic.versions.at(state["library"])
-        sheet = read_list(text(reply), "sheet", critic.limits.lessons)
-        comparisons, final = ordered(state), []
+        sheet = read_list(text(reply), "sheet", critic.limits.max_lessons)
+        comparisons, final = sort_comparisons(state), []
         for edit in sheet_edits(library, sheet):
-            behind = [c for c in comparisons if any(alike(insight, edit.text) >= NEAR for insight in c.insights)]
+            behind = [
+                c for c in comparisons if any(lesson_similarity(insight, edit.text) >= MIN_LIKENESS for insight in c.insights)
+            ]
             found = behind if edit.op in ("add", "modify") else []
             rewards = tuple(reward for c in found for reward in c.rewards if reward is not None)
             final.append(replace(edit, problems=tuple(c.task for c in found), rewards=rewards, step=state["step"]))
-        edits = proposed(state)
-        pairs, dropped = _paired(edits, final, taken_up(edits, final, {}), "not on the new sheet")
-        return {"decision": Decision(tuple(final), dropped, pairs, "the sheet was written anew by the model")}
+        edits = all_edits(state)
+        pairs, dropped = _pair_proposals(edits, final, match_proposals(edits, final, {}), "not on the new sheet")
+        return {"decision": EditDecision(tuple(final), dropped, pairs, "the sheet was written anew by the model")}
 
-    def lost(bad: BadReply, state: State) -> Mapping[str, Any]:
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         reason = "the old sheet stays, for no new one could be read"
-        rulings = tuple(Ruling(edit, False, reason) for edit in proposed(state))
-        return {"decision": Decision((), rulings, why=f"{reason}: {bad}")}
+        rulings = tuple(Ruling(edit, False, reason) for edit in all_edits(state))
+        return {"decision": EditDecision((), rulings, why=f"{reason}: {bad}")}
 
-    return critic.ask("cheatsheet", model, messages, read, lost)
+    return critic.ask("cheatsheet", model, messages, read, on_bad_reply)

@@ -15,50 +15,50 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
-from ...memory.library import Library, Limits, Versions, opened
+from ...memory.library import Library, LibraryLimits, LibraryVersions, open_library
 from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
-from ...memory.storage.cache import key
+from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
-from ..act.advantage import draw
-from ..ask import estimated
-from ..cached_model import BudgetSpent, Meter
-from ..extract.critic import as_library, random_lessons, shuffled
-from ..extract.rollouts import Roll
-from ..state import Learning, Problem
-from .accept_test import Tested, tested
+from ..act.advantage import seeded_random
+from ..ask import estimate_tokens
+from ..cached_model import BudgetSpent, SpendingLimit
+from ..extract.critic import as_library, random_lessons, shuffle_lessons
+from ..extract.rollouts import RolloutPlayer
+from ..state import GroupInput, Learning
+from .accept_test import AcceptTestResult, accept_test_result
 
 __all__ = [
-    "Asked",
-    "Batch",
-    "Candidate",
-    "Close",
+    "BeginStep",
+    "CachedGroup",
     "Consolidate",
     "Finish",
-    "Grouped",
     "Invent",
-    "Learns",
-    "More",
-    "Result",
+    "LearningRunInput",
+    "LearningRunResult",
+    "LearningRunState",
+    "RecordStep",
+    "RouteArm",
+    "RouteCandidate",
+    "RouteNextStep",
     "Schedule",
     "Start",
-    "State",
-    "distinct",
-    "nothing",
+    "deduplicate",
+    "passthrough",
 ]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
-USABLE = ("mixed", "hard")
+COMPARABLE_KINDS = ("mixed", "hard")
 """Kinds of groups that have something to compare."""
 
 
-class Asked(TypedDict):
+class LearningRunInput(TypedDict):
     """What a learning run is asked for; its input."""
 
     run: str
     """Its name: every id and every random draw is made from it."""
 
 
-class State(Learning):
+class LearningRunState(Learning):
     """The channels of a learning run."""
 
     before: str
@@ -77,7 +77,7 @@ class State(Learning):
     """When this step began, in seconds since 1970."""
 
 
-class Result(TypedDict):
+class LearningRunResult(TypedDict):
     """What comes out of a learning run."""
 
     run: str
@@ -100,29 +100,31 @@ class Schedule:
     """Which problems are learned on at which step."""
 
     problems: tuple[Task, ...] = field(repr=False)
-    batch: int = 0
+    batch_size: int = 0
     """Problems of a step; 0: all."""
     epochs: int = 1
 
     @property
-    def steps(self) -> int:
+    def steps_per_epoch(self) -> int:
         """Of an epoch: what does not fill a batch is one, too."""
-        return -(-len(self.problems) // (self.batch or len(self.problems)))
+        return -(-len(self.problems) // (self.batch_size or len(self.problems)))
 
-    def place(self, step: int) -> tuple[int, int]:
+    def epoch_and_batch(self, step: int) -> tuple[int, int]:
         """(epoch, batch within it) of a step, from 0."""
-        return divmod(step, self.steps)
+        return divmod(step, self.steps_per_epoch)
 
     def tasks(self, run: str, step: int) -> list[Task]:
         """The problems of a step: those of its batch, in the order that the run's name and the epoch draw."""
-        epoch, number = self.place(step)
+        epoch, number = self.epoch_and_batch(step)
         order = list(self.problems)
-        draw(run, "epoch", epoch).shuffle(order)
-        size = self.batch or len(order)
+        seeded_random(run, "epoch", epoch).shuffle(order)
+        size = self.batch_size or len(order)
         return order[number * size : (number + 1) * size]
 
 
-def distinct(problems: Sequence[Task], held_out: Sequence[Task], written: bool) -> tuple[list[Task], list[Task], list[str]]:
+def deduplicate(
+    problems: Sequence[Task], held_out: Sequence[Task], by_instruction: bool
+) -> tuple[list[Task], list[Task], list[str]]:
     """Problems and held-out problems without repeats, and the ids that were dropped.
 
     Args:
@@ -134,7 +136,7 @@ def distinct(problems: Sequence[Task], held_out: Sequence[Task], written: bool) 
     """
 
     def same(task: Task) -> str:
-        return " ".join(task.instruction.split()) if written else task.id
+        return " ".join(task.instruction.split()) if by_instruction else task.id
 
     for where, tasks in (("problems", problems), ("held-out problems", held_out)):
         doubled = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
@@ -164,17 +166,17 @@ class Start:
 
     role: ClassVar[str] = "memory"
 
-    versions: Versions = field(repr=False)
+    versions: LibraryVersions = field(repr=False)
     library: str = ""
     """A YAML file, or a run whose product it is; empty: no lessons."""
     arm: str = "learned"
-    limits: Limits = field(default_factory=Limits, repr=False)
-    count: Callable[[str], int] = field(default=estimated, repr=False)
+    limits: LibraryLimits = field(default_factory=LibraryLimits, repr=False)
+    count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
 
-    def __call__(self, state: Asked) -> dict[str, Any]:
+    def __call__(self, state: LearningRunInput) -> dict[str, Any]:
         first = f"{state['run']}/0"
-        library, rulings = self._read().within(self.limits, self.count)
+        library, rulings = self._read().trim_to_limits(self.limits, self.count)
         self.versions.put(first, library, why="the start", rulings=rulings)
         return {
             "step": 0,
@@ -191,52 +193,52 @@ class Start:
             "came": 0,
             "began": 0.0,
             "usage": Overwrite(Usage()),
-            **_cleared(),
+            **_empty_channels(),
         }
 
     def _read(self) -> Library:
         if not self.library or self.arm == "empty":
             return Library()
-        found = opened(self.library)
+        found = open_library(self.library)
         return found if isinstance(found, Library) else found.at(found.head)
 
 
-def _cleared() -> dict[str, Any]:
+def _empty_channels() -> dict[str, Any]:
     return {name: Overwrite([]) for name in ("comparisons", "probes", "stops", "failures")}
 
 
 @dataclass(frozen=True)
-class Learns:
+class RouteArm:
     """Router: does the arm learn from rollouts?"""
 
     arm: str = "learned"
 
-    def __call__(self, state: State) -> Literal["learn", "invent", "as it is"]:
+    def __call__(self, state: LearningRunState) -> Literal["learn", "invent", "as it is"]:
         return "as it is" if self.arm == "empty" else "invent" if self.arm == "self-generated" else "learn"
 
 
 @dataclass(frozen=True)
-class Batch:
+class BeginStep:
     """Begin with a step."""
 
     role: ClassVar[str] = "compute"
 
     schedule: Schedule = field(repr=False)
 
-    def __call__(self, state: State) -> dict[str, Any]:
-        _, number = self.schedule.place(state["step"])
+    def __call__(self, state: LearningRunState) -> dict[str, Any]:
+        _, number = self.schedule.epoch_and_batch(state["step"])
         fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time()}
         so_far = {name: state[name] if number else 0 for name in ("compared", "came")}
-        return {**fresh, **_cleared(), **so_far}
+        return {**fresh, **_empty_channels(), **so_far}
 
-    def groups(self, state: State) -> list[Mapping[str, Any]]:
+    def fan_out_groups(self, state: LearningRunState) -> list[Mapping[str, Any]]:
         """Fan-out: a group for every problem of the batch."""
         shared = {"run": state["run"], "step": state["step"], "library": state["library"]}
         return [{**shared, "task": task} for task in self.schedule.tasks(state["run"], state["step"])]
 
 
 @dataclass(frozen=True)
-class Grouped(Runnable[Any, Any]):
+class CachedGroup(Runnable[Any, Any]):
     """A group, lived through in one go, and never again: what it came to is in the cache, with what failed in it.
 
     So a run that starts over comes to the same, also where a rollout that failed would work now. Two kinds of groups are played
@@ -247,51 +249,55 @@ class Grouped(Runnable[Any, Any]):
     role: ClassVar[str] = "graph"
 
     graph: Runnable[Any, Any] = field(repr=False)
-    roll: Roll = field(repr=False)
+    roll: RolloutPlayer = field(repr=False)
     """What plays its rollouts."""
     name: str = field(default="", repr=False)
     """What a group depends on beside its rollouts: who compares, and the settings."""
 
-    def key(self, state: Problem) -> str:
+    def key(self, state: GroupInput) -> str:
         """Of what it came to, in the cache."""
         task, library = state["task"], self.roll.versions.at(state["library"])
         shown = (library.lessons, library.next)  # critics see all of it
-        return key("group", self.name, self.roll.name, self.roll.place(task), task, state["run"], state["step"], shown)
+        return cache_key(
+            "group", self.name, self.roll.name, self.roll.world_key(task), task, state["run"], state["step"], shown
+        )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         place = self.key(input)
-        return self._known(place, input) or self._kept(place, self.graph.invoke(input, config))
+        return self._load(place, input) or self._store(place, self.graph.invoke(input, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         place = self.key(input)
-        return self._known(place, input) or self._kept(place, await self.graph.ainvoke(input, config))
+        return self._load(place, input) or self._store(place, await self.graph.ainvoke(input, config))
 
-    def _known(self, place: str, state: Problem) -> dict[str, Any] | None:
+    def _load(self, place: str, state: GroupInput) -> dict[str, Any] | None:
         known = self.roll.cache.get(place)
-        name = candidate(state)
+        name = candidate_name(state)
         if known is None and not {name, f"{name}-kept"}.isdisjoint(self.roll.versions.names()):
-            known = self.roll.cache.get(key("failed", place))
-        return None if known is None else _restored(known)
+            known = self.roll.cache.get(cache_key("failed", place))
+        return None if known is None else _group_from_json(known)
 
-    def _kept(self, place: str, out: Mapping[str, Any]) -> dict[str, Any]:
+    def _store(self, place: str, out: Mapping[str, Any]) -> dict[str, Any]:
         (comparison,) = out["comparisons"]
         if out["stops"]:
             return {"comparisons": [comparison], "usage": out["usage"], "stops": out["stops"][:1]}
         found = {"comparison": asdict(comparison), "usage": asdict(out["usage"])}
-        return _restored(self.roll.cache.put(place if came(comparison) else key("failed", place), found, "group"))
+        return _group_from_json(
+            self.roll.cache.put(place if has_result(comparison) else cache_key("failed", place), found, "group")
+        )
 
 
-def candidate(state: Mapping[str, Any]) -> str:
+def candidate_name(state: Mapping[str, Any]) -> str:
     """The name of the version that a step proposes."""
     return f"{state['run']}/{state['step'] + 1}"
 
 
-def came(comparison: Comparison) -> bool:
+def has_result(comparison: Comparison) -> bool:
     """Whether anything in a group came to something: there is a reward, or a comparison without."""
     return comparison.kind != "failed" or any(truth is not None for truth in comparison.truths)
 
 
-def _restored(found: Mapping[str, Any]) -> dict[str, Any]:
+def _group_from_json(found: Mapping[str, Any]) -> dict[str, Any]:
     value = dict(found["comparison"])
     value["edits"] = [Edit(**edit) for edit in value["edits"]]
     value["rulings"] = [Ruling(**{**ruling, "edit": Edit(**ruling["edit"])}) for ruling in value["rulings"]]
@@ -315,59 +321,59 @@ class Consolidate(Runnable[Any, Any]):
     schedule: Schedule = field(repr=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if known := self._known(input):
+        if known := self._update_without_asking(input):
             return known
         try:
             node = self.node
             found = node.invoke(input, config) if isinstance(node, Runnable) else node(input)
         except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)], **self._counted(input)}
-        return self._found(input, found)
+            return {"candidate": "", "stops": [str(spent)], **self._epoch_counts(input)}
+        return self._update(input, found)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        if known := self._known(input):
+        if known := self._update_without_asking(input):
             return known
         try:
             node = self.node
             found = await node.ainvoke(input, config) if isinstance(node, Runnable) else node(input)
         except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)], **self._counted(input)}
-        return self._found(input, found)
+            return {"candidate": "", "stops": [str(spent)], **self._epoch_counts(input)}
+        return self._update(input, found)
 
-    def _known(self, state: State) -> dict[str, Any] | None:
+    def _update_without_asking(self, state: LearningRunState) -> dict[str, Any] | None:
         """What is to be said without asking anybody."""
-        counted = self._counted(state)
+        counted = self._epoch_counts(state)
         if state["stops"]:
             return {"candidate": "", "why": state["stops"][0], **counted}
         self._refuse_failure(state, counted["came"])
         return None
 
-    def _found(self, state: State, found: Mapping[str, Any]) -> dict[str, Any]:
-        usable = any(one.kind in USABLE for one in state["comparisons"])
+    def _update(self, state: LearningRunState, found: Mapping[str, Any]) -> dict[str, Any]:
+        usable = any(one.kind in COMPARABLE_KINDS for one in state["comparisons"])
         why = "nothing was to be changed" if usable else "no group had something to compare"
-        return {**found, "why": "" if found.get("candidate") else why, **self._counted(state)}
+        return {**found, "why": "" if found.get("candidate") else why, **self._epoch_counts(state)}
 
     @staticmethod
-    def _counted(state: State) -> dict[str, int]:
+    def _epoch_counts(state: LearningRunState) -> dict[str, int]:
         """The epoch's groups so far, with this step's."""
         groups = state["comparisons"]
-        usable = sum(one.kind in USABLE for one in groups)
-        return {"compared": state["compared"] + usable, "came": state["came"] + sum(map(came, groups))}
+        usable = sum(one.kind in COMPARABLE_KINDS for one in groups)
+        return {"compared": state["compared"] + usable, "came": state["came"] + sum(map(has_result, groups))}
 
-    def _refuse_failure(self, state: State, any_came: int) -> None:
+    def _refuse_failure(self, state: LearningRunState, any_has_result: int) -> None:
         """One problem may be such that nobody can verify it; where none can be, something is to be put right."""
         step, groups = state["step"], state["comparisons"]
-        epoch, number = self.schedule.place(step)
-        over = number + 1 == self.schedule.steps
-        if any(map(came, groups)) or (len(groups) < 2 and (any_came or not over)):
+        epoch, number = self.schedule.epoch_and_batch(step)
+        over = number + 1 == self.schedule.steps_per_epoch
+        if any(map(has_result, groups)) or (len(groups) < 2 and (any_has_result or not over)):
             return
         lost = sum(len(one.truths) for one in groups)
         every = f"all rollouts of epoch {epoch} failed, in the end {lost}" if len(groups) < 2 else ""
         every = every or f"all {lost} rollouts of step {step} failed"
-        raise UserError(f"training-free-grpo: {every}, {_told(groups)}")
+        raise UserError(f"training-free-grpo: {every}, {_failure_reasons(groups)}")
 
 
-def _told(groups: Sequence[Comparison]) -> str:
+def _failure_reasons(groups: Sequence[Comparison]) -> str:
     """Why rollouts failed."""
     told = [failure.partition(": ")[2] for one in groups for failure in one.failures if failure.startswith("rollout ")]
     (first, count), *others = Counter(told).most_common()
@@ -376,26 +382,28 @@ def _told(groups: Sequence[Comparison]) -> str:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RouteCandidate:
     """Router: is there a candidate, and can it be tested?"""
 
-    same: Callable[[str, str], bool] = field(repr=False)
+    shows_same_lessons: Callable[[str, str], bool] = field(repr=False)
     """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
-    tests: bool = True
+    has_tests: bool = True
 
-    def __call__(self, state: State) -> Literal["candidate", "untested", "no change"]:
+    def __call__(self, state: LearningRunState) -> Literal["candidate", "untested", "no change"]:
         if not state["candidate"]:
             return "no change"
-        return "untested" if not self.tests or self.same(state["candidate"], state["library"]) else "candidate"
+        return (
+            "untested" if not self.has_tests or self.shows_same_lessons(state["candidate"], state["library"]) else "candidate"
+        )
 
 
-def nothing(state: Any) -> dict[str, Any]:
+def passthrough(state: Any) -> dict[str, Any]:
     """A node from which work is handed out."""
     return {}
 
 
 @dataclass(frozen=True)
-class Close:
+class RecordStep:
     """Note the step, once however often this runs, and say whether the run is to end before its last one.
 
     Where no candidate took its place, the library goes on with the votes of the step, as the version `<run>/<step + 1>-kept`.
@@ -404,53 +412,57 @@ class Close:
     role: ClassVar[str] = "memory"
 
     log: Rows = field(repr=False)
-    versions: Versions = field(repr=False)
+    versions: LibraryVersions = field(repr=False)
     schedule: Schedule = field(repr=False)
-    meter: Meter | None = field(default=None, repr=False)
+    meter: SpendingLimit | None = field(default=None, repr=False)
     patience: int = 2
-    least_groups: int = 1
-    dropped: tuple[str, ...] = field(default=(), repr=False)
+    min_groups: int = 1
+    dropped_problems: tuple[str, ...] = field(default=(), repr=False)
 
-    def __call__(self, state: State) -> dict[str, Any]:
+    def __call__(self, state: LearningRunState) -> dict[str, Any]:
         step, stalled = state["step"], state["stalled"] + (not state["candidate"])
-        stopped = self._stopped(state, stalled)
+        stopped = self._stop_reason(state, stalled)
         if state["accepted"]:
             self.versions.move(state["library"], state["why"])
-        now = {} if state["accepted"] or state["stops"] else self._voted(state)
-        self.log.append(self._row(cast(State, {**state, **now}), stopped))
+        now = {} if state["accepted"] or state["stops"] else self._keep_votes(state)
+        self.log.append(self._row(cast(LearningRunState, {**state, **now}), stopped))
         return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped, **now}
 
-    def _voted(self, state: State) -> dict[str, str]:
+    def _keep_votes(self, state: LearningRunState) -> dict[str, str]:
         """The library that holds, and the best one if it is the same, with the votes of the step."""
-        held, kept = state["library"], f"{candidate(state)}-kept"
+        held, kept = state["library"], f"{candidate_name(state)}-kept"
         if kept not in self.versions.names():
             return {}
         if self.versions.head == held:
             self.versions.move(kept, "the votes of the step")
         return {"library": kept, "best": kept if state["best"] == held else state["best"]}
 
-    def _stopped(self, state: State, stalled: int) -> str:
+    def _stop_reason(self, state: LearningRunState, stalled: int) -> str:
         if state["stops"]:
             return str(state["stops"][0])
-        epoch, number = self.schedule.place(state["step"])
-        if number + 1 == self.schedule.steps and state["compared"] < self.least_groups:
+        epoch, number = self.schedule.epoch_and_batch(state["step"])
+        if number + 1 == self.schedule.steps_per_epoch and state["compared"] < self.min_groups:
             return (
                 f"epoch {epoch}: {state['compared']} of {len(self.schedule.problems)} groups had something to compare, "
-                f"and at least {self.least_groups} must"
+                f"and at least {self.min_groups} must"
             )
         if self.patience and stalled >= self.patience:
-            why = "" if state["came"] or not state["comparisons"] else f": all rollouts failed, {_told(state['comparisons'])}"
+            why = (
+                ""
+                if state["came"] or not state["comparisons"]
+                else f": all rollouts failed, {_failure_reasons(state['comparisons'])}"
+            )
             return f"no gain in {stalled} steps{why}"
         return ""
 
-    def _row(self, state: State, stopped: str) -> dict[str, Any]:
+    def _row(self, state: LearningRunState, stopped: str) -> dict[str, Any]:
         run, step, candidate = state["run"], state["step"], state["candidate"]
-        epoch, number = self.schedule.place(step)
+        epoch, number = self.schedule.epoch_and_batch(step)
         tasks = [task.id for task in self.schedule.tasks(run, step)]
         groups = sorted(state["comparisons"], key=lambda one: tasks.index(one.task))
         rewards = [reward or 0.0 for one in groups for reward in one.truths]
         test = (
-            tested(state["probes"], candidate, state["before"], f"{run}/{step}/accept")
+            accept_test_result(state["probes"], candidate, state["before"], f"{run}/{step}/accept")
             if candidate and not state["stops"]
             else None
         )
@@ -464,14 +476,14 @@ class Close:
             "epoch": epoch,
             "batch": number,
             "problems": tasks,
-            "dropped": list(self.dropped),
+            "dropped": list(self.dropped_problems),
             "kinds": dict(Counter(one.kind for one in groups)),
             "groups": {one.task: one.kind for one in groups},
-            "compared": sum(one.kind in USABLE for one in groups),
+            "compared": sum(one.kind in COMPARABLE_KINDS for one in groups),
             "rewards": {one.task: list(one.rewards) for one in groups},
             "truths": {one.task: list(one.truths) for one in groups},
             "train": sum(rewards) / len(rewards) if rewards else None,
-            "passed": _passed(groups),
+            "passed": _pass_at_g(groups),
             "failures": [*(f"{one.task}: {failure}" for one in groups for failure in one.failures), *state["failures"]],
             "proposed": sum(len(one.edits) for one in groups),
             "edits": {
@@ -498,27 +510,27 @@ class Close:
         }
 
     @staticmethod
-    def _worth(state: State, test: Tested | None) -> float | None:
+    def _worth(state: LearningRunState, test: AcceptTestResult | None) -> float | None:
         """What the library that holds now earned on the held-out problems; None where it was not tried."""
         if test is not None:
             return test.candidate if state["accepted"] else test.current
         return state["best_score"] if state["best"] == state["library"] else None
 
 
-def _passed(groups: Sequence[Comparison]) -> float | None:
+def _pass_at_g(groups: Sequence[Comparison]) -> float | None:
     """Pass@G: the mean over groups of the best reward."""
     tops = [max((truth or 0.0 for truth in one.truths), default=0.0) for one in groups]
     return sum(tops) / len(tops) if tops else None
 
 
 @dataclass(frozen=True)
-class More:
+class RouteNextStep:
     """Router: is there another step?"""
 
     steps: int
     """In all."""
 
-    def __call__(self, state: State) -> Literal["next step", "enough"]:
+    def __call__(self, state: LearningRunState) -> Literal["next step", "enough"]:
         return "enough" if state["stopped"] or state["step"] >= self.steps else "next step"
 
 
@@ -529,27 +541,27 @@ class Invent(Runnable[Any, Any]):
     role: ClassVar[str] = "model"
 
     ask: Runnable[Any, Any] = field(repr=False)
-    versions: Versions = field(repr=False)
+    versions: LibraryVersions = field(repr=False)
     tasks: tuple[Task, ...] = field(repr=False)
-    limits: Limits = field(repr=False)
+    limits: LibraryLimits = field(repr=False)
     count: Callable[[str], int] = field(repr=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         try:
-            return self._found(input, self.ask.invoke(self._asked(input), config))
+            return self._store(input, self.ask.invoke(self._ask_input(input), config))
         except BudgetSpent as spent:
             return {"stopped": str(spent)}
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         try:
-            return self._found(input, await self.ask.ainvoke(self._asked(input), config))
+            return self._store(input, await self.ask.ainvoke(self._ask_input(input), config))
         except BudgetSpent as spent:
             return {"stopped": str(spent)}
 
-    def _asked(self, state: State) -> dict[str, Any]:
+    def _ask_input(self, state: LearningRunState) -> dict[str, Any]:
         return {"run": state["run"], "step": 0, "tasks": list(self.tasks)}
 
-    def _found(self, state: State, found: Mapping[str, Any]) -> dict[str, Any]:
+    def _store(self, state: LearningRunState, found: Mapping[str, Any]) -> dict[str, Any]:
         name = f"{state['run']}/self-generated"
         self.versions.put(name, as_library(found["insights"], self.limits, self.count), why="written without rollouts")
         return {"library": name, "best": name, "usage": found.get("usage", Usage())}
@@ -561,40 +573,40 @@ class Finish:
 
     role: ClassVar[str] = "memory"
 
-    versions: Versions = field(repr=False)
-    roll: Roll = field(repr=False)
+    versions: LibraryVersions = field(repr=False)
+    roll: RolloutPlayer = field(repr=False)
     schedule: Schedule = field(repr=False)
-    limits: Limits = field(repr=False)
+    limits: LibraryLimits = field(repr=False)
     arm: str = "learned"
-    group: int = 0
-    count: Callable[[str], int] = field(default=estimated, repr=False)
+    group_size: int = 0
+    count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
 
-    def __call__(self, state: State) -> dict[str, Any]:
-        return self._made(state, self._played(state))
+    def __call__(self, state: LearningRunState) -> dict[str, Any]:
+        return self._make_product(state, self._first_rollouts(state))
 
-    def _played(self, state: State) -> list[Rollout]:
+    def _first_rollouts(self, state: LearningRunState) -> list[Rollout]:
         """The rollouts of the first step that are in the cache: all but those that failed. None is played here."""
         if self.arm != "random" or not state["step"]:
             return []
         run, first = f"{state['run']}/0", f"{state['run']}/0"
         tasks = self.schedule.tasks(state["run"], 0)
-        asked = [{"task": t, "run": run, "episode": n, "library": first} for t in tasks for n in range(self.group)]
-        return [rollout for one in asked if (rollout := self.roll.known(one))]
+        asked = [{"task": t, "run": run, "episode": n, "library": first} for t in tasks for n in range(self.group_size)]
+        return [rollout for one in asked if (rollout := self.roll.cached_rollout(one))]
 
-    def _made(self, state: State, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    def _make_product(self, state: LearningRunState, rollouts: Sequence[Rollout]) -> dict[str, Any]:
         best, run = state["best"], state["run"]
         if self.arm in ("random", "shuffled"):
             learned = self.versions.at(best)
-            seed = draw(run, self.arm).getrandbits(31)
+            seed = seeded_random(run, self.arm).getrandbits(31)
             many = len(learned.lessons)
             if self.arm == "random":
                 control = random_lessons(rollouts, many, self.limits, seed, tokens=self.count)
             else:
-                control = shuffled(learned, seed)
+                control = shuffle_lessons(learned, seed)
             # What is made of a run that the budget ended early is not what will be made of it when it goes on.
             name = f"{run}/{self.arm}/{state['step']}" if state["stops"] else f"{run}/{self.arm}"
             best = self.versions.put(name, control, why=f"control: {self.arm}")
-            state = cast(State, {**state, "library": best})
+            state = cast(LearningRunState, {**state, "library": best})
         self.versions.move(best, "the product of the run")
         return {"best": best, "library": state["library"]}

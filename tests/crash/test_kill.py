@@ -21,14 +21,14 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.cli import main as cli
-from learngraph.graphs.cli.main import Run, Setup
+from learngraph.graphs.cli.main import RunOptions, SweepSetup
 from learngraph.graphs.studies import sweep
 from learngraph.graphs.studies.sweep import Job
 from learngraph.memory.records import Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import Shelf
+from learngraph.memory.storage.shelf import RecordStore
 
 EPISODES = 8
 METHODS = {
@@ -51,12 +51,12 @@ CONTEXT.set_forkserver_preload(
 )
 
 
-def planned(folder: Path, method: str) -> tuple[Setup, Job]:
-    options = Run(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
+def planned(folder: Path, method: str) -> tuple[SweepSetup, Job]:
+    options = RunOptions(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
     settings = METHODS[method]
     if hasattr(settings, "temperature"):
         settings = type(settings)(**{**cli.asdict(settings), "temperature": 4.0})
-    setup = Setup(options, {method: settings})
+    setup = SweepSetup(options, {method: settings})
     return setup, cli._job(setup, folder, method, 1)
 
 
@@ -65,7 +65,7 @@ def outcome(job: Job) -> dict[str, Any]:
     journal = Journal(job.folder / "steps.jsonl")
     rows = [json.loads(line) for line in (job.folder / "episodes.jsonl").read_text().splitlines()]
     with ChromaStore.open(job.memory) as store:
-        memory = Shelf(store, job.namespace, Trajectory).all()
+        memory = RecordStore(store, job.namespace, Trajectory).all()
     with open_checkpoints(job.checkpoints) as saver:
         kept = saver.get_tuple({"configurable": {"thread_id": job.run}})
         assert kept is not None
@@ -86,7 +86,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def start(work: tuple[Setup, Job]) -> Any:
+def start(work: tuple[SweepSetup, Job]) -> Any:
     process = CONTEXT.Process(target=cli.play, args=((work[0], (work[1],)),))
     process.start()
     return process
@@ -115,7 +115,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
     while kills < 20:
         work = planned(tmp_path / str(runs), method)
         job = work[1]
-        while not sweep.finished(job):
+        while not sweep.is_finished(job):
             steps = job.folder / "steps.jsonl"
             process, until = start(work), lines(steps) + chance.randrange(0, 9)
             if lines(steps) == until:  # before it gets anywhere: while it opens its files

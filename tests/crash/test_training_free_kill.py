@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.library import Versions
+from learngraph.memory.library import LibraryVersions
 from learngraph.memory.storage.cache import Cache
 
 CONTEXT = get_context("forkserver")
@@ -35,7 +35,7 @@ CONTEXT.set_forkserver_preload(
 def learn(folder: str, pause: float = 0.0) -> None:
     """A run whose files are all in a folder; goes on where an earlier process left off."""
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.graphs.wiring.parts import Parts
+    from learngraph.graphs.wiring.parts import MethodInputs
     from learngraph.memory.storage.journal import Journal
     from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -50,8 +50,8 @@ def learn(folder: str, pause: float = 0.0) -> None:
     task = toy.task(3)
     play(
         home,
-        lambda cache: Parts(toy, Journal()),
-        TrainingFreeGRPO(group=4, epochs=2, batch=2, least_groups=0, patience=0).rule(),
+        lambda cache: MethodInputs(toy, Journal()),
+        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=2, min_groups=0, patience=0).rule(),
         problems=[toy.variant(task, n) for n in range(4)],
         held_out=[toy.variant(task, n) for n in range(10, 13)],
     )
@@ -60,9 +60,9 @@ def learn(folder: str, pause: float = 0.0) -> None:
 def write(folder: str, pause: float = 0.0) -> None:
     """The same with a model that writes: calls, some of which fail whenever they are made, are what a crash may lose."""
     from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-    from learngraph.graphs.wiring.parts import Parts
+    from learngraph.graphs.wiring.parts import MethodInputs
     from learngraph.memory.storage.journal import Journal
-    from learngraph.nodes.cached_model import Recorded
+    from learngraph.nodes.cached_model import CachedChatModel
 
     spec = importlib.util.spec_from_file_location("scripted", Path(__file__).parents[1] / "graphs/test_training_free_grpo.py")
     assert spec is not None
@@ -82,8 +82,8 @@ def write(folder: str, pause: float = 0.0) -> None:
     home, world = Path(folder), scripted.Riddles()
     play(
         home,
-        lambda cache: Parts.written(world, Journal(), Recorded(Slow(), "scripted", cache, "rollout")),
-        TrainingFreeGRPO(group=4, epochs=2, batch=3, least_groups=0, patience=0),
+        lambda cache: MethodInputs.with_chat_model(world, Journal(), CachedChatModel(Slow(), "scripted", cache, "rollout")),
+        TrainingFreeGRPO(group_size=4, epochs=2, batch_size=3, min_groups=0, patience=0),
         problems=[world.task(n) for n in range(6)],
         held_out=[world.task(n, "dev") for n in range(4)],
     )
@@ -95,7 +95,7 @@ def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) 
     from learngraph.memory.storage.checkpoints import open_checkpoints
     from learngraph.memory.storage.rows import Rows
 
-    versions, log, cache = Versions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
+    versions, log, cache = LibraryVersions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
     with open_checkpoints(home / "checkpoints.db") as saver:
         graph = training_free_grpo.build(
             parts(cache), settings, versions=versions, cache=cache, log=log, checkpointer=saver, **more
@@ -110,7 +110,7 @@ def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) 
 
 def outcome(folder: Path) -> dict[str, Any]:
     """All that a run leaves behind, but for times."""
-    versions, cache = Versions(folder / "library.jsonl"), Cache(folder / "cache.db")
+    versions, cache = LibraryVersions(folder / "library.jsonl"), Cache(folder / "cache.db")
     rows = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
     found = {
         "result": json.loads((folder / "result.json").read_text()),
@@ -118,7 +118,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         "head": versions.head,
         "moves": versions.moves(),
         "rows": [{**row, "seconds": None} for row in rows],
-        "spent": cache.spent(),
+        "spent": cache.usage_by_stage(),
     }
     versions.close()
     cache.close()

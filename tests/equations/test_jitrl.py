@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.graphs.jitrl import VALUES, JitRL
+from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task
 from learngraph.nodes.act.advantage import (
     action_values,
     advantages,
-    draw,
-    normalised,
+    normalise_advantages,
     objective,
     reference_exploration,
-    reference_normalised,
-    sample,
+    reference_normalise_advantages,
+    sample_index,
+    seeded_random,
     softmax,
     state_value,
     unseen_value,
-    updated,
+    update_logits,
 )
 from learngraph.nodes.act.decide import Augment, PaperAdvice, ReferenceAdvice, ShrunkAdvice, shrunk_values
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -61,13 +61,13 @@ def test_eq_7_advantage() -> None:
 
 
 def test_eq_25_normalised_by_the_largest_size() -> None:
-    assert normalised({"a": -1.5, "b": 3.0}, epsilon=0) == {"a": -0.5, "b": 1.0}
-    assert normalised({"a": 0.0}, epsilon=1e-6) == {"a": 0.0}
-    assert normalised({}) == {}
+    assert normalise_advantages({"a": -1.5, "b": 3.0}, epsilon=0) == {"a": -0.5, "b": 1.0}
+    assert normalise_advantages({"a": 0.0}, epsilon=1e-6) == {"a": 0.0}
+    assert normalise_advantages({}) == {}
 
 
 def test_eq_10_logit_update() -> None:
-    assert updated([-1.0, -2.0], [-0.5, 1.0], beta=4.0) == [-3.0, 2.0]
+    assert update_logits([-1.0, -2.0], [-0.5, 1.0], beta=4.0) == [-3.0, 2.0]
 
 
 @given(
@@ -78,7 +78,7 @@ def test_theorem_4_1_the_additive_update_maximises_the_objective(rows: list[tupl
     """Eq. 8 to 10: no distribution does better than softmax(z + beta A)."""
     z, a, other = zip(*rows, strict=True)
     prior = softmax(list(z))
-    best = softmax(updated(z, a, beta))
+    best = softmax(update_logits(z, a, beta))
     rival = [w / sum(other) for w in other]
     top = objective(best, prior, a, beta)
     assert top >= objective(rival, prior, a, beta) - 1e-9
@@ -92,20 +92,20 @@ def test_theorem_4_1_the_additive_update_maximises_the_objective(rows: list[tupl
 
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.floats(-1e6, 1e6), min_size=1))
 def test_normalised_advantages_stay_within_one(a: dict[str, float]) -> None:
-    assert all(abs(x) <= 1 for x in normalised(a).values())
+    assert all(abs(x) <= 1 for x in normalise_advantages(a).values())
 
 
 def test_softmax_and_sampling() -> None:
     assert softmax([0.0, math.log(3)]) == pytest.approx([0.25, 0.75])
     assert softmax([1.0, 1.0, 0.0], temperature=0) == [0.5, 0.5, 0.0]
     assert softmax([1000.0, 0.0]) == pytest.approx([1.0, 0.0])
-    counts = [sample([0.25, 0.75], draw("run", 0, t)) for t in range(4000)]
+    counts = [sample_index([0.25, 0.75], seeded_random("run", 0, t)) for t in range(4000)]
     assert sum(counts) / 4000 == pytest.approx(0.75, abs=0.03)
 
 
 def test_a_draw_belongs_to_its_place() -> None:
-    assert draw("r", 1, 2).random() == draw("r", 1, 2).random()
-    assert draw("r", 1, 2).random() != draw("r", 1, 3).random()
+    assert seeded_random("r", 1, 2).random() == seeded_random("r", 1, 2).random()
+    assert seeded_random("r", 1, 2).random() != seeded_random("r", 1, 3).random()
 
 
 # What the authors' code does: section 12 of the method's notes.
@@ -131,7 +131,7 @@ def test_reference_exploration(returns: dict[str, list[float]], chance: float) -
 def test_reference_normalisation() -> None:
     q = {"a": 1.01, "b": 1.00, "c": -10.0}
     mean = state_value(visits(a=[1.01], b=[1.00], c=[-10.0]))
-    found = reference_normalised(advantages(q, mean))
+    found = reference_normalise_advantages(advantages(q, mean))
     assert [round(found[x], 3) for x in "abc"] == [1.0, 0.997, -1.997]
 
 
@@ -140,7 +140,7 @@ def test_reference_scaling_of_rounding_errors_and_ours() -> None:
     tenths = {"a": [0.1, 0.1, 0.1], "b": [0.1]}
     q = {action: sum(gs) / len(gs) for action, gs in tenths.items()}
     value = sum(g for gs in tenths.values() for g in gs) / 4
-    assert set(reference_normalised(advantages(q, value)).values()) == {1.0, 0.0}
+    assert set(reference_normalise_advantages(advantages(q, value)).values()) == {1.0, 0.0}
     assert list(advice(visits(**tenths), average=0.1, a=0.5, b=0.5).values()) == pytest.approx([0.0, 0.0])
     # A tie stays a small shift even where the average differs, and one action was tried more often.
     for average in (0.0, 0.5):
@@ -162,7 +162,7 @@ def decision(neighbours: list[Neighbour], episode: int = 0, run: str = "r", **ch
 
 def reference_choice(state: dict[str, object]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """(q, shift, z') of every candidate under the reference preset."""
-    nodes = dict(VALUES["reference"](JitRL.reference(), Experiences(), KeywordKeep()))  # as the preset builds them
+    nodes = dict(VARIANT_NODES["reference"](JitRL.reference(), Experiences(), KeywordKeep()))  # as the preset builds them
     nodes["augment"] = replace(nodes["augment"], admissible_only=False)  # type: ignore[type-var]
     for name in ("augment", "advise", "modulate"):
         state |= nodes[name](state)  # type: ignore[operator]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.nodes.extract.groups import advantages, comparable, majority, spread_of
+from learngraph.nodes.extract.groups import advantages, has_spread, majority, reward_std
 from learngraph.nodes.update.accept_test import bootstrap
 
 
@@ -21,7 +21,7 @@ def test_binary_rewards_have_an_advantage_where_the_paper_sees_winners_and_loser
     form: with k of G right, sqrt((G - k) / k) for the winners, and -sqrt(k / (G - k)) for the losers."""
     for rewards in product((0.0, 1.0), repeat=size):
         right = sum(rewards)
-        assert comparable(rewards) == (0 < right / size < 1)
+        assert has_spread(rewards) == (0 < right / size < 1)
         for reward, advantage in zip(rewards, advantages(rewards), strict=True):
             if not 0 < right < size:
                 assert advantage == 0
@@ -36,7 +36,7 @@ def test_the_deviation_is_that_of_the_population(twentieths: list[int]) -> None:
     exact = [Fraction(n, 20) for n in twentieths]
     middle = sum(exact) / len(exact)
     variance = sum((x - middle) ** 2 for x in exact) / len(exact)
-    assert spread_of([float(x) for x in exact]) == pytest.approx(math.sqrt(variance), abs=1e-12)
+    assert reward_std([float(x) for x in exact]) == pytest.approx(math.sqrt(variance), abs=1e-12)
 
 
 @given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=7))
@@ -53,7 +53,7 @@ def test_the_bootstrap_is_that_of_all_resamples(values: tuple[int, ...]) -> None
     """The 2.5 and 97.5 % points of the mean over all n^n resamples, each as likely as the others."""
     size = len(values)
     exact = Counter(Fraction(sum(drawn), size) for drawn in product(values, repeat=size))
-    low, high = bootstrap([float(v) for v in values], "exact", draws=40_000)
+    low, high = bootstrap([float(v) for v in values], "exact", resamples=40_000)
 
     def below(point: float) -> float:
         return sum(count for value, count in exact.items() if value < point - 1e-9) / size**size

@@ -19,12 +19,12 @@ from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.wiring import flow, run
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Observation, Task, Trajectory, UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.memory.storage.shelf import write_jsonl
-from learngraph.nodes.act.episode import replayed
+from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.evaluate.judge import ZeroJudge
 from learngraph.tools.environments.keyword_keep import ANSWERS, KeywordKeep
 
@@ -69,14 +69,14 @@ class Chat(BaseChatModel):
 @pytest.fixture
 def bank(tmp_path: Path) -> str:
     path = tmp_path / "bank.jsonl"
-    write_jsonl([replayed(TOY, TASK, TOY.gold(TASK), "gold", 0)], path)
+    write_jsonl([replay_actions(TOY, TASK, TOY.gold(TASK), "gold", 0)], path)
     return str(path)
 
 
 def play(settings: AdaMEM, chat: Chat, **more: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Play one episode; what comes out, and the journal's rows."""
     journal = Journal(details=("tentative", "reasons", "precedents", "strategy", "synthesis"))
-    made = Parts.written(TOY, journal, chat, **more)
+    made = MethodInputs.with_chat_model(TOY, journal, chat, **more)
     out = adamem.build(made, settings).invoke({"task": TASK, "run": "r", "episode": 0})
     return out, [dict(row) for row in journal.rows(out["head"])]
 
@@ -143,7 +143,7 @@ def test_nothing_is_written_from_nothing(mode: Any, weak: str, tmp_path: Path) -
     if weak == "floor":
         elsewhere = Task("put-1", "put a mug on the desk")
         path = tmp_path / "bank.jsonl"
-        write_jsonl([replace(replayed(TOY, TASK, TOY.gold(TASK), "gold", 0), task=elsewhere)], path)
+        write_jsonl([replace(replay_actions(TOY, TASK, TOY.gold(TASK), "gold", 0), task=elsewhere)], path)
         settings = replace(settings, bank=str(path), floor=0.99)
     chat = Chat(vote=lambda n: "yes")
     out, rows = play(settings, chat)
@@ -156,9 +156,9 @@ def test_nothing_is_written_from_nothing(mode: Any, weak: str, tmp_path: Path) -
 
 def test_a_refresh_that_finds_nothing_carries_the_draft_out(bank: str) -> None:
     chat = Chat(vote=lambda n: "yes")
-    away = replayed(TOY, TASK, TOY.gold(TASK)[:1], "gold", 0)  # knows the first place alone
+    away = replay_actions(TOY, TASK, TOY.gold(TASK)[:1], "gold", 0)  # knows the first place alone
     write_jsonl([away], bank)
-    out, rows = play(AdaMEM(bank=bank, floor=0.9), chat)
+    out, rows = play(AdaMEM(bank=bank, min_similarity=0.9), chat)
     first = next(n for n, row in enumerate(rows) if row["state"] != rows[0]["state"]) if out["step"] > 1 else 1
     late = chat.kinds()[2 + 3 * (first - 1) :]
     assert set(late) <= {"reconsider", "strategy", "act"}
@@ -182,7 +182,7 @@ def test_what_triggers_say_counts_like_a_vote(bank: str) -> None:
 
 def test_low_waits_until_there_is_something_to_see(bank: str) -> None:
     chat = Chat()
-    play(AdaMEM(bank=bank, wait=2), chat)
+    play(AdaMEM(bank=bank, steps_before_retrieval=2), chat)
     assert chat.kinds()[:4] == ["act", "act", "strategy", "act"]
 
 
@@ -211,8 +211,10 @@ class Shelf(dict[str, Trajectory]):
 
 
 def rounds(settings: AdaMEM, chat: Chat, shelf: Shelf, count: int = 2, **compile: Any) -> Any:
-    parts = Parts.written(TOY, Journal(), chat, shelf=shelf)
-    return run.build(adamem.build(parts, settings), **compile).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=count))
+    parts = MethodInputs.with_chat_model(TOY, Journal(), chat, shelf=shelf)
+    return run.build(adamem.build(parts, settings), **compile).invoke(
+        run.RunInput(task=TASK, run="r", episode=0, episodes=count)
+    )
 
 
 def test_finished_episodes_join_the_memory_with_what_they_consulted(bank: str) -> None:
@@ -231,7 +233,7 @@ def test_an_episode_finds_nothing_of_its_own_run_from_now_on(bank: str) -> None:
     shelf = Shelf()
     rounds(AdaMEM(mode="max"), Chat(), shelf, count=3)
     again, journal = Chat(), Journal()
-    graph = adamem.build(Parts.written(TOY, journal, again, shelf=shelf), AdaMEM(mode="max", online=False))
+    graph = adamem.build(MethodInputs.with_chat_model(TOY, journal, again, shelf=shelf), AdaMEM(mode="max", online=False))
     graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert "strategy" not in again.kinds()  # as when it was played first
     graph.invoke({"task": TASK, "run": "another", "episode": 0})
@@ -243,14 +245,16 @@ def test_an_episode_that_was_cut_off_goes_on_with_the_same_strategy_and_action(m
     """Pause before each node in turn, go on with a graph and a memory made anew: the same journal, the same calls in all."""
     settings = AdaMEM(mode=mode, bank=bank)
     whole, journal = Chat(vote=alternating), Journal()
-    undisturbed = adamem.build(Parts.written(TOY, journal, whole), settings).invoke({"task": TASK, "run": "r", "episode": 0})
+    undisturbed = adamem.build(MethodInputs.with_chat_model(TOY, journal, whole), settings).invoke(
+        {"task": TASK, "run": "r", "episode": 0}
+    )
     nodes = ["consider", "recollect", "synthesize", "propose", "choose", "act", "remember"]
     for node in nodes:
         chat, second, saver = Chat(vote=alternating), Journal(), InMemorySaver()
         config: Any = {"configurable": {"thread_id": "t"}}
         asked: Any = {"task": TASK, "run": "r", "episode": 0}
         for _ in range(200):
-            graph = adamem.build(Parts.written(TOY, second, chat), settings, checkpointer=saver)
+            graph = adamem.build(MethodInputs.with_chat_model(TOY, second, chat), settings, checkpointer=saver)
             asked = graph.invoke(asked, config, interrupt_before=[node]) and None
             if not graph.get_state(config).next:
                 break
@@ -273,7 +277,7 @@ def test_tasks_with_a_written_answer_are_played_step_by_step() -> None:
 
     chat = Chat(vote=alternating)
     world = Read()
-    graph = adamem.build(Parts.written(world, Journal(), chat), AdaMEM(mode="high"))
+    graph = adamem.build(MethodInputs.with_chat_model(world, Journal(), chat), AdaMEM(mode="high"))
     out = graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert chat.kinds() == ["consider"] * out["step"]
     assert out["usage"].malformed == 0
@@ -285,19 +289,27 @@ def test_models_that_write_see_past_states_whole() -> None:
             return f"{observation.text}\nsecond line of {observation.text}"
 
     chat = Chat()
-    adamem.build(Parts.written(Wordy(), Journal(), chat), AdaMEM(mode="high")).invoke({"task": TASK, "run": "r", "episode": 0})
+    adamem.build(MethodInputs.with_chat_model(Wordy(), Journal(), chat), AdaMEM(mode="high")).invoke(
+        {"task": TASK, "run": "r", "episode": 0}
+    )
     assert "second line of" in chat.asked[-1][1]
 
 
 def test_modes_are_separate_graphs_and_presets_name_them() -> None:
-    drawn = {mode: flow.draw(cli._blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
+    drawn = {mode: flow.to_mermaid(cli._blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
     assert len(set(drawn.values())) == len(adamem.MODES)
-    assert drawn["low"] == flow.draw(cli._blueprint("adamem"))
-    assert set(flow.parse(drawn["high"])) == set(flow.parse(adamem.HIGH))
+    assert drawn["low"] == flow.to_mermaid(cli._blueprint("adamem"))
+    assert set(flow.parse_flow(drawn["high"])) == set(flow.parse_flow(adamem.HIGH_FLOW))
     assert "propose" in drawn["raw"]
     assert "synthesize" not in drawn["raw"]
     paper = AdaMEM.paper_high()
-    assert (paper.k, paper.kind, paper.floor, paper.key, paper.online) == (1, "success", 0.0, "whole", False)
+    assert (paper.k, paper.outcomes, paper.min_similarity, paper.retrieval_key, paper.online) == (
+        1,
+        "success",
+        0.0,
+        "whole",
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,10 +332,13 @@ def test_a_kind_needs_to_know_what_a_success_is() -> None:
         solved = None  # type: ignore[assignment]
 
     with pytest.raises(UserError, match="which return is a success"):
-        adamem.build(Parts.written(Open(), Journal(), Chat()), AdaMEM(kind="success"))
+        adamem.build(MethodInputs.with_chat_model(Open(), Journal(), Chat()), AdaMEM(outcomes="success"))
     with pytest.raises(UserError, match="which return is a success"):  # the toy's threshold is not a judge's
-        adamem.build(Parts.written(TOY, Journal(), Chat(), judge=ZeroJudge()), AdaMEM(kind="success"))
-    adamem.build(Parts.written(TOY, Journal(), Chat(), judge=ZeroJudge()), AdaMEM(kind="success", success=1.0))
+        adamem.build(MethodInputs.with_chat_model(TOY, Journal(), Chat(), judge=ZeroJudge()), AdaMEM(outcomes="success"))
+    adamem.build(
+        MethodInputs.with_chat_model(TOY, Journal(), Chat(), judge=ZeroJudge()),
+        AdaMEM(outcomes="success", success_threshold=1.0),
+    )
 
 
 def test_a_bank_that_is_none_is_refused(tmp_path: Path, bank: str) -> None:
@@ -331,19 +346,19 @@ def test_a_bank_that_is_none_is_refused(tmp_path: Path, bank: str) -> None:
         name = "elsewhere"
 
     with pytest.raises(UserError, match="holds no trajectory of elsewhere; it has those of toy"):
-        adamem.build(Parts.written(Elsewhere(), Journal(), Chat()), AdaMEM(bank=bank))
+        adamem.build(MethodInputs.with_chat_model(Elsewhere(), Journal(), Chat()), AdaMEM(bank=bank))
     path = tmp_path / "bank.jsonl"
     path.write_text('{"id": 1}\n')
     with pytest.raises(UserError, match="line 1"):
-        adamem.build(Parts.written(TOY, Journal(), Chat()), AdaMEM(bank=str(path)))
+        adamem.build(MethodInputs.with_chat_model(TOY, Journal(), Chat()), AdaMEM(bank=str(path)))
     with pytest.raises(UserError, match=r"cannot read .*none\.jsonl"):
-        adamem.build(Parts.written(TOY, Journal(), Chat()), AdaMEM(bank=str(tmp_path / "none.jsonl")))
+        adamem.build(MethodInputs.with_chat_model(TOY, Journal(), Chat()), AdaMEM(bank=str(tmp_path / "none.jsonl")))
 
 
 def test_a_run_tells_refreshes_and_unreadable_decisions(bank: str) -> None:
     log = Rows()
-    parts = Parts.written(TOY, Journal(), Chat(vote=lambda n: ""))
-    run.build(adamem.build(parts, AdaMEM(bank=bank)), log).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=1))
+    parts = MethodInputs.with_chat_model(TOY, Journal(), Chat(vote=lambda n: ""))
+    run.build(adamem.build(parts, AdaMEM(bank=bank)), log).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     (row,) = log.values()
     assert row["refreshes"] == 1
     assert row["malformed"] == row["steps"] - 1

@@ -22,22 +22,22 @@ from learngraph.graphs import claas
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.wiring import flow
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Limits, Replay
+from learngraph.memory.claas.replay import Replay, ReplayLimits
 from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply, UserError
 from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
-from learngraph.nodes.learn.chat_turn import AwaitFeedback, Keep, Record, Respond, chat_request
+from learngraph.nodes.learn.chat_turn import AwaitFeedback, KeepFeedback, RecordExchange, Respond, chat_request
 from learngraph.nodes.learn.gradient_step import (
-    Commit,
+    CommitStep,
     Correct,
     Drop,
-    Gate,
+    GateCandidate,
     Promote,
-    Sample,
+    SampleMinibatch,
     Skip,
-    Step,
-    follows,
+    TakeGradientStep,
+    describe_run,
+    is_from_live,
     lineage,
-    told,
 )
 
 FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
@@ -45,7 +45,7 @@ FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[Replay]:
-    with Replay(tmp_path / "replay.sqlite", Limits(held_out=0.0)) as opened:
+    with Replay(tmp_path / "replay.sqlite", ReplayLimits(held_out=0.0)) as opened:
         yield opened
 
 
@@ -55,15 +55,15 @@ def versions(tmp_path: Path) -> Callable[[str, str], Adapters]:
 
     def of(tenant: str, adapter: str) -> Adapters:
         if (tenant, adapter) not in known:
-            known[tenant, adapter] = Adapters(tmp_path / "adapters", tenant, adapter, keep=100)
+            known[tenant, adapter] = Adapters(tmp_path / "adapters", tenant, adapter, keep_versions=100)
         return known[tenant, adapter]
 
     return of
 
 
-@pytest.mark.parametrize(("name", "source"), [("claas-serving", claas.SERVING), ("claas-learning", claas.LEARNING)])
+@pytest.mark.parametrize(("name", "source"), [("claas-serving", claas.SERVING_FLOW), ("claas-learning", claas.LEARNING_FLOW)])
 def test_the_picture_is_the_flow_in_the_source(name: str, source: str) -> None:
-    assert set(flow.parse(source)) == set(flow.parse(flow.draw(claas.blueprint(name))))
+    assert set(flow.parse_flow(source)) == set(flow.parse_flow(flow.to_mermaid(claas.blueprint(name))))
 
 
 # Serving, in somebody's app
@@ -132,19 +132,19 @@ async def test_without_a_checkpointer_a_turn_ends_where_it_would_wait(replay: Re
     items = [item async for item in graph.astream(state, stream_mode="custom")]
     assert isinstance(items[-1], Exchange)
     assert (items[-1].tenant, items[-1].family, items[-1].base) == ("acme", "colours", "urn-1")
-    assert replay.give("acme", "one", Feedback(1.0)).state == "ready"
+    assert replay.add_feedback("acme", "one", Feedback(1.0)).state == "ready"
 
 
 async def test_nodes_work_alone(replay: Replay) -> None:
     state: dict[str, Any] = {"id": "one", "request": urn.request("x")}
     state |= await Respond(urn.UrnEngine()).ainvoke(state)
     assert (state["reply"].version, state["step"]) == ("", 0)
-    state |= Record(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
+    state |= RecordExchange(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
     row = replay.get("default", "one")
     assert row is not None
     assert row.exchange.created == 5.0
     state |= {"feedback": Feedback(0.5)}
-    state |= Keep(replay)(state)  # type: ignore[arg-type]
+    state |= KeepFeedback(replay)(state)  # type: ignore[arg-type]
     assert (state["state"], state["repeated"]) == ("ready", False)
     assert AwaitFeedback().role == "compute"
 
@@ -153,9 +153,9 @@ def test_a_node_runs_twice_and_nothing_changes(replay: Replay) -> None:
     state: dict[str, Any] = {"id": "one", "request": urn.request("x", seed=1)}
     state |= Respond(urn.UrnEngine()).invoke(state)
     for _ in range(2):
-        Record(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
+        RecordExchange(replay, "urn-1", clock=lambda: 5.0)(state)  # type: ignore[arg-type]
     state["feedback"] = Feedback(1.0)
-    jobs = [Keep(replay)(state)["job"] for _ in range(2)]  # type: ignore[arg-type]
+    jobs = [KeepFeedback(replay)(state)["job"] for _ in range(2)]  # type: ignore[arg-type]
     assert jobs[0] == jobs[1]
     assert replay.counts() == {"ready": 1}
 
@@ -169,7 +169,7 @@ async def filled(replay: Replay, n: int = 8, tenant: str = "acme") -> None:
         await graph.ainvoke({"id": f"e{i}", "request": urn.request(f"say {i}", seed=i), "tenant": tenant})
         row = replay.get(tenant, f"e{i}")
         assert row is not None
-        replay.give(tenant, f"e{i}", Feedback(1.0 if row.exchange.reply.text == "blue" else -1.0))
+        replay.add_feedback(tenant, f"e{i}", Feedback(1.0 if row.exchange.reply.text == "blue" else -1.0))
 
 
 async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
@@ -177,13 +177,13 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     graph = claas.build_learning(learner, replay, versions, FREE)
     scope = {"tenant": "acme"}
     early = await graph.ainvoke(scope)
-    assert (early["outcome"], told(early)) == ("too few", "too few (fewer than 8 exchanges are ready)")
+    assert (early["outcome"], describe_run(early)) == ("too few", "too few (fewer than 8 exchanges are ready)")
     await filled(replay)
     done = await graph.ainvoke(scope)
     live = versions("acme", "default").current
     assert (done["outcome"], done["update"].version, done["candidate"]) == ("live", live, live)
     assert [check.name for check in done["checks"]] == ["lineage", "held-out feedback", "entropy", "kl"]
-    assert told(done) == f"live {live} (passed the gate)"
+    assert describe_run(done) == f"live {live} (passed the gate)"
     assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, live)
     assert learner.logits(live)[2] > max(learner.logits(live)[i] for i in (0, 1, 3))
     (row,) = replay.updates("acme", "default")
@@ -193,7 +193,7 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
 async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: Any) -> None:
     """B_min feedbacks are enough, wherever they went: the first update comes within 10 scenarios."""
     for seed in range(5):
-        with Replay(tmp_path / f"{seed}.sqlite", Limits(held_out=0.3)) as replay:
+        with Replay(tmp_path / f"{seed}.sqlite", ReplayLimits(held_out=0.3)) as replay:
             graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, FREE)
             await filled(replay, 8, f"tenant-{seed}")
             assert (await graph.ainvoke({"tenant": f"tenant-{seed}"}))["outcome"] == "live"
@@ -204,7 +204,7 @@ async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(repla
     graph = claas.build_learning(learner, replay, versions, replace(FREE, positive=None))
     await filled(replay)
     for i in range(8):
-        replay.give("acme", f"e{i}", Feedback(-1.0, "no"))
+        replay.add_feedback("acme", f"e{i}", Feedback(-1.0, "no"))
     outcomes = []
     while (done := await graph.ainvoke({"tenant": "acme"}))["outcome"] != "too few":
         outcomes.append((done["outcome"], done["why"]))
@@ -260,7 +260,7 @@ async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, ve
     learner.measure = measure
     done = await graph.ainvoke({"tenant": "acme"})
     assert (done["outcome"], mine.current) == ("dropped", "")
-    assert not follows(mine, first)
+    assert not is_from_live(mine, first)
     learner.measure = real
     done = await graph.ainvoke({"tenant": "acme"})
     assert done["outcome"] == "live"
@@ -289,12 +289,12 @@ async def test_every_node_of_a_step_may_run_twice(replay: Replay, versions: Any,
     state: dict[str, Any] = {"tenant": "acme"}
     bar = FREE.bar
     for node in (
-        Sample(replay, versions, 8, 8, learner.base),
+        SampleMinibatch(replay, versions, 8, 8, learner.base),
         Correct(learner, replay),
-        Step(learner, replay),
-        Commit(replay, versions),
-        Sample(replay, versions, 8, 8, learner.base),  # a candidate that no gate has seen comes first
-        Gate(learner, replay, versions, bar),
+        TakeGradientStep(learner, replay),
+        CommitStep(replay, versions),
+        SampleMinibatch(replay, versions, 8, 8, learner.base),  # a candidate that no gate has seen comes first
+        GateCandidate(learner, replay, versions, bar),
         Promote(versions, canary),
     ):
         first = node(state)  # type: ignore[operator]
@@ -314,8 +314,8 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
     learner, mine = urn.UrnLearner(versions), versions("acme", "default")
     await filled(replay)
     state: dict[str, Any] = {"tenant": "acme"}
-    sample = Sample(replay, versions, 8, 2, learner.base)
-    for node in (sample, Correct(learner, replay), Step(learner, replay), Commit(replay, versions)):
+    sample = SampleMinibatch(replay, versions, 8, 2, learner.base)
+    for node in (sample, Correct(learner, replay), TakeGradientStep(learner, replay), CommitStep(replay, versions)):
         state |= node(state)  # type: ignore[operator]
     state |= {"checks": [Check("kl", 9.0, 1.0, False, "far")], "why": "kl: far"}
     for _ in range(2):
@@ -334,8 +334,8 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
 
 async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
     """While one is out steps go on, and old versions are pruned; then it goes live, and what was learned meanwhile follows it."""
-    with Replay(tmp_path / "replay.sqlite", Limits(held_out=0.0, reuse=100)) as replay:
-        mine = Adapters(tmp_path / "adapters", "acme", keep=3)
+    with Replay(tmp_path / "replay.sqlite", ReplayLimits(held_out=0.0, reuse=100)) as replay:
+        mine = Adapters(tmp_path / "adapters", "acme", keep_versions=3)
         graph = claas.build_learning(
             urn.UrnLearner(lambda *scope: mine, rate=0.01), replay, lambda *scope: mine, replace(FREE, canary=0.1)
         )
@@ -372,7 +372,7 @@ async def test_what_comes_of_a_tainted_version_is_tainted(replay: Replay, versio
     done = await graph.ainvoke({"tenant": "acme"})
     assert (done["outcome"], mine.version(mine.current).parent) == ("live", first)
     assert mine.version(mine.current).tainted
-    assert mine.current in replay.tainted("acme")
+    assert mine.current in replay.tainted_versions("acme")
 
 
 async def test_what_learned_from_a_deleted_record_does_not_become_live(replay: Replay, versions: Any) -> None:
@@ -424,12 +424,12 @@ def test_hyper_parameters_are_those_of_whoever_uses_them() -> None:
     from learngraph.tools.training.lora import LoRA
     from learngraph.tools.training.losses import Objective
 
-    objective = claas.part(Objective, CLaaS())
+    objective = claas.pick_fields(Objective, CLaaS())
     assert objective == Objective(), "the same names and the same defaults"
     assert {one.name for one in fields(Objective)} <= {one.name for one in fields(CLaaS)}
-    assert claas.part(Limits, CLaaS(reuse=3, max_age=7)) == Limits(reuse=3, max_age=7)
-    assert claas.part(LoRA, CLaaS(rank=4), alpha=8.0, batch=1).rank == 4
-    assert claas.part(Objective, CLaaS.reinforce()).loss == "reinforce"
+    assert claas.pick_fields(ReplayLimits, CLaaS(reuse=3, max_age=7)) == ReplayLimits(reuse=3, max_age=7)
+    assert claas.pick_fields(LoRA, CLaaS(rank=4), alpha=8.0, batch=1).rank == 4
+    assert claas.pick_fields(Objective, CLaaS.reinforce()).loss == "reinforce"
 
 
 # Kill -9

@@ -18,11 +18,11 @@ from pydantic import Field
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.act.policies import Seen, act_policy, answer_policy
+from learngraph.nodes.act.policies import PromptView, act_policy, answer_policy
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -51,7 +51,7 @@ class BestPrefix:
     All it knows of rewards is what the text says.
     """
 
-    seen: Seen
+    seen: PromptView
 
     def __call__(self, state: Any) -> dict[str, Any]:
         text = self.seen(state)["steps"]
@@ -71,15 +71,15 @@ class BestPrefix:
 
 
 def rounds(settings: icrl.ICRL, count: int = 25, task: Task = TASK, name: str = "r") -> list[float]:
-    graph = icrl.build(Parts(TOY, Journal(), BestPrefix), settings, chain=True)
-    plan = run.Plan(task=task, run=name, episode=0, episodes=count)
+    graph = icrl.build(MethodInputs(TOY, Journal(), BestPrefix), settings, chain=True)
+    plan = run.RunInput(task=task, run=name, episode=0, episodes=count)
     played: list[float] = run.build(graph).invoke(plan)["scores"]
     return played
 
 
 def test_copying_the_best_prefix_never_gets_worse_and_needs_the_rewards() -> None:
     """On each of 5 seeds the return never falls; on average it rises, and ends above where zeroed rewards end."""
-    everything = icrl.ICRL(keep="all")
+    everything = icrl.ICRL(selection="all")
     seen = [rounds(everything, 40, TOY.task(seed)) for seed in range(5)]
     zeroed = [rounds(replace(everything, rewards="zero"), 40, TOY.task(seed)) for seed in range(5)]
     assert all(scores == sorted(scores) for scores in seen)
@@ -107,36 +107,36 @@ def test_the_zero_reward_arm_is_blind(budget: int) -> None:
 
         @dataclass(frozen=True)
         class Player:
-            seen: Seen
+            seen: PromptView
 
             def __call__(self, state: Any) -> dict[str, Any]:
                 shown.append(self.seen(state)["steps"])
                 draw = random.Random(f"{state['episode']}/{state['step']}")
                 return {"candidates": [Candidate(draw.choice(state["observation"].actions), 0.0)]}
 
-        graph = icrl.build(Parts(Paying(paid), Journal(), Player), settings)
-        out = run.build(graph).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=12))
+        graph = icrl.build(MethodInputs(Paying(paid), Journal(), Player), settings)
+        out = run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=12))
         return shown, out["answer"]
 
-    zero = icrl.ICRL(budget=budget).zero_reward()
+    zero = icrl.ICRL(max_memory_tokens=budget).zero_reward()
     assert prompts({"wait": 9.0}, zero) == prompts({"back": 5.0, "look": -3.0}, zero) == prompts({}, zero)
-    assert prompts({"wait": 9.0}, icrl.ICRL(budget=budget)) != prompts({}, icrl.ICRL(budget=budget))
+    assert prompts({"wait": 9.0}, icrl.ICRL(max_memory_tokens=budget)) != prompts({}, icrl.ICRL(max_memory_tokens=budget))
 
 
 def test_a_budget_keeps_the_best_so_the_return_still_never_falls() -> None:
-    scores = rounds(icrl.ICRL(budget=400), count=40)
+    scores = rounds(icrl.ICRL(max_memory_tokens=400), count=40)
     assert scores == sorted(scores)
 
 
 def test_a_short_context_is_a_setting() -> None:
     short = icrl.ICRL().short_context()
-    assert (short.keep, short.last) == ("last", 3)
+    assert (short.selection, short.last_n) == ("last", 3)
     assert icrl.ICRL().zero_reward().rewards == "zero"
-    assert (icrl.ICRL.paper().strategy, icrl.ICRL.paper().keep) == ("preset", "all")
+    assert (icrl.ICRL.paper().instruction, icrl.ICRL.paper().selection) == ("preset", "all")
 
 
 def test_one_round_node_by_node() -> None:
-    graph = icrl.build(Parts(TOY, Journal(), BestPrefix), checkpointer=InMemorySaver())
+    graph = icrl.build(MethodInputs(TOY, Journal(), BestPrefix), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"task": TASK, "run": "r", "episode": 0}, config, interrupt_before=["propose"])
     state = graph.get_state(config)
@@ -204,20 +204,22 @@ class Sums:
 SUM = Task("sum", "two numbers that make 10")
 
 
-def answering(chat: Chat, **more: Any) -> Parts:
+def answering(chat: Chat, **more: Any) -> MethodInputs:
     world = Sums()
-    return Parts(
+    return MethodInputs(
         world,
         Journal(),
-        policy=lambda seen: answer_policy(chat, seen, world.read),
-        write=lambda seen, name: answer_policy(chat, seen, world.read, "cot/long" if name == "long-cot" else "cot/answer"),
+        make_policy=lambda seen: answer_policy(chat, seen, world.read),
+        make_writing_policy=lambda seen, name: answer_policy(
+            chat, seen, world.read, "cot/long" if name == "long-cot" else "cot/answer"
+        ),
         model=chat,
         **more,
     )
 
 
 def play(graph: Any, episodes: int, tokens: int = 0, **build: Any) -> dict[str, Any]:
-    plan = run.Plan(task=SUM, run="r", episode=0, episodes=episodes, tokens=tokens)
+    plan = run.RunInput(task=SUM, run="r", episode=0, episodes=episodes, tokens=tokens)
     out: dict[str, Any] = run.build(graph, **build).invoke(plan)
     return out
 
@@ -280,8 +282,10 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
     chat = Chat(replies=["hm.\nAction: a longer action", "Action: 4", "Action: 5"])
     make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
     for build in make:
-        parts = Parts.written(Wordy(), Journal(), chat, stepwise=True, count=len, window=window, reserve=900, recent=None)
-        settings = {"settings": icrl.ICRL(keep=keep, last=2)} if build is icrl.build else {}
+        parts = MethodInputs.with_chat_model(
+            Wordy(), Journal(), chat, stepwise=True, count=len, window=window, reserve=900, recent=None
+        )
+        settings = {"settings": icrl.ICRL(selection=keep, last_n=2)} if build is icrl.build else {}
         if build in (reflexion.build, self_refine.build):
             chat = Chat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
             parts = replace(parts, model=chat, policy=lambda seen, chat=chat: act_policy(chat, seen), write=None)
@@ -313,7 +317,7 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
     assert "Attempt" not in chat.prompt(10)
     assert chat.prompt(3).endswith("Lessons:\n- plan 0\nAttempt 2:\n0 of 2\n> 1\n= 0\n1 of 2\n> 1\n= 0\ntotal 0\nLearned:")
     chat = Chat(replies=replies)
-    play(reflexion.build(answering(chat), reflexion.Reflexion.unlimited()), 6)
+    play(reflexion.build(answering(chat), reflexion.Reflexion.all_plans()), 6)
     assert all(f"- plan {n}\n" in chat.prompt(10) for n in range(5))
 
 
@@ -337,7 +341,7 @@ def test_what_carries_nothing_over_asks_the_same_again(method: Any) -> None:
 
 def test_react_plays_a_written_answer_step_by_step() -> None:
     chat, world = Chat(replies=["four first\nAction: 4", "ten less four\nAction: 6"]), Sums()
-    out = play(react.build(Parts.written(world, Journal(), chat)), 1, commit="last")
+    out = play(react.build(MethodInputs.with_chat_model(world, Journal(), chat)), 1, commit="last")
     assert (out["scores"], len(chat.asked)) == ([1.0], 2)
     assert "> 4\n= 0\n1 of 2" in chat.prompt(1)
 
@@ -350,7 +354,7 @@ def test_where_the_list_is_not_all_that_is_understood_anything_is_played() -> No
             return Observation("hm?" if actions else "here", ("on",), 0.0, over=len(actions) == 1)
 
     chat = Chat(replies=["Action: dance wildly"])
-    graph = react.build(Parts.written(Parser(), Journal(), chat))
+    graph = react.build(MethodInputs.with_chat_model(Parser(), Journal(), chat))
     assert graph.invoke({"task": TASK, "run": "r", "episode": 0})["step"] == 1
     assert "it understands others" in chat.prompt(0)
 
@@ -362,7 +366,7 @@ def test_a_plan_is_not_carried_into_the_next_episode_of_a_thread() -> None:
         def read(self, reply: str) -> tuple[str, ...]:
             return tuple(re.findall(r"^-?\d+$", reply, re.MULTILINE))
 
-    graph = icrl.build(Parts.written(Short(), Journal(), chat), checkpointer=InMemorySaver())
+    graph = icrl.build(MethodInputs.with_chat_model(Short(), Journal(), chat), checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"task": SUM, "run": "r", "episode": 0}, config)
     assert graph.invoke({"task": SUM, "run": "r", "episode": 1}, config)["score"] == 1.0
@@ -398,7 +402,7 @@ def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:
 def test_react_thinks_before_every_action_and_sees_the_episode() -> None:
     gold = TOY.gold(TASK)
     chat = Chat(replies=[f"I think so.\n**Action:** {action}" for action in gold])
-    graph = react.build(Parts(TOY, Journal(), policy=lambda seen: act_policy(chat, seen)))
+    graph = react.build(MethodInputs(TOY, Journal(), make_policy=lambda seen: act_policy(chat, seen)))
     out = graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert (out["score"], len(chat.asked)) == (TOY.optimum(TASK), len(gold))
     assert f"> {gold[0]}\n= 1\n" in chat.prompt(1)
@@ -407,9 +411,9 @@ def test_react_thinks_before_every_action_and_sees_the_episode() -> None:
 
 def test_a_scored_model_cannot_reason_in_writing() -> None:
     with pytest.raises(UserError, match="cot reasons in writing"):
-        cot.build(Parts(TOY, Journal(), BestPrefix))
+        cot.build(MethodInputs(TOY, Journal(), BestPrefix))
     with pytest.raises(UserError, match="reflexion has a model write"):
-        reflexion.build(Parts(TOY, Journal(), BestPrefix))
+        reflexion.build(MethodInputs(TOY, Journal(), BestPrefix))
 
 
 # The answer of a run
@@ -426,12 +430,12 @@ def test_commit_judges_ties_again_by_a_judge_that_may_err() -> None:
     for n in range(3):
         log.append({"id": f"r/{n}", "head": f"h{n}", "steps": 1, "score": 0.0})
     state: Any = {"run": "r", "values": [5.0, 1.0, 5.0], "lengths": [1, 1, 1], "scores": [0.0] * 3}
-    assert run.Commit("best", log, judge)(state) == {"answer": 2, "spent": 0}
+    assert run.CommitAttempt("best", log, judge)(state) == {"answer": 2, "spent": 0}
     assert verdicts == {"h0": [], "h2": []}
-    assert run.Commit("best")(state)["answer"] == 0
-    lost = run.Commit("best", log, lambda state: {"rewards": [None if state["head"] == "h0" else 4.9], "unjudged": ""})
+    assert run.CommitAttempt("best")(state)["answer"] == 0
+    lost = run.CommitAttempt("best", log, lambda state: {"rewards": [None if state["head"] == "h0" else 4.9], "unjudged": ""})
     assert lost(state)["answer"] == 2  # who could not be judged again does not win by that
-    assert run.Commit("best", log, judge)({**state, "tokens": 5, "spent": 5}) == {"answer": 0, "spent": 0}
-    assert run.Commit("best")({**state, "lengths": [3, 1, 2]})["answer"] == 2  # the shorter of two equals
-    assert run.Commit("last")(state) == {"answer": 2}
-    assert run.Commit("best")({**state, "values": [None, None]}) == {"answer": 1}
+    assert run.CommitAttempt("best", log, judge)({**state, "tokens": 5, "spent": 5}) == {"answer": 0, "spent": 0}
+    assert run.CommitAttempt("best")({**state, "lengths": [3, 1, 2]})["answer"] == 2  # the shorter of two equals
+    assert run.CommitAttempt("last")(state) == {"answer": 2}
+    assert run.CommitAttempt("best")({**state, "values": [None, None]}) == {"answer": 1}

@@ -156,12 +156,12 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     """What one graph learned, another one starts with."""
     from langgraph.store.memory import InMemoryStore
 
-    from learngraph.memory.storage.shelf import Shelf
+    from learngraph.memory.storage.shelf import RecordStore
 
     store = InMemoryStore()
-    shelf = Shelf(store, ("toy",), Trajectory)
+    shelf = RecordStore(store, ("toy",), Trajectory)
     first = scores(episode(Experiences(shelf, gamma=0.5), chain=True), episodes=15)
-    again = Experiences(Shelf(store, ("toy",), Trajectory), gamma=0.5)
+    again = Experiences(RecordStore(store, ("toy",), Trajectory), gamma=0.5)
     plan = {"task": TOY.task(0), "run": "later", "episode": 0, "episodes": 5}
     assert mean(run.build(episode(again, chain=True)).invoke(plan)["scores"]) > mean(first[:2]) + 3
 

@@ -16,7 +16,7 @@ import pytest
 
 from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
-from learngraph.nodes.cached_model import Meter, Slots
+from learngraph.nodes.cached_model import ConcurrencyLimit, SpendingLimit
 
 
 def _bench() -> Any:
@@ -35,7 +35,7 @@ bench = _bench()
 TRIED = {"epochs": 2, "accept": "not-worse", "keep_best": True, "batch": 2, "patience": 0}
 
 
-class Watched(Slots):
+class Watched(ConcurrencyLimit):
     """Knows how many calls were in flight at once."""
 
     most = 0
@@ -91,11 +91,11 @@ def test_no_result_depends_on_what_ended_first() -> None:
     assert len(first.log) == 4
     assert sum(row["trial"] is not None for row in first.log) >= 2, "the accept test was held"
     for salt, slots in (("a", 128), ("b", 128), ("", 1), ("c", 5)):
-        assert virtually(replace(plan, cache=Cache(), slots=Slots(slots)), salt) == first
+        assert virtually(replace(plan, cache=Cache(), slots=ConcurrencyLimit(slots)), salt) == first
 
 
 def test_threads_come_to_the_same() -> None:
-    plan = bench.Plan(problems=4, group=3, slots=Slots(5))
+    plan = bench.Plan(problems=4, group=3, slots=ConcurrencyLimit(5))
     model, calls = bench.scripted(unit=0.002)
     assert plan.run(model) == virtually(bench.Plan(problems=4, group=3))
     assert len(calls) > 12
@@ -117,13 +117,15 @@ def test_runs_of_one_cache_at_once_come_to_the_same(tmp_path: Path) -> None:
     whole = virtually(plan)
 
     def play(salt: str) -> Any:
-        return asyncio.run(replace(plan, cache=Cache(tmp_path / "cache"), slots=Slots(64)).play(bench.scripted(0.01, salt)[0]))
+        return asyncio.run(
+            replace(plan, cache=Cache(tmp_path / "cache"), slots=ConcurrencyLimit(64)).play(bench.scripted(0.01, salt)[0])
+        )
 
     with ThreadPoolExecutor(2) as pool:
         both = [*pool.map(play, "ab")]
     for played in both:
         assert replace(played, spent=whole.spent) == whole
-    paid = sum(Cache(tmp_path / "cache").spent().values(), Usage())
+    paid = sum(Cache(tmp_path / "cache").usage_by_stage().values(), Usage())
     needed = sum(whole.spent.values(), Usage())
     assert needed.calls <= paid.calls <= 2 * needed.calls
 
@@ -131,16 +133,16 @@ def test_runs_of_one_cache_at_once_come_to_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_budget_ends_the_run_and_a_larger_one_takes_it_to_the_same_end(share: float, tmp_path: Path) -> None:
     """What was paid in all is what an undisturbed run pays (E10)."""
-    plan = bench.Plan(problems=4, group=3, held_out=2, settings=TRIED, slots=Slots(8))
+    plan = bench.Plan(problems=4, group=3, held_out=2, settings=TRIED, slots=ConcurrencyLimit(8))
     whole = virtually(plan)
     needed = sum(whole.spent.values(), Usage())
     tokens = needed.input_tokens + needed.output_tokens
 
     def play(budget: int) -> tuple[Any, Usage]:
         cache = Cache(tmp_path / "cache")
-        meter = Meter(cache, tokens=budget)
-        played = virtually(replace(plan, cache=cache, meter=meter, slots=Slots(8)))
-        spent = meter.spent
+        meter = SpendingLimit(cache, max_tokens=budget)
+        played = virtually(replace(plan, cache=cache, meter=meter, slots=ConcurrencyLimit(8)))
+        spent = meter.total_usage
         cache.close()
         return played, spent
 

@@ -31,17 +31,17 @@ from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.parts import Parts
-from learngraph.memory.library import Library, LibraryError, Versions
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage, UserError
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal, JournalError
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.cached_model import Meter, Prices, Recorded, Slots
-from learngraph.nodes.retrieve.lessons import Alike
+from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
+from learngraph.nodes.retrieve.lessons import SameLessonsShown
 from learngraph.nodes.update import library as learning
-from learngraph.nodes.update.library import Schedule, distinct
+from learngraph.nodes.update.library import Schedule, deduplicate
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models.models import open_model
 
@@ -173,9 +173,9 @@ class Bench:
 
     def __init__(self, chat: Chat | None = None, settings: TrainingFreeGRPO | None = None, **more: Any) -> None:
         self.chat = chat or Chat()
-        self.settings = settings or TrainingFreeGRPO(group=4, epochs=2)
+        self.settings = settings or TrainingFreeGRPO(group_size=4, epochs=2)
         self.world: Any = more.pop("world", None) or Riddles()
-        self.versions, self.cache, self.log = Versions(), more.pop("cache", None) or Cache(), Rows()
+        self.versions, self.cache, self.log = LibraryVersions(), more.pop("cache", None) or Cache(), Rows()
         self.name = more.pop("name", "scripted")
         self.problems = more.pop("problems", [self.world.task(n) for n in range(4)])
         self.held_out = more.pop("held_out", [self.world.task(n, "dev") for n in range(5)])
@@ -183,8 +183,8 @@ class Bench:
         self.more = more
 
     def graph(self, **compile: Any) -> Any:
-        model = Recorded(self.chat, self.name, self.cache, "rollout", self.meter)
-        parts = Parts.written(self.world, Journal(), model)
+        model = CachedChatModel(self.chat, self.name, self.cache, "rollout", self.meter)
+        parts = MethodInputs.with_chat_model(self.world, Journal(), model)
         return training_free_grpo.build(
             parts,
             self.settings,
@@ -283,7 +283,7 @@ def test_every_rollout_is_shown_the_library_of_its_step_at_the_same_place() -> N
 
 
 def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_episode() -> None:
-    toy, versions, journal = KeywordKeep(), Versions(), Journal()
+    toy, versions, journal = KeywordKeep(), LibraryVersions(), Journal()
     task = toy.task(0)
     first = toy.observe(task, ()).text
     lessons = [f"{place} {word}" for place, word in zip(toy.path(task), toy.gold(task), strict=True)]
@@ -297,11 +297,11 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
 
         return RunnableLambda(propose)
 
-    parts = Parts(toy, journal, policy)
+    parts = MethodInputs(toy, journal, policy)
     asked = {"task": task, "run": "r", "episode": 0, "library": "r/0"}
     for top, shown in ((0, lessons[::-1]), (1, [lessons[0]])):
         told.clear()
-        graph = training_free_grpo.episode(parts, TrainingFreeGRPO(top=top), versions)
+        graph = training_free_grpo.episode_graph(parts, TrainingFreeGRPO(lessons_per_prompt=top), versions)
         assert graph.invoke(asked)["score"] == 10
         assert len(told) == 9
         assert first in lessons[0]
@@ -310,37 +310,37 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
 
 def test_rollouts_are_known_by_the_lessons_that_they_are_shown() -> None:
     """Where only some lessons are shown, votes decide which: a library with other votes is another one (D7)."""
-    versions, world, chat = Versions(), Riddles(), Chat(luck=0.0)
+    versions, world, chat = LibraryVersions(), Riddles(), Chat(luck=0.0)
     two = (
         Lesson("L0", "When a secret is asked, write it backwards."),
         Lesson("L1", "When a secret is asked, shout it loudly."),
     )
     versions.put("r/0", Library(two))
-    versions.put("r/1", Library(two).voted([("L0", 1)]), parent="r/0")
-    parts = Parts.written(world, Journal(), chat)
+    versions.put("r/1", Library(two).with_votes([("L0", 1)]), parent="r/0")
+    parts = MethodInputs.with_chat_model(world, Journal(), chat)
     for top, alike, shown in ((1, False, [("L1",), ("L0",)]), (0, True, [("L0", "L1")] * 2)):
-        settings = TrainingFreeGRPO(top=top)
-        graph = training_free_grpo.episode(parts, settings, versions)
-        roll = training_free_grpo.roll(parts, settings, versions, Cache(), graph)
+        settings = TrainingFreeGRPO(lessons_per_prompt=top)
+        graph = training_free_grpo.episode_graph(parts, settings, versions)
+        roll = training_free_grpo.rollout_node(parts, settings, versions, Cache(), graph)
         asked = {"task": world.task(0, "dev"), "run": "r/trial", "episode": 0}
         rollouts = [roll.invoke({**asked, "library": name}) for name in ("r/0", "r/1")]
         assert [rollout.shown for rollout in rollouts] == shown
         prompts = [told for _, told, _ in chat.asked[-2 + alike :]]
         assert [tuple(re.findall(r"- \[(L\d)\]", told)) for told in prompts] == shown[: len(prompts)]
-        same = Alike(versions, top, [(world.task(0, "dev"), roll.first(world.task(0, "dev")))])
+        same = SameLessonsShown(versions, top, [(world.task(0, "dev"), roll.first_observation(world.task(0, "dev")))])
         assert same("r/0", "r/1") is alike
         state: Any = {"candidate": "r/1", "library": "r/0"}
-        assert learning.Candidate(same)(state) == ("untested" if alike else "candidate")
+        assert learning.RouteCandidate(same)(state) == ("untested" if alike else "candidate")
 
 
 def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
     """No language model at all: a uniform policy plays, a rule compares; the library holds answers of this keep alone."""
     toy = KeywordKeep()
     task = toy.task(3)
-    versions, log = Versions(), Rows()
-    settings = TrainingFreeGRPO(group=8, epochs=2).rule()
+    versions, log = LibraryVersions(), Rows()
+    settings = TrainingFreeGRPO(group_size=8, epochs=2).rule()
     graph = training_free_grpo.build(
-        Parts(toy),
+        MethodInputs(toy),
         replace(settings, accept="always", keep_best=False),
         problems=[toy.variant(task, n) for n in range(3)],
         versions=versions,
@@ -360,10 +360,10 @@ def test_pocket_writes_lines_of_its_own_and_gets_better_by_them() -> None:
     pytest.importorskip("torch")
     toy = KeywordKeep()
     task = toy.task(0)
-    versions, log = Versions(), Rows()
+    versions, log = LibraryVersions(), Rows()
     graph = training_free_grpo.build(
-        Parts.scored(toy, Journal(), open_model("pocket")),  # type: ignore[arg-type]
-        TrainingFreeGRPO(group=4, epochs=1),
+        MethodInputs.with_scoring_model(toy, Journal(), open_model("pocket")),  # type: ignore[arg-type]
+        TrainingFreeGRPO(group_size=4, epochs=1),
         problems=[toy.variant(task, n) for n in range(4)],
         held_out=[toy.variant(task, n) for n in range(50, 56)],
         versions=versions,
@@ -395,7 +395,7 @@ def test_d4_a_rollout_that_takes_too_long_ends_and_the_rest_goes_on() -> None:
 
     start = time.monotonic()
     bench = Bench(
-        settings=TrainingFreeGRPO(group=4, epochs=1, timeout=0.3, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=4, epochs=1, timeout=0.3, accept="always", keep_best=False),
         rollout=RunnableLambda(play),
         close=lambda run, task, number: closed.append((run, task, number)),
         problems=[Riddles().task(0), Riddles().task(1)],
@@ -426,7 +426,7 @@ async def test_d4_awaited_the_rollout_is_cancelled() -> None:
         return {"score": float(asked["episode"] == 3), "transcript": "> try\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group=4, epochs=1, timeout=0.2, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=4, epochs=1, timeout=0.2, accept="always", keep_best=False),
         rollout=RunnableLambda(play),
         problems=[Riddles().task(0)],
         held_out=[],
@@ -451,9 +451,9 @@ async def test_d4_only_so_many_rollouts_are_played_at_once_and_their_time_begins
         return {"score": float(asked["episode"] % 2), "transcript": "> a\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group=8, epochs=1, timeout=0.8, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=8, epochs=1, timeout=0.8, accept="always", keep_best=False),
         rollout=RunnableLambda(play),
-        slots=Slots(2),  # 16 turns of 0.1 s
+        slots=ConcurrencyLimit(2),  # 16 turns of 0.1 s
         held_out=[],
     )
     await bench.graph().ainvoke({"run": "r"})
@@ -463,8 +463,8 @@ async def test_d4_only_so_many_rollouts_are_played_at_once_and_their_time_begins
 
 def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on() -> None:
     problems = [Riddles().task(n) for n in range(7)]
-    schedule = Schedule(tuple(problems), batch=3, epochs=3)
-    assert schedule.steps == 3
+    schedule = Schedule(tuple(problems), batch_size=3, epochs=3)
+    assert schedule.steps_per_epoch == 3
     epochs = [[[task.id for task in schedule.tasks("r", 3 * epoch + n)] for n in range(3)] for epoch in range(3)]
     for batches in epochs:
         assert [len(batch) for batch in batches] == [3, 3, 1]
@@ -474,7 +474,9 @@ def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on(
     assert schedule.tasks("r", 4) == schedule.tasks("r", 4)
     assert any(schedule.tasks("another run", n) != schedule.tasks("r", n) for n in range(9))
     bench = Bench(
-        settings=TrainingFreeGRPO(group=2, epochs=2, batch=3, patience=0, least_groups=0), problems=problems, held_out=[]
+        settings=TrainingFreeGRPO(group_size=2, epochs=2, batch_size=3, patience=0, min_groups=0),
+        problems=problems,
+        held_out=[],
     )
     bench.run()
     assert [(row["epoch"], row["batch"], len(row["problems"])) for row in bench.rows] == [
@@ -484,11 +486,14 @@ def test_d5_every_epoch_has_an_order_of_its_own_and_the_remainder_is_learned_on(
 
 
 def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() -> None:
-    world, cache, versions = Riddles(), Cache(), Versions()
+    world, cache, versions = Riddles(), Cache(), LibraryVersions()
     hot, cool, critic = (Chat(temperature=t) for t in (0.7, 0.3, 0.0))
-    settings = TrainingFreeGRPO(group=4, epochs=1)
+    settings = TrainingFreeGRPO(group_size=4, epochs=1)
     journal = Journal()
-    parts, others = (Parts.written(world, journal, Recorded(chat, f"at {chat.temperature}", cache)) for chat in (hot, cool))
+    parts, others = (
+        MethodInputs.with_chat_model(world, journal, CachedChatModel(chat, f"at {chat.temperature}", cache))
+        for chat in (hot, cool)
+    )
     training_free_grpo.build(
         parts,
         settings,
@@ -496,7 +501,7 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
         held_out=[world.task(n, "dev") for n in range(5)],
         versions=versions,
         cache=cache,
-        trial=training_free_grpo.episode(others, settings, versions),
+        trial_rollout=training_free_grpo.episode_graph(others, settings, versions),
         critic=critic,
     ).invoke({"run": "r"})
     assert (set(hot.kinds()), set(cool.kinds())) == ({"act"}, {"act"})
@@ -504,21 +509,23 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     assert cool.kinds()["act"] == 2 * 5
     assert "act" not in critic.kinds()
     toy = KeywordKeep()
-    drawn = [training_free_grpo.episode(Parts(toy), settings, versions, t) for t in (None, settings.trial_temperature)]
-    names = [training_free_grpo.roll(Parts(toy), settings, versions, cache, graph).name for graph in drawn]
+    drawn = [
+        training_free_grpo.episode_graph(MethodInputs(toy), settings, versions, t) for t in (None, settings.trial_temperature)
+    ]
+    names = [training_free_grpo.rollout_node(MethodInputs(toy), settings, versions, cache, graph).name for graph in drawn]
     assert names[0] != names[1]
 
 
 def test_d7_every_accept_test_is_of_its_own_steps_library_and_the_old_ones_probes_are_not_paid_again() -> None:
     """A second lesson that does harm is found out in the second step, with the first step's probes at hand."""
     chat = Chat()
-    bench = Bench(chat, TrainingFreeGRPO(group=4, epochs=3, patience=0, least_groups=0))
+    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0, min_groups=0))
     bench.run()
     before = chat.kinds()["act"]
     assert before == 3 * 4 * 4 + 2 * 5  # the accept test of step 0 alone: later steps have no candidate
     # Now one that always finds something new to teach, so that each step has a candidate of its own.
     chat = Novel()
-    bench = Bench(chat, TrainingFreeGRPO(group=4, epochs=3, patience=0, least_groups=0, accept="always"))
+    bench = Bench(chat, TrainingFreeGRPO(group_size=4, epochs=3, patience=0, min_groups=0, accept="always"))
     bench.run()
     tried = [row["candidate"] for row in bench.rows if row["trial"]]
     assert tried == ["r/1", "r/2", "r/3"]
@@ -546,7 +553,7 @@ class Novel(Chat):
 
 def test_d9_without_a_mixed_group_nobody_is_asked_and_nothing_is_invented() -> None:
     for luck in (0.0, 1.0):
-        bench = Bench(Chat(luck=luck), TrainingFreeGRPO(group=4, epochs=2, least_groups=0, patience=0))
+        bench = Bench(Chat(luck=luck), TrainingFreeGRPO(group_size=4, epochs=2, min_groups=0, patience=0))
         out = bench.run()
         assert set(bench.chat.kinds()) == {"act"}
         assert bench.product(out).lessons == ()
@@ -562,7 +569,7 @@ class Misled(Chat):
 
 
 def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -> None:
-    gated = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0))
+    gated = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0))
     out = gated.run()
     first = gated.rows[0]
     assert (first["accepted"], first["library"], first["candidate"]) == (False, "r/0", "r/1")
@@ -570,29 +577,29 @@ def test_d13_a_step_that_does_harm_is_rejected_unless_everything_is_accepted() -
     assert first["why"].startswith("worse: ")
     assert gated.product(out).lessons == ()
     assert gated.rows[1]["train"] > 0
-    always = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0).always())
+    always = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0).always())
     out = always.run()
     assert [lesson.text for lesson in always.product(out).lessons] == [LESSON]
     assert always.rows[1]["train"] == 0.0
     # Tested all the same, the best version is the product, whichever holds last.
-    kept = Bench(Misled(), TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0, accept="always"))
+    kept = Bench(Misled(), TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0, accept="always"))
     out = kept.run()
     assert (out["best"], out["library"]) == ("r/0", "r/2-kept")  # r/1 with what the last step counted
     assert kept.versions.head == "r/0"
 
 
 def test_d13_a_library_that_gains_nothing_ends_the_run() -> None:
-    bench = Bench(Novel(), TrainingFreeGRPO(group=4, epochs=9, patience=2, least_groups=0))
+    bench = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=9, patience=2, min_groups=0))
     out = bench.run()
     assert out["stopped"] == "no gain in 2 steps"
     assert out["step"] == 2
     assert all(row["trial"]["gain"] == 0 for row in bench.rows)
-    strict = Bench(Novel(), TrainingFreeGRPO(group=4, epochs=2, least_groups=0, accept="better"))
+    strict = Bench(Novel(), TrainingFreeGRPO(group_size=4, epochs=2, min_groups=0, accept="better"))
     assert strict.product(strict.run()).lessons == ()
 
 
 def test_d14_groups_in_which_all_failed_are_compared_with_the_answer_if_asked_for() -> None:
-    settings = TrainingFreeGRPO(group=4, epochs=1, hard=True)
+    settings = TrainingFreeGRPO(group_size=4, epochs=1, compare_failed_groups=True)
     bench = Bench(Chat(luck=0.0), settings)
     out = bench.run()
     assert bench.rows[0]["kinds"] == {"hard": 4}
@@ -610,7 +617,7 @@ def test_d14_what_an_attempt_costs_may_count() -> None:
 
     for turns, kind in ((0.0, "alike"), (0.1, "mixed")):
         bench = Bench(
-            settings=TrainingFreeGRPO(group=3, epochs=1, turns=turns, accept="always", keep_best=False),
+            settings=TrainingFreeGRPO(group_size=3, epochs=1, action_cost=turns, accept="always", keep_best=False),
             rollout=RunnableLambda(play),
             problems=[Riddles().task(0)],
             held_out=[],
@@ -621,14 +628,17 @@ def test_d14_what_an_attempt_costs_may_count() -> None:
 
 
 def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> None:
-    versions = Versions()
+    versions = LibraryVersions()
 
     def play(asked: dict[str, Any]) -> dict[str, Any]:
         quick = bool(versions.at(asked["library"]).lessons)
         steps = 1 + (0 if quick else asked["episode"])
         return {"score": 1.0, "step": steps, "transcript": "> a\n" * steps, "answer": "a", "usage": Usage(1, 900, 100)}
 
-    bench = Bench(settings=TrainingFreeGRPO(group=3, epochs=1, trials=2, turns=0.1, cost=0.2), rollout=RunnableLambda(play))
+    bench = Bench(
+        settings=TrainingFreeGRPO(group_size=3, epochs=1, trial_rollouts=2, action_cost=0.1, token_cost=0.2),
+        rollout=RunnableLambda(play),
+    )
     bench.versions = versions
     out = bench.run()
     test = bench.rows[0]["trial"]
@@ -638,11 +648,13 @@ def test_d14_what_makes_the_agent_quicker_is_a_gain_in_the_accept_test_too() -> 
 
 
 def test_5_6_graded_rewards_that_are_all_the_same_are_no_reason_to_compare() -> None:
-    bench = Bench(world=Riddles(grade=lambda right: 0.5), settings=TrainingFreeGRPO(group=4, epochs=1))
+    bench = Bench(world=Riddles(grade=lambda right: 0.5), settings=TrainingFreeGRPO(group_size=4, epochs=1))
     bench.run()
     assert bench.rows[0]["kinds"] == {"alike": 4}
     near = Riddles(grade=lambda right: 1.0 if right else 0.999)
-    kinds = [Bench(world=near, settings=TrainingFreeGRPO(group=4, epochs=1, spread=spread)) for spread in (0.0, 0.01)]
+    kinds = [
+        Bench(world=near, settings=TrainingFreeGRPO(group_size=4, epochs=1, min_reward_std=spread)) for spread in (0.0, 0.01)
+    ]
     for bench in kinds:
         bench.run()
     assert kinds[0].rows[0]["kinds"]["mixed"] == 3
@@ -655,7 +667,7 @@ def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end()
         return {"score": float(asked["episode"] % 2), "transcript": f"> begin\n{middle}> the end\n", "answer": "a"}
 
     bench = Bench(
-        settings=TrainingFreeGRPO(group=2, epochs=1, accept="always", keep_best=False),
+        settings=TrainingFreeGRPO(group_size=2, epochs=1, accept="always", keep_best=False),
         rollout=RunnableLambda(play),
         problems=[Riddles().task(0)],
         held_out=[],
@@ -669,13 +681,13 @@ def test_d15_a_transcript_longer_than_its_room_keeps_its_beginning_and_its_end()
 
 
 def test_d16_a_group_keeps_its_size_when_nobody_can_summarise() -> None:
-    bench = Bench(Chat(mangled=("summary",)), TrainingFreeGRPO(group=4, epochs=1))
+    bench = Bench(Chat(mangled=("summary",)), TrainingFreeGRPO(group_size=4, epochs=1))
     bench.run()
     told = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
     assert told
     assert all(one.count("I have no idea.") == 4 for one in told)  # an answer in words is a summary, too
     assert not [failure for failure in bench.rows[0]["failures"] if "no summary" in failure]
-    silent = Bench(Silent(), TrainingFreeGRPO(group=4, epochs=1))
+    silent = Bench(Silent(), TrainingFreeGRPO(group_size=4, epochs=1))
     out = silent.run()
     told = [told for kind, told, _ in silent.chat.asked if kind == "contrast"]
     assert len(told) == 3
@@ -735,7 +747,9 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
         "## system\nYou solve a task. $brief\n## user\n$instruction\n$steps$observation\n"
     )
     graph = training_free_grpo.build(
-        Parts.written(Riddles(), Journal(), Recorded(changed["prompts"].chat, "scripted", cache), prompts=tmp_path),
+        MethodInputs.with_chat_model(
+            Riddles(), Journal(), CachedChatModel(changed["prompts"].chat, "scripted", cache), prompts=tmp_path
+        ),
         changed["prompts"].settings,
         problems=changed["prompts"].problems,
         cache=cache,
@@ -750,7 +764,7 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     assert changed["answers"].rows[0]["truths"] != first.rows[0]["truths"]  # the same replies, judged anew
     assert changed["answers"].chat.kinds()["act"] == 0
     # Another size of batches: the rollouts of the first step are those of other problems, and only they are shared.
-    batched = Bench(cache=cache, settings=TrainingFreeGRPO(group=4, epochs=2, batch=2))
+    batched = Bench(cache=cache, settings=TrainingFreeGRPO(group_size=4, epochs=2, batch_size=2))
     batched.run()
     assert batched.rows[0]["problems"] == first.rows[0]["problems"][:2]
     assert {id: batched.rows[0]["truths"][id] for id in batched.rows[0]["problems"]} == {
@@ -762,7 +776,7 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
 
 
 def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools() -> None:
-    world, versions, cache, chat = Riddles(), Versions(), Cache(), Chat()
+    world, versions, cache, chat = Riddles(), LibraryVersions(), Cache(), Chat()
 
     @tool
     def look(place: str) -> str:
@@ -775,15 +789,15 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
         return word
 
     def name(model: Any, *tools: Any) -> str:
-        parts = Parts.written(world, Journal(), model)
+        parts = MethodInputs.with_chat_model(world, Journal(), model)
         settings = TrainingFreeGRPO()
-        graph: Any = training_free_grpo.episode(parts, settings, versions)
+        graph: Any = training_free_grpo.episode_graph(parts, settings, versions)
         if tools:
             graph = tool_agent.build(parts, tools=lambda run, task, episode: tools, lessons=versions)
-        roll = training_free_grpo.roll(parts, settings, versions, cache, graph)
+        roll = training_free_grpo.rollout_node(parts, settings, versions, cache, graph)
         if not tools:  # it stays the same when something was played
             roll.invoke({"task": world.task(0), "run": "r/0", "episode": 0, "library": "r/0"})
-            assert training_free_grpo.roll(parts, settings, versions, cache, graph).name == roll.name
+            assert training_free_grpo.rollout_node(parts, settings, versions, cache, graph).name == roll.name
         return roll.name
 
     versions.put("r/0", Library((Lesson("L0", LESSON),)))
@@ -791,14 +805,18 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
     known = {"model": "m", "api_key": "none", "base_url": "http://one.test/v1"}
     models = [
         *(chat, chat.bind(temperature=0.0), chat.bind(temperature=1.0), chat.bind(stop=["a", "b"]), chat.bind(stop=["a"])),
-        *(Recorded(chat, "x", cache), Recorded(chat.bind(top_p=0.5), "x", cache), Recorded(chat, "y", cache)),
+        *(
+            CachedChatModel(chat, "x", cache),
+            CachedChatModel(chat.bind(top_p=0.5), "x", cache),
+            CachedChatModel(chat, "y", cache),
+        ),
     ]
     names = [name(model) for model in models]
     names += [name(chat, look), name(chat, turn), name(chat, look, turn)]
     assert len({*names}) == len(names)
     assert names == [*map(name, models), name(chat, look), name(chat, turn), name(chat, look, turn)]
     others = [known, {**known, "base_url": "http://other.test/v1"}, {**known, "top_p": 0.5}, {**known, "temperature": 0.5}]
-    assert len({training_free_grpo._model(openai(**each)) for each in others}) == len(others)
+    assert len({training_free_grpo._model_fingerprint(openai(**each)) for each in others}) == len(others)
 
 
 def test_e2_a_name_that_stands_for_another_library_is_refused() -> None:
@@ -855,20 +873,23 @@ def test_e6_a_verifier_that_raises_everywhere_is_an_error_and_not_a_reward_of_0(
 
 def test_e6_nor_where_every_step_is_of_one_problem() -> None:
     bench = Bench(
-        world=Broken([f"train-{n}" for n in range(4)]), settings=TrainingFreeGRPO(group=4, epochs=2, batch=1, patience=0)
+        world=Broken([f"train-{n}" for n in range(4)]),
+        settings=TrainingFreeGRPO(group_size=4, epochs=2, batch_size=1, patience=0),
     )
     with pytest.raises(
         UserError, match="all rollouts of epoch 0 failed, in the end 4, for one reason: ArithmeticError: signal"
     ):
         bench.run()
     assert len(bench.rows) == 3
-    impatient = Bench(world=Broken([f"train-{n}" for n in range(4)]), settings=TrainingFreeGRPO(group=4, epochs=2, batch=1))
+    impatient = Bench(
+        world=Broken([f"train-{n}" for n in range(4)]), settings=TrainingFreeGRPO(group_size=4, epochs=2, batch_size=1)
+    )
     stopped = impatient.run()["stopped"]
     assert stopped.startswith("no gain in 2 steps: all rollouts failed, for one reason: ArithmeticError: signal only works")
 
 
 def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
-    bench = Bench(world=Broken(["train-1"]), settings=TrainingFreeGRPO(group=4, epochs=1, batch=1, patience=0))
+    bench = Bench(world=Broken(["train-1"]), settings=TrainingFreeGRPO(group_size=4, epochs=1, batch_size=1, patience=0))
     bench.run()
     assert Counter(kind for row in bench.rows for kind in row["kinds"])["failed"] == 1
     assert len(bench.rows) == 4
@@ -876,16 +897,16 @@ def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
 
 def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() -> None:
     bench = Bench()
-    parts = Parts.written(bench.world, Journal(), Recorded(bench.chat, "scripted", bench.cache))
-    bench.more["rollout"] = training_free_grpo.episode(parts, bench.settings, bench.versions)
+    parts = MethodInputs.with_chat_model(bench.world, Journal(), CachedChatModel(bench.chat, "scripted", bench.cache))
+    bench.more["rollout"] = training_free_grpo.episode_graph(parts, bench.settings, bench.versions)
     with pytest.raises(JournalError, match="another journal"):
         bench.run()
 
 
 def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     bench = Bench()
-    model = Recorded(bench.chat, "scripted", bench.cache)
-    parts = Parts.written(bench.world, Journal(), model)
+    model = CachedChatModel(bench.chat, "scripted", bench.cache)
+    parts = MethodInputs.with_chat_model(bench.world, Journal(), model)
     agent = tool_agent.build(parts, lessons=bench.versions)
     graph = training_free_grpo.build(
         parts,
@@ -901,8 +922,8 @@ def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     assert [row["train"] for row in bench.rows][1] == 1.0
     names = {
-        training_free_grpo.roll(parts, bench.settings, bench.versions, bench.cache, one).name
-        for one in (agent, tool_agent.build(parts, tool_agent.ToolAgent(turns=3), lessons=bench.versions))
+        training_free_grpo.rollout_node(parts, bench.settings, bench.versions, bench.cache, one).name
+        for one in (agent, tool_agent.build(parts, tool_agent.ToolAgent(max_turns=3), lessons=bench.versions))
     }
     assert len(names) == 2  # other settings, other rollouts
 
@@ -921,7 +942,7 @@ def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
 
 
 def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
-    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group=5, epochs=1).no_truth(), agreement=0.6))
+    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), agreement=0.6))
     bench.run()
     row = bench.rows[0]
     for task, rewards in row["rewards"].items():
@@ -941,7 +962,7 @@ def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() ->
 
 @pytest.mark.parametrize("truth", ["given", "majority", "self"])
 def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(truth: Any) -> None:
-    toy, versions, told = KeywordKeep(), Versions(), list[str]()
+    toy, versions, told = KeywordKeep(), LibraryVersions(), list[str]()
     task, gold = toy.task(0), toy.gold(toy.task(0))
 
     class Acts(Chat):
@@ -952,10 +973,10 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
 
     versions.put("r/0", Library())
     settings = TrainingFreeGRPO(truth=truth, accept="always", keep_best=False)
-    parts = Parts.written(toy, Journal(), Acts())
+    parts = MethodInputs.with_chat_model(toy, Journal(), Acts())
     for temperature in (None, 0.3):  # learning, and test
-        graph = training_free_grpo.episode(parts, settings, versions, temperature)
-        roll = training_free_grpo.roll(parts, settings, versions, Cache(), graph)
+        graph = training_free_grpo.episode_graph(parts, settings, versions, temperature)
+        roll = training_free_grpo.rollout_node(parts, settings, versions, Cache(), graph)
         told.clear()
         rollout = roll.invoke({"task": task, "run": "r/0", "episode": 0, "library": "r/0"})
         assert rollout.reward == 1.0
@@ -965,14 +986,14 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
 
 
 def test_a_majority_that_is_too_small_is_none() -> None:
-    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group=5, epochs=1).no_truth(), agreement=1.0))
+    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), agreement=1.0))
     bench.run()
     assert set(bench.rows[0]["kinds"]) <= {"disagreed", "alike"}
     assert "contrast" not in bench.chat.kinds()
 
 
 def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
-    settings = TrainingFreeGRPO(group=5, epochs=1).no_truth()
+    settings = TrainingFreeGRPO(group_size=5, epochs=1).no_truth()
     assert settings.truth == "majority"
     whole, unsure = Bench(Chat(luck=0.7), settings), Bench(Chat(luck=0.7), settings, world=Unsure())
     assert whole.run()["best"] == unsure.run()["best"]
@@ -981,7 +1002,7 @@ def test_without_ground_truth_a_broken_verifier_does_not_matter() -> None:
 
 
 def test_the_model_itself_may_say_which_attempts_are_right() -> None:
-    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group=4, epochs=1, truth="self", accept="always", keep_best=False))
+    bench = Bench(Chat(luck=0.5), TrainingFreeGRPO(group_size=4, epochs=1, truth="self", accept="always", keep_best=False))
     out = bench.run()
     assert bench.rows[0]["rewards"] == bench.rows[0]["truths"]  # the scripted examiner is right
     assert bench.chat.kinds()["discriminate"] >= 3
@@ -996,11 +1017,11 @@ def test_the_model_itself_may_say_which_attempts_are_right() -> None:
 def test_a_spent_budget_ends_the_run_with_the_library_so_far() -> None:
     whole = Bench()
     out = whole.run()
-    total = sum(one.calls for one in whole.cache.spent().values())
+    total = sum(one.calls for one in whole.cache.usage_by_stage().values())
     seen = set()
     for calls in (1, 10, 20, 30, 34, 40, 60):
         cache = Cache()
-        limited = Bench(cache=cache, meter=Meter(cache, Prices(1, 1), tokens=110 * calls))
+        limited = Bench(cache=cache, meter=SpendingLimit(cache, Prices(1, 1), max_tokens=110 * calls))
         ended = limited.run()
         seen.add(ended["best"])
         if calls < total:
@@ -1032,7 +1053,7 @@ class Hiccup(Chat):
 )
 def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(budget: int) -> None:
     """A failure at every position, then a stop; the run that starts over does not come to another library of the same name."""
-    settings = TrainingFreeGRPO(group=3, epochs=2, patience=0, least_groups=0)
+    settings = TrainingFreeGRPO(group_size=3, epochs=2, patience=0, min_groups=0)
     one_by_one: Any = {"max_concurrency": 1}
 
     def run(bench: Bench) -> tuple[Any, ...]:
@@ -1047,7 +1068,7 @@ def test_e10_what_failed_once_stays_failed_when_a_run_goes_on_after_its_budget(b
     for at in range(0, 34, 3):
         failed = run(Bench(Hiccup(at=at), settings))
         cache = Cache()
-        bench = Bench(Hiccup(at=at), settings, cache=cache, meter=Meter(cache, tokens=110 * budget))
+        bench = Bench(Hiccup(at=at), settings, cache=cache, meter=SpendingLimit(cache, max_tokens=110 * budget))
         assert "budget" in run(bench)[0]["stopped"]
         bench.meter = None
         # A failure in a group, or in a test, that the budget did not last for gets another chance; any other stays one.
@@ -1076,20 +1097,20 @@ async def test_e10_a_spent_budget_cancels_nothing_that_is_paid_for() -> None:
     whole = Counter[Any]()
     for calls in (10**6, 5, 20, 50, 68, 72, 90):
         cache, chat = Cache(), Slow()
-        meter = Meter(cache, tokens=110 * calls)
-        model = Recorded(chat, "x", cache, "rollout", meter)
+        meter = SpendingLimit(cache, max_tokens=110 * calls)
+        model = CachedChatModel(chat, "x", cache, "rollout", meter)
 
-        async def play(asked: dict[str, Any], model: Recorded = model) -> dict[str, Any]:
+        async def play(asked: dict[str, Any], model: CachedChatModel = model) -> dict[str, Any]:
             for call in range(4):
                 where = f"{asked['task'].id}, {asked['episode']} under {asked['library']}"
                 told = f"You solve {call} of {where}: the secret of a{asked['episode']} Lessons:"
                 said = (await model.ainvoke(told, seed=call)).content
             return {"score": float(asked["episode"] % 2), "transcript": f"> {said}\n", "answer": said}
 
-        settings = TrainingFreeGRPO(group=4, epochs=1)
+        settings = TrainingFreeGRPO(group_size=4, epochs=1)
         bench = Bench(chat, settings, cache=cache, meter=meter, rollout=RunnableLambda(play))
         out = await bench.graph().ainvoke({"run": "r"})
-        assert len(chat.asked) == chat.heard == sum(usage.calls for usage in cache.spent().values())
+        assert len(chat.asked) == chat.heard == sum(usage.calls for usage in cache.usage_by_stage().values())
         if not whole:
             whole = played(chat)
             assert max(whole.values()) == 1
@@ -1103,7 +1124,7 @@ async def test_e10_a_spent_budget_cancels_nothing_that_is_paid_for() -> None:
 
 def test_a_group_in_which_all_failed_gets_another_chance_until_something_was_made_of_its_step() -> None:
     broken = Broken([f"train-{n}" for n in range(4)])
-    bench = Bench(world=broken, settings=TrainingFreeGRPO(group=4, epochs=1))
+    bench = Bench(world=broken, settings=TrainingFreeGRPO(group_size=4, epochs=1))
     with pytest.raises(UserError, match="all 16 rollouts"):
         bench.run()
     broken.ids = ["train-0"]
@@ -1113,7 +1134,7 @@ def test_a_group_in_which_all_failed_gets_another_chance_until_something_was_mad
     broken.ids = []  # it would work now, but a version was made of that step
     assert bench.run() == out
     assert bench.product(out).to_yaml() == before
-    bench.versions, bench.log = Versions(), Rows()
+    bench.versions, bench.log = LibraryVersions(), Rows()
     bench.run()
     assert bench.rows[0]["groups"]["train-0"] != "failed"
 
@@ -1130,20 +1151,25 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
         }
 
     bench = Bench()
-    parts = Parts.written(bench.world, Journal(), Chat())
-    meter = Meter(bench.cache, tokens=3000)
-    settings = TrainingFreeGRPO(group=5, epochs=1, truth="majority", accept="always", keep_best=False)
+    parts = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
+    meter = SpendingLimit(bench.cache, max_tokens=3000)
+    settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always", keep_best=False)
     graph = training_free_grpo.build(
         parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play)
     )
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
-    assert meter.spent == Usage(3, 2700, 300)
+    assert meter.total_usage == Usage(3, 2700, 300)
 
 
 def test_a_budget_holds_for_critics_that_nobody_recorded() -> None:
     cache, critic = Cache(), Chat()
-    bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1), cache=cache, critic=critic, meter=Meter(cache, tokens=110 * 18))
+    bench = Bench(
+        settings=TrainingFreeGRPO(group_size=4, epochs=1),
+        cache=cache,
+        critic=critic,
+        meter=SpendingLimit(cache, max_tokens=110 * 18),
+    )
     assert "budget" in bench.graph().invoke({"run": "r"}, {"max_concurrency": 1})["stopped"]
     assert bench.chat.kinds()["act"] + len(critic.asked) == 18
 
@@ -1166,11 +1192,11 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
         prompt_tokens = 0
 
     graph = training_free_grpo.build(
-        Parts.scored(toy, Journal(), Scores()),
-        TrainingFreeGRPO(group=2, epochs=1).rule(),
+        MethodInputs.with_scoring_model(toy, Journal(), Scores()),
+        TrainingFreeGRPO(group_size=2, epochs=1).rule(),
         problems=[toy.task(n) for n in range(3)],
         cache=cache,
-        meter=Meter(cache, tokens=1000),
+        meter=SpendingLimit(cache, max_tokens=1000),
     )
     assert "1,000 tokens is spent" in graph.invoke({"run": "r"}, {"max_concurrency": 1})["stopped"]
 
@@ -1178,7 +1204,7 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
 def test_the_arms() -> None:
     texts = {}
     for arm in ("learned", "empty", "self-generated", "random", "shuffled"):
-        bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1, arm=arm, lessons=2))  # type: ignore[arg-type]
+        bench = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1, arm=arm, max_lessons=2))  # type: ignore[arg-type]
         out = bench.run()
         texts[arm] = [lesson.text for lesson in bench.product(out).lessons]
         if arm == "empty":
@@ -1199,7 +1225,7 @@ def test_the_arms() -> None:
 def test_a_library_to_start_from(tmp_path: Path) -> None:
     file = tmp_path / "library.yaml"
     file.write_text(f"- {LESSON}\n")
-    bench = Bench(settings=TrainingFreeGRPO(group=4, epochs=1, library=str(file)))
+    bench = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1, library=str(file)))
     assert bench.product(bench.run()).lessons[0].text == LESSON
     assert bench.rows[0]["train"] == 1.0
     with pytest.raises(UserError, match=r"none\.yaml"):
@@ -1214,16 +1240,16 @@ def test_problems_that_are_there_twice_or_held_out_too_are_refused_or_dropped() 
     with pytest.raises(UserError, match="1 held-out problems are also learned on"):
         Bench(problems=[one, two], held_out=[replace(one, id="other")]).graph()
     same = replace(one, id="again", instruction=one.instruction.replace(" is ", "  is "))
-    assert distinct([one, two, same], [], True) == ([one, two], [], ["again"])
-    assert distinct([one, two, same], [], False) == ([one, two, same], [], [])  # another world behind the same words
-    bench = Bench(problems=[one, two, same], settings=TrainingFreeGRPO(group=2, epochs=1))
+    assert deduplicate([one, two, same], [], True) == ([one, two], [], ["again"])
+    assert deduplicate([one, two, same], [], False) == ([one, two, same], [], [])  # another world behind the same words
+    bench = Bench(problems=[one, two, same], settings=TrainingFreeGRPO(group_size=2, epochs=1))
     bench.run()
     assert bench.rows[0]["dropped"] == ["again"]
     assert sorted(bench.rows[0]["problems"]) == ["train-0", "train-1"]
 
 
 def test_without_problems_those_of_the_environment_are_taken() -> None:
-    bench = Bench(problems=[], held_out=[], settings=TrainingFreeGRPO(problems=3, held_out=2, group=2, epochs=1))
+    bench = Bench(problems=[], held_out=[], settings=TrainingFreeGRPO(problems=3, held_out=2, group_size=2, epochs=1))
     bench.run()
     assert sorted(bench.rows[0]["problems"]) == ["train-0", "train-1", "train-2"]
     assert bench.rows[0]["trial"]["problems"] == 2
@@ -1235,14 +1261,14 @@ def test_without_problems_those_of_the_environment_are_taken() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["checkpoints and cache", "cache alone"])
 def test_stopped_at_any_call_a_run_ends_as_if_nothing_had_happened_and_pays_for_nothing_twice(kept: str) -> None:
-    whole = Bench(settings=TrainingFreeGRPO(group=3, epochs=2))
+    whole = Bench(settings=TrainingFreeGRPO(group_size=3, epochs=2))
     out = dict(whole.graph().invoke({"run": "r"}, {"max_concurrency": 1}))
     calls = len(whole.chat.asked)
     told = Counter(whole.chat.asked)
     for stop in range(0, calls, 5):
         # Failing calls are failed rollouts, so the process ends at the call itself.
         chat, saver = Fatal(stop_at=stop), InMemorySaver(serde=serializer())
-        bench = Bench(chat, TrainingFreeGRPO(group=3, epochs=2))
+        bench = Bench(chat, TrainingFreeGRPO(group_size=3, epochs=2))
         config: Any = {"configurable": {"thread_id": "t"}, "max_concurrency": 1}
         with pytest.raises(Killed):
             bench.graph(checkpointer=saver).invoke({"run": "r"}, config)
@@ -1314,19 +1340,19 @@ def test_the_graphs_are_those_in_the_pictures(name: str) -> None:
     graph = bench.graph()
     if name.endswith("group"):
         graph = graph.builder.nodes["group"].runnable.graph
-    assert flow.draw(graph) == (PICTURES / f"{name}.mmd").read_text()
+    assert flow.to_mermaid(graph) == (PICTURES / f"{name}.mmd").read_text()
 
 
 def test_the_drawings_are_the_flows_in_the_source() -> None:
-    for name, source in (("", training_free_grpo.FLOW), ("-group", training_free_grpo.GROUP)):
-        assert set(flow.parse((PICTURES / f"training-free-grpo{name}.mmd").read_text())) == set(flow.parse(source))
+    for name, source in (("", training_free_grpo.FLOW), ("-group", training_free_grpo.GROUP_FLOW)):
+        assert set(flow.parse_flow((PICTURES / f"training-free-grpo{name}.mmd").read_text())) == set(flow.parse_flow(source))
 
 
 def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
     toy = KeywordKeep()
-    graph = training_free_grpo.build(Parts(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
-    plain = flow.draw(graph.builder.nodes["group"].runnable.graph)  # type: ignore[union-attr]
-    assert set(flow.parse(plain)) == set(flow.parse(training_free_grpo.PLAIN))
+    graph = training_free_grpo.build(MethodInputs(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
+    plain = flow.to_mermaid(graph.builder.nodes["group"].runnable.graph)  # type: ignore[union-attr]
+    assert set(flow.parse_flow(plain)) == set(flow.parse_flow(training_free_grpo.GROUP_FLOW_WITHOUT_SUMMARIES))
 
 
 @pytest.mark.parametrize(
@@ -1351,8 +1377,8 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
 
 def test_presets_change_what_they_name() -> None:
     paper = TrainingFreeGRPO.paper()
-    assert (paper.epochs, paper.batch, paper.group, paper.problems, paper.held_out) == (3, 0, 5, 100, 0)
-    assert (paper.accept, paper.keep_best, paper.patience, paper.least_groups, paper.words) == ("always", False, 0, 0, 32)
+    assert (paper.epochs, paper.batch_size, paper.group_size, paper.problems, paper.held_out) == (3, 0, 5, 100, 0)
+    assert (paper.accept, paper.keep_best, paper.patience, paper.min_groups, paper.max_words) == ("always", False, 0, 0, 32)
     for name in TrainingFreeGRPO.ablations:
         assert getattr(TrainingFreeGRPO(), name)() != TrainingFreeGRPO()
 
@@ -1365,7 +1391,7 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
             return json.dumps({"lessons": [self.teaches], "helpful": [], "harmful": ["L0"]})
 
     (tmp_path / "start.yaml").write_text("- When asked, think.\n")
-    settings = TrainingFreeGRPO(group=4, epochs=2, patience=0, least_groups=0, library=str(tmp_path / "start.yaml"))
+    settings = TrainingFreeGRPO(group_size=4, epochs=2, patience=0, min_groups=0, library=str(tmp_path / "start.yaml"))
     bench = Bench(Votes(), settings)
     out = bench.run()
     assert [(row["accepted"], row["before"], row["library"]) for row in bench.rows] == [
@@ -1383,18 +1409,20 @@ def test_votes_count_whether_or_not_the_steps_candidate_is_accepted(tmp_path: Pa
 
 def test_a_library_to_start_from_is_held_to_the_limits(tmp_path: Path) -> None:
     (tmp_path / "start.yaml").write_text("".join(f"- When it is {n}, go on.\n" for n in range(9)) + f"- {'word ' * 60}\n")
-    bench = Bench(settings=TrainingFreeGRPO(group=2, epochs=1, library=str(tmp_path / "start.yaml"), lessons=5, words=8))
+    bench = Bench(
+        settings=TrainingFreeGRPO(group_size=2, epochs=1, library=str(tmp_path / "start.yaml"), max_lessons=5, max_words=8)
+    )
     bench.run()
     assert len(bench.versions.at("r/0").lessons) == 5
     assert len(bench.versions.rulings("r/0")) == 5
 
 
 def test_the_random_arm_of_a_run_that_the_budget_ended_goes_on_to_another_version() -> None:
-    settings = TrainingFreeGRPO(group=4, epochs=2, arm="random", accept="always", patience=0, least_groups=0)
+    settings = TrainingFreeGRPO(group_size=4, epochs=2, arm="random", accept="always", patience=0, min_groups=0)
     whole = Bench(Hiccup(at=3), settings)
     out = whole.graph().invoke({"run": "r"}, {"max_concurrency": 1})
     cache = Cache()
-    bench = Bench(Hiccup(at=3), settings, cache=cache, meter=Meter(cache, tokens=110 * 45))
+    bench = Bench(Hiccup(at=3), settings, cache=cache, meter=SpendingLimit(cache, max_tokens=110 * 45))
     stopped = bench.graph().invoke({"run": "r"}, {"max_concurrency": 1})
     assert "budget" in stopped["stopped"]
     assert (stopped["best"], out["best"]) == (f"r/random/{stopped['step']}", "r/random")

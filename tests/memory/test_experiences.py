@@ -14,7 +14,7 @@ from langgraph.store.memory import InMemoryStore
 from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
 from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition, UserError
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
-from learngraph.memory.storage.shelf import Shelf
+from learngraph.memory.storage.shelf import RecordStore
 
 STATES = ["hall lamp", "hall", "cellar rope", "cellar lamp rope", "attic", "Hall, lamp."]
 rewards = st.none() | st.sampled_from([0.0, 1.0, -2.0, 0.1, 7.5])
@@ -323,7 +323,7 @@ def test_reload_sees_what_another_process_stored():
 
 
 def test_on_a_real_shelf():
-    shelf = Shelf(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
+    shelf = RecordStore(InMemoryStore(), ("jitrl", "experiences"), Trajectory)
     memory = Experiences(shelf)
     for number in range(3):
         memory.add(episode(("hall", "go", 1.0), ("attic", "take", None if number == 1 else 2.0), number=number))

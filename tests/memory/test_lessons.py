@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.lessons import BadLesson, Lessons, origin
+from learngraph.memory.lessons import BadLesson, Lessons, source_of_lesson
 from learngraph.memory.records import Lesson
 from learngraph.memory.search.similarity import jaccard, shingles
-from learngraph.memory.storage.shelf import Shelf
+from learngraph.memory.storage.shelf import RecordStore
 
 
 def lesson(run: str, episode: int, n: int = 0, task: str = "boil water", domain: str = "d", text: str = "") -> Lesson:
@@ -44,7 +44,7 @@ def test_all_that_was_learned_on_the_most_similar_task() -> None:
     assert ids(library.search(asked, 2, domain="d"))[3:] == ["a/1/0"]
     assert ids(library.search(asked, 9, domain="d"))[4:] == []  # no word in common: not similar
     assert ids(library.search(asked, 2, by="items", domain="d")) == ["a/3/0", "a/0/1"]
-    assert ids(library.search(asked, 9, domain="d", floor=0.4)) == ["a/3/0", "a/0/1", "a/0/0"]
+    assert ids(library.search(asked, 9, domain="d", min_similarity=0.4)) == ["a/3/0", "a/0/1", "a/0/0"]
     assert library.search(asked, 9, domain="other") == []
 
 
@@ -64,29 +64,29 @@ def test_before_hides_exactly_what_that_run_learns_later() -> None:
 
 def test_what_a_source_taught_is_replaced_as_a_whole() -> None:
     store = InMemoryStore()
-    shelf = Shelf(store, ("lessons",), Lesson)
+    shelf = RecordStore(store, ("lessons",), Lesson)
     library = Lessons(shelf)
     library.add([lesson("a", 0, n) for n in range(3)])
     library.add([lesson("a", 1)])
     library.add([lesson("a", 0, 0, text="better")])
     for kept in (library, Lessons(shelf)):
         assert sorted((one.id, one.text) for one in kept) == [("a/0/0", "better"), ("a/1/0", "text a/1/0")]
-    assert library.durable
-    assert not Lessons().durable
+    assert library.is_durable
+    assert not Lessons().is_durable
 
 
 def test_a_source_that_taught_nothing_is_not_read_again() -> None:
     library = filled(replace(lesson("bank", 0), text=""), lesson("bank", 1))
-    assert [library.learned(f"bank/{n}") for n in range(3)] == [True, True, False]
+    assert [library.has_source(f"bank/{n}") for n in range(3)] == [True, True, False]
     assert (len(library), ids(library)) == (1, ["bank/1/0"])
     assert ids(library.search("boil water", 5, domain="d")) == ["bank/1/0"]
 
 
 def test_export_and_import(tmp_path: Path) -> None:
-    shelf = Shelf(InMemoryStore(), ("lessons",), Lesson)
+    shelf = RecordStore(InMemoryStore(), ("lessons",), Lesson)
     Lessons(shelf).add([replace(lesson("a", 0), title="t", description="when", success=True, sources=("a/0",))])
     assert shelf.export_jsonl(tmp_path / "lessons.jsonl") == 1
-    copy = Shelf(InMemoryStore(), ("lessons",), Lesson)
+    copy = RecordStore(InMemoryStore(), ("lessons",), Lesson)
     copy.import_jsonl(tmp_path / "lessons.jsonl")
     assert [*Lessons(copy)] == [*Lessons(shelf)]
 
@@ -138,8 +138,8 @@ def test_search_is_what_comparing_with_every_lesson_gives(stored, asked, k, by, 
     close.sort(key=lambda found: (-alike(found[1]), -last[found[1].task], -found[0]))
     tasks = list(dict.fromkeys(one.task for _, one in close))
     expected = [one for _, one in close if one.task in tasks[:k]] if by == "tasks" else [one for _, one in close][:k]
-    assert library.search(asked, k, by=by, floor=floor, domain="d", before=before) == expected
+    assert library.search(asked, k, by=by, min_similarity=floor, domain="d", before=before) == expected
 
 
 def test_origin() -> None:
-    assert origin("bank/gold/3/0") == "bank/gold/3"
+    assert source_of_lesson("bank/gold/3/0") == "bank/gold/3"

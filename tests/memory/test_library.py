@@ -15,7 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.library import Library, LibraryError, Limits, Versions, alike, diff, located, one_line, opened
+from learngraph.memory.library import (
+    Library,
+    LibraryError,
+    LibraryLimits,
+    LibraryVersions,
+    diff,
+    find_library,
+    lesson_similarity,
+    one_line,
+    open_library,
+)
 from learngraph.memory.records import Edit, Lesson, Ruling, UserError
 
 TEXTS = (
@@ -25,7 +35,7 @@ TEXTS = (
     "Open the fridge only when you are hungry",
     "Count small cases before you look for a rule",
 )
-LOOSE = Limits(words=100, lessons=100, tokens=100_000)
+LOOSE = LibraryLimits(max_lesson_words=100, max_lessons=100, max_library_tokens=100_000)
 
 
 def size(text: str) -> int:
@@ -36,7 +46,7 @@ def library(*texts: str) -> Library:
     return Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(texts or TEXTS[:3])))
 
 
-def apply(held: Library, *edits: Edit, limits: Limits = LOOSE) -> tuple[Library, tuple[Ruling, ...]]:
+def apply(held: Library, *edits: Edit, limits: LibraryLimits = LOOSE) -> tuple[Library, tuple[Ruling, ...]]:
     return held.apply(edits, limits, size)
 
 
@@ -212,8 +222,8 @@ def test_a_group_is_not_counted_twice() -> None:
 def test_lessons_that_differ_in_a_number_or_a_negation_are_never_the_same(one: str, other: str) -> None:
     changed = one.replace("do take" if "not" in other else "take 3", other)
     assert changed != one
-    assert alike(one, one) == 1.0
-    assert alike(one, changed) == 0.0
+    assert lesson_similarity(one, one) == 1.0
+    assert lesson_similarity(one, changed) == 0.0
 
 
 def test_the_similarity_may_be_another() -> None:
@@ -226,7 +236,7 @@ def test_the_similarity_may_be_another() -> None:
 
 
 def test_a_text_over_the_limits_is_rejected_with_a_reason() -> None:
-    limits = Limits(words=5, lessons=10, tokens=6)
+    limits = LibraryLimits(max_lesson_words=5, max_lessons=10, max_library_tokens=6)
     held, rulings = apply(Library(), Edit("add", text="one two three four five six"), limits=limits)
     assert held.lessons == ()
     assert rulings[0].reason == "6 words are more than 5"
@@ -261,23 +271,23 @@ def test_over_the_limits_the_least_valued_lessons_go_and_the_ledger_says_so() ->
 
 
 def test_a_library_from_elsewhere_is_brought_within_the_limits() -> None:
-    held = replace(library("one two three", "word " * 9, "four five", "six seven"), next=9).voted([("L0", -1), ("L3", -2)])
-    limits = Limits(words=5, lessons=2, tokens=12)
-    made, rulings = held.within(limits, size)
+    held = replace(library("one two three", "word " * 9, "four five", "six seven"), next=9).with_votes([("L0", -1), ("L3", -2)])
+    limits = LibraryLimits(max_lesson_words=5, max_lessons=2, max_library_tokens=12)
+    made, rulings = held.trim_to_limits(limits, size)
     assert texts(made) == {"L0": "one two three", "L2": "four five"}
     assert made.next == 9
     assert [(r.lesson, r.accepted, r.reason.split(";")[0]) for r in rulings] == [
         ("L1", True, "evicted: 9 words are more than 5"),
         ("L3", True, "evicted: 3 lessons are more than 2"),
     ]
-    assert made.within(limits, size) == (made, ())
-    assert library().within(LOOSE, size) == (library(), ())
+    assert made.trim_to_limits(limits, size) == (made, ())
+    assert library().trim_to_limits(LOOSE, size) == (library(), ())
 
 
 @pytest.mark.parametrize("bad", [{"words": 0}, {"lessons": 0}, {"tokens": -1}, {"similar": 0}, {"similar": float("nan")}])
 def test_limits_that_nothing_can_meet_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(LibraryError):
-        Limits(**bad)  # type: ignore[arg-type]
+        LibraryLimits(**bad)  # type: ignore[arg-type]
 
 
 def test_a_lesson_is_one_line_whatever_was_written() -> None:
@@ -309,7 +319,7 @@ EDITS = st.builds(
     rewards=st.lists(st.sampled_from([0.0, 1.0]), max_size=3).map(tuple),
     step=st.integers(0, 3),
 )
-TIGHT = Limits(words=6, lessons=4, tokens=30)
+TIGHT = LibraryLimits(max_lesson_words=6, max_lessons=4, max_library_tokens=30)
 
 
 @settings(max_examples=60)
@@ -327,11 +337,11 @@ def test_any_sequence_of_edits_keeps_ids_and_limits_and_rules_on_every_edit(step
                 lineage[lesson.id] = number
             assert re.fullmatch(r"L\d+", lesson.id)
             assert int(lesson.id[1:]) < held.next
-            assert len(lesson.text.split()) <= TIGHT.words
+            assert len(lesson.text.split()) <= TIGHT.max_lesson_words
             assert lesson.text == one_line(lesson.text) != ""
         assert held.next >= before.next
-        assert len(held.lessons) <= TIGHT.lessons
-        assert size(held.text()) <= TIGHT.tokens
+        assert len(held.lessons) <= TIGHT.max_lessons
+        assert size(held.text()) <= TIGHT.max_library_tokens
         evicted = [ruling for ruling in rulings if ruling.reason.startswith("evicted")]
         ruled = [ruling.edit for ruling in rulings if ruling not in evicted]
         assert list(dict.fromkeys(map(repr, ruled))) == list(dict.fromkeys(map(repr, edits)))  # in order, none is missing
@@ -351,7 +361,7 @@ def test_d11_no_history_of_versions_uses_an_id_twice_and_each_comes_back_byte_by
     steps: list[tuple[list[Edit], int, bool]],
 ) -> None:
     """Versions are made from any earlier one, accepted or not, with rollbacks in between."""
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("0", library())
     born: dict[str, str] = {}
     files = {"0": versions.at("0").to_yaml()}
@@ -380,15 +390,19 @@ def test_d11_no_history_of_versions_uses_an_id_twice_and_each_comes_back_byte_by
 
 def test_the_key_is_of_what_prompts_show() -> None:
     held = library()
-    assert held.key == held.voted([("L0", 1)]).counted(["L1"]).key
+    assert held.key == held.with_votes([("L0", 1)]).with_shown_counts(["L1"]).key
     assert len({held.key, library(*TEXTS[:2]).key, library(TEXTS[1], TEXTS[0], TEXTS[2]).key, Library().key}) == 4
     assert held.text() == f"- [L0] {TEXTS[0]}\n- [L1] {TEXTS[1]}\n- [L2] {TEXTS[2]}\n"
-    assert held.text(ids=False) == f"- {TEXTS[0]}\n- {TEXTS[1]}\n- {TEXTS[2]}\n"
+    assert held.text(with_ids=False) == f"- {TEXTS[0]}\n- {TEXTS[1]}\n- {TEXTS[2]}\n"
     assert Library().text() == ""
 
 
 def test_votes_and_uses_are_counted() -> None:
-    held = library().voted([("[L0]", 1), ("L0", 1), ("L0", -1), ("L9", 1), ("L2", -2)]).counted(["L0", "L0", "L1", "L9"])
+    held = (
+        library()
+        .with_votes([("[L0]", 1), ("L0", 1), ("L0", -1), ("L9", 1), ("L2", -2)])
+        .with_shown_counts(["L0", "L0", "L1", "L9"])
+    )
     assert [(x.helpful, x.harmful, x.shown) for x in held.lessons] == [(2, 1, 2), (0, 0, 1), (0, 2, 0)]
 
 
@@ -408,7 +422,7 @@ def test_d12_only_the_lessons_about_the_task_are_shown() -> None:
 def test_d12_ties_go_to_the_better_voted_then_to_the_newer_lesson() -> None:
     held = library("Open the chest", "Paint the chest", "Close the chest")
     assert [lesson.id for lesson in held.select("chest", 2)] == ["L1", "L2"]
-    assert [lesson.id for lesson in held.voted([("L0", 1)]).select("chest", 2)] == ["L0", "L2"]
+    assert [lesson.id for lesson in held.with_votes([("L0", 1)]).select("chest", 2)] == ["L0", "L2"]
 
 
 def test_d12_a_lesson_is_found_by_the_problems_it_was_learned_on() -> None:
@@ -445,7 +459,7 @@ def test_what_is_written_as_yaml_is_read_back_the_same(lessons: list[Lesson], mo
     file = held.to_yaml()
     assert Library.from_yaml(file) == held
     assert Library.from_yaml(file).to_yaml() == file
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("v", held)
     assert versions.at("v").to_yaml() == file
 
@@ -521,7 +535,7 @@ def test_the_difference_is_told_in_lines() -> None:
 
 def test_versions_stay_and_the_head_moves(tmp_path: Path) -> None:
     path = tmp_path / "run" / "library.jsonl"
-    versions = Versions(path)
+    versions = LibraryVersions(path)
     assert (versions.head, versions.names()) == ("", [])
     versions.put("r/0", Library())
     new, rulings = versions.at("r/0").apply([Edit("add", text=TEXTS[0], rewards=(1, 0)), Edit("delete", ("L5",))], LOOSE, size)
@@ -530,7 +544,7 @@ def test_versions_stay_and_the_head_moves(tmp_path: Path) -> None:
     versions.move("r/1", "accepted")
     versions.close()
 
-    versions = Versions(path)
+    versions = LibraryVersions(path)
     assert (versions.head, versions.names()) == ("r/1", ["r/0", "r/1"])
     assert versions.at("r/1") == new
     assert versions.rulings("r/1") == rulings
@@ -539,12 +553,12 @@ def test_versions_stay_and_the_head_moves(tmp_path: Path) -> None:
     versions.rollback("r/0")
     assert path.read_bytes().startswith(before), "nothing is overwritten"
     versions.close()
-    assert Versions(path).head == "r/0"
-    assert Versions.read(path).moves() == [("r/1", "accepted"), ("r/0", "rollback")]
+    assert LibraryVersions(path).head == "r/0"
+    assert LibraryVersions.read(path).moves() == [("r/1", "accepted"), ("r/0", "rollback")]
 
 
 def test_a_name_stands_for_one_library() -> None:
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("a", library())
     assert versions.put("a", library()) == "a"
     with pytest.raises(LibraryError, match="'a' is another library already"):
@@ -561,7 +575,7 @@ def test_a_name_stands_for_one_library() -> None:
 
 
 def test_ids_of_a_rejected_version_are_not_used_again() -> None:
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("a", library())
     rejected, _ = versions.at("a").apply([Edit("add", text=TEXTS[3])], LOOSE, size)
     versions.put("b", rejected, parent="a")
@@ -574,7 +588,7 @@ def test_ids_of_a_rejected_version_are_not_used_again() -> None:
 
 def test_a_torn_last_line_costs_that_line(tmp_path: Path) -> None:
     path = tmp_path / "library.jsonl"
-    versions = Versions(path)
+    versions = LibraryVersions(path)
     versions.put("a", library())
     versions.put("b", library(*TEXTS), parent="a")
     versions.move("b")
@@ -582,9 +596,9 @@ def test_a_torn_last_line_costs_that_line(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for cut in range(whole.rindex(b"\n", 0, -1) + 1, len(whole)):
         path.write_bytes(whole[:cut])
-        assert Versions.read(path).head == "a"
+        assert LibraryVersions.read(path).head == "a"
         assert path.read_bytes() == whole[:cut], "to read changes nothing: another process may be writing"
-        versions = Versions(path)
+        versions = LibraryVersions(path)
         assert (versions.head, versions.names()) == ("a", ["a", "b"])
         versions.move("b")
         versions.close()
@@ -595,35 +609,35 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"id": "version a", "name": "a"}\nnonsense\n')
     with pytest.raises(LibraryError, match="line 2: expected a version"):
-        Versions.read(path)
+        LibraryVersions.read(path)
     with pytest.raises(UserError, match="line 2"):
-        Versions(path)
+        LibraryVersions(path)
 
 
 def test_broken_characters_in_reasons_do_not_break_the_file(tmp_path: Path) -> None:
-    versions = Versions(tmp_path / "library.jsonl")
+    versions = LibraryVersions(tmp_path / "library.jsonl")
     ruling = Ruling(Edit("add", text="\ud800 half", problems=("p\udfff",)), False, "\ud800")
     versions.put("a", Library(), rulings=[ruling], why="\ud83d")
     versions.close()
-    assert Versions(tmp_path / "library.jsonl").rulings("a")[0].reason == "\ufffd"
+    assert LibraryVersions(tmp_path / "library.jsonl").rulings("a")[0].reason == "\ufffd"
 
 
 def test_a_library_is_found_where_it_lies(tmp_path: Path) -> None:
     with pytest.raises(LibraryError, match="there is no library at"):
-        located(tmp_path / "none")
+        find_library(tmp_path / "none")
     with pytest.raises(LibraryError, match=r"holds no library\.jsonl"):
-        located(tmp_path)
+        find_library(tmp_path)
     (tmp_path / "a.yaml").write_text(library().to_yaml())
-    assert opened(tmp_path / "a.yaml") == library()
+    assert open_library(tmp_path / "a.yaml") == library()
     (tmp_path / "b.yaml").write_bytes(b"- \xff\xfe")
     with pytest.raises(LibraryError, match="is not UTF-8"):
-        opened(tmp_path / "b.yaml")
+        open_library(tmp_path / "b.yaml")
     for seed in ("s0", "s1"):
-        versions = Versions(tmp_path / seed / "library.jsonl")
+        versions = LibraryVersions(tmp_path / seed / "library.jsonl")
         versions.put(seed, library())
         versions.close()
-        found = opened(tmp_path / seed)
-        assert isinstance(found, Versions)
+        found = open_library(tmp_path / seed)
+        assert isinstance(found, LibraryVersions)
         assert found.head == seed
     with pytest.raises(LibraryError, match=r"s0.*s1.*name one of them"):
-        located(tmp_path)
+        find_library(tmp_path)

@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
-from learngraph.memory.search.similarity import Jaccard, jaccard, shingles
-from learngraph.memory.storage.shelf import Shelf, to_json, write_jsonl
+from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles
+from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
 from learngraph.memory.trajectories import (
     BadMemory,
     Trajectories,
-    goal,
-    marginal,
-    paid,
+    goal_key,
+    is_rewarded,
+    marginal_relevance,
     read_bank,
     return_to_go,
-    structured,
-    whole,
+    structured_key,
+    whole_prompt_key,
 )
 
 STATES = ["door black", "door red", "door black mist", "gate troll", "hall lamp rope", "hall rope lamp", ""]
@@ -88,16 +88,16 @@ def test_words_of_the_goal_are_not_words_of_the_state():
 
 def test_a_state_less_alike_may_win_by_its_goal():
     stored = [attempt(("x y z w", "go", 1.0)), *(attempt(("x y z", "go", 1.0), number=n, goal="eat") for n in range(1, 9))]
-    memory = filled(stored, similarity=Jaccard(tokens=str.split))
+    memory = filled(stored, similarity=JaccardSimilarity(tokens=str.split))
     assert ask(memory, "x y z", 1, per_trajectory=0) == [("a/0/0", 0.75)]  # 8 states are more alike: worth 0.5 each
     assert ask(memory, "x y z", 2) == [("a/0/0", 0.75), ("a/8/0", 0.5)]
 
 
 def test_keys_hold_what_they_say():
     task, before = Task("t", "reach\n the exit"), [Transition("door black", "mist", 1.0)]
-    assert structured(task, before, "gate troll") == "goal: reach the exit\nstate: gate troll"
-    assert whole(task, before, "gate troll") == "reach the exit\ndoor black\n> mist\ngate troll"
-    assert goal(task, before, "gate troll") == "reach\n the exit"
+    assert structured_key(task, before, "gate troll") == "goal: reach the exit\nstate: gate troll"
+    assert whole_prompt_key(task, before, "gate troll") == "reach the exit\ndoor black\n> mist\ngate troll"
+    assert goal_key(task, before, "gate troll") == "reach\n the exit"
 
 
 def test_the_whole_prompt_makes_the_past_count():
@@ -105,9 +105,9 @@ def test_the_whole_prompt_makes_the_past_count():
         attempt(("hall", "north", 0.0), ("door black", "mist", 1.0)),
         attempt(("cellar", "up", 0.0), ("door black", "fern", 0.0), number=1),
     ]
-    memory = filled(stored, key=whole)
+    memory = filled(stored, key=whole_prompt_key)
     before = [Transition("hall", "north", 0.0)]
-    first, second = memory.search(whole(Task("t", GOALS[0]), before, "door black"), 2)
+    first, second = memory.search(whole_prompt_key(Task("t", GOALS[0]), before, "door black"), 2)
     assert (first.trajectory, first.step, first.similarity) == ("a/0", 1, 1.0)
     assert second.similarity < 1
 
@@ -196,10 +196,10 @@ def brute(
 
     def deed(r: Any) -> tuple[str, str]:
         step = r[3].transitions[r[2]]
-        return structured(r[3].task, (), step.state), step.action
+        return structured_key(r[3].task, (), step.state), step.action
 
     def chosen(wanted: set[bool | None]) -> list[Any]:
-        left, picked = [r for r in records if paid(r[3]) in wanted], list[Any]()
+        left, picked = [r for r in records if is_rewarded(r[3]) in wanted], list[Any]()
         if distinct:
             left = [r for n, r in enumerate(left) if deed(r) not in map(deed, left[:n])]
 
@@ -224,7 +224,7 @@ def brute(
         both.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
     else:
         both = chosen({"success": {True}, "failure": {False}, "all": {True, False, None}}[kind])  # type: ignore[arg-type]
-    return [Precedent(t.id, step, alike, paid(t)) for alike, _, step, t in both]
+    return [Precedent(t.id, step, alike, is_rewarded(t)) for alike, _, step, t in both]
 
 
 def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
@@ -237,7 +237,7 @@ def by_tokens(a: tuple[str, str], b: tuple[str, str]) -> float:
 def test_search_equals_brute_force(world, state, instruction, question, stride, limit):
     bank, own = world
     memory = filled(own, bank=bank, stride=stride, limit=limit)
-    found = memory.search(structured(Task("asked", instruction), (), state), **question)
+    found = memory.search(structured_key(Task("asked", instruction), (), state), **question)
     assert found == brute(bank, own, by_tokens, (instruction, state), stride, limit, **question)
 
 
@@ -245,9 +245,9 @@ def test_search_equals_brute_force(world, state, instruction, question, stride, 
 @given(worlds(), st.sampled_from(STATES), questions, st.none() | st.integers(1, 3), st.randoms())
 def test_order_of_asking_storing_twice_and_reopening_change_nothing(world, state, question, limit, random):
     bank, own = world
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     memory = Trajectories(shelf, bank=bank, limit=limit)
-    key = structured(Task("asked", GOALS[0]), (), state)
+    key = structured_key(Task("asked", GOALS[0]), (), state)
     for trajectory in own:
         memory.search(key, **question)
         memory.add(trajectory)
@@ -266,7 +266,7 @@ def test_a_fork_finds_what_the_first_run_found(world, state, question, limit, ep
     bank, own = world
     own = sorted((t for t in own if t.run == "a"), key=lambda t: t.episode)
     question = {**question, "before": ("a", episode)}
-    key = structured(Task("asked", GOALS[0]), (), state)
+    key = structured_key(Task("asked", GOALS[0]), (), state)
     then = filled([t for t in own if t.episode < episode], bank=bank, limit=limit)
     assert filled(own, bank=bank, limit=limit).search(key, **question) == then.search(key, **question)
 
@@ -285,7 +285,7 @@ def test_kinds_by_outcome_and_what_nobody_knows_only_with_all():
     assert names(memory, "door black", kind="failure") == ["a/1/0"]
     assert names(memory, "door black") == ["a/2/0", "a/1/0", "a/0/0"]  # equals: newest first
     assert names(memory, "door black", 1, kind="mixed") == ["a/1/0", "a/0/0"]  # one of each
-    assert [p.success for p in memory.search(structured(Task("t", GOALS[0]), (), "door black"), 3)] == [None, False, True]
+    assert [p.success for p in memory.search(structured_key(Task("t", GOALS[0]), (), "door black"), 3)] == [None, False, True]
 
 
 def test_success_is_what_the_memory_is_told():
@@ -305,12 +305,12 @@ def test_neighbours_of_one_trajectory_are_as_many_as_asked_for():
 
 
 def test_marginal_relevance_worked_out_by_hand():
-    assert marginal(0.8, 0.5, 0.25) == pytest.approx(0.475)  # 0.75 * 0.8 - 0.25 * 0.5
-    assert marginal(0.8, 0.5, 0.0) == 0.8
-    assert marginal(0.8, 0.5, 1.0) == -0.5
+    assert marginal_relevance(0.8, 0.5, 0.25) == pytest.approx(0.475)  # 0.75 * 0.8 - 0.25 * 0.5
+    assert marginal_relevance(0.8, 0.5, 0.0) == 0.8
+    assert marginal_relevance(0.8, 0.5, 1.0) == -0.5
     # similarities to "a b c d" (single words): twice a b c (3/4 each), then c d (2/4), which is 1/4 like a b c
     stored = [attempt((state, "go", 1.0), number=i) for i, state in enumerate(["c d", "a b c", "c b a"])]
-    memory = filled(stored, similarity=Jaccard(tokens=str.split))
+    memory = filled(stored, similarity=JaccardSimilarity(tokens=str.split))
     assert ask(memory, "a b c d") == [("a/2/0", 0.75), ("a/1/0", 0.75), ("a/0/0", 0.5)]
     # after c b a: a b c is worth .5 * .75 - .5 * 1 = -.125, c d is worth .5 * .5 - .5 * .25 = .125
     assert names(memory, "a b c d", diversity=0.5) == ["a/2/0", "a/0/0", "a/1/0"]
@@ -388,7 +388,7 @@ def test_beyond_the_limit_the_least_useful_goes_then_the_oldest_never_the_bank()
     memory.add(attempt(("door", "go", 0.0), number=4))  # a/2 and a/3 are as useful as each other: the oldest goes
     assert names(memory, "door") == ["a/4/0", "a/3/0", "bank/0/0"]
     assert len(memory) == 3
-    assert [memory.evicted(f"a/{i}") for i in range(5)] == [True, True, True, False, False]
+    assert [memory.is_evicted(f"a/{i}") for i in range(5)] == [True, True, True, False, False]
     assert memory.trajectory("a/0").value == 2.0  # evicted, not deleted
     assert names(memory, "door", before=("a", 2)) == ["a/1/0", "a/0/0", "bank/0/0"]  # as episode 2 saw it
 
@@ -399,16 +399,16 @@ def test_what_helped_stays_whatever_a_bank_was_worth_and_other_tasks_are(gold: i
     memory = Trajectories(bank=[attempt(("door", "gold", 10.0), run="gold", number=n) for n in range(gold)], limit=2)
     for number, (value, used) in enumerate([(3.0, ""), (0.0, ""), (5.0, "a/0"), (6.0, "a/0")]):
         memory.add(attempt(("door", "go", value), number=number, used=[used] if used else ()))
-    assert [memory.evicted(f"a/{n}") for n in range(4)] == [False, True, True, False]
+    assert [memory.is_evicted(f"a/{n}") for n in range(4)] == [False, True, True, False]
     other = Trajectories(limit=2)  # another task pays more: that says nothing of this one
     other.add(attempt(("door", "go", 3.0)))
     other.add(attempt(("door", "go", 90.0), number=1, task="t1"))
     other.add(attempt(("door", "go", 5.0), number=2, used=["a/0"]))
-    assert [other.evicted(f"a/{n}") for n in range(3)] == [False, True, False]
+    assert [other.is_evicted(f"a/{n}") for n in range(3)] == [False, True, False]
 
 
 def test_evicted_trajectories_stay_on_the_shelf():
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     memory = Trajectories(shelf, limit=1)
     for number in range(3):
         memory.add(attempt(("door", "go", 1.0), number=number))
@@ -425,7 +425,7 @@ def test_a_bank_made_elsewhere_is_searched_beside_the_runs_own(tmp_path):
     file = tmp_path / "bank.jsonl"
     write_jsonl(made, file)
     assert read_bank(file) == tuple(made)
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     memory = Trajectories(shelf, bank=read_bank(file))
     memory.add(attempt(("door black", "fern", 0.0)))
     assert names(memory, "door black") == ["a/0/0", "gold/0/0"]  # among equals the bank's is the older one
@@ -445,7 +445,7 @@ def test_equal_ids_in_bank_and_shelf_are_refused():
     memory = Trajectories(bank=[seed])
     with pytest.raises(BadMemory, match="'a/0' is in the bank as well as among the run's own: give the run another name"):
         memory.add(seed)
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     shelf.put([seed])
     with pytest.raises(BadMemory, match="'a/0' is in the bank as well"):
         Trajectories(shelf, bank=[seed])
@@ -534,7 +534,7 @@ def test_bad_settings_are_refused_in_words(settings: dict[str, Any], said: str) 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_refused_and_nothing_is_stored(reward):
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     memory = Trajectories(shelf)
     with pytest.raises(BadMemory, match=r"'a/0': the reward of step 1 is .*; give a finite number, or None"):
         memory.add(attempt(("door", "go", 1.0), ("gate", "go", reward)))
@@ -569,7 +569,7 @@ def test_storage_grows_linearly_with_the_length_of_an_episode():
     for steps in (50, 100, 200, 400):
         episodes = [long_attempt(steps, number) for number in range(3)]
         store = InMemoryStore()
-        shelf: Shelf[Trajectory] = Shelf(store, ("trajectories",), Trajectory)
+        shelf: RecordStore[Trajectory] = RecordStore(store, ("trajectories",), Trajectory)
         kept.append(bytes_of(lambda shelf=shelf, episodes=episodes: filled(episodes, shelf=shelf)))
         shelved.append(sum(len(json.dumps(item.value)) for item in store.search(("trajectories",), limit=100)))
     for small, large in ((0, 1), (1, 2), (2, 3)):
@@ -583,7 +583,7 @@ def test_many_threads_may_ask_while_one_stores():
     stored = [attempt(("door black", "go", 1.0), ("door red", "go", 0.0), number=i) for i in range(60)]
 
     def asking(_: int) -> bool:
-        found = memory.search(structured(Task("t", GOALS[0]), (), "door black"), 5)
+        found = memory.search(structured_key(Task("t", GOALS[0]), (), "door black"), 5)
         times = [p.similarity for p in found]
         return times == sorted(times, reverse=True) and all(p.step == 0 for p in found)
 
@@ -595,7 +595,7 @@ def test_many_threads_may_ask_while_one_stores():
 
 
 def test_what_another_process_stored_is_seen_after_a_reload():
-    shelf: Shelf[Trajectory] = Shelf(InMemoryStore(), ("trajectories",), Trajectory)
+    shelf: RecordStore[Trajectory] = RecordStore(InMemoryStore(), ("trajectories",), Trajectory)
     memory = Trajectories(shelf)
     Trajectories(shelf).add(attempt(("door", "go", 1.0)))
     assert names(memory, "door") == []

@@ -25,12 +25,12 @@ from langchain_core.tools import tool
 from openai_server import OpenAIServer
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Usage, UserError
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.act.policies import LocalPolicy
 from learngraph.nodes.ask import Ask, Unreadable
-from learngraph.nodes.cached_model import BudgetSpent, Meter, Prices, Recorded, Slots
+from learngraph.nodes.cached_model import BudgetSpent, CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
@@ -63,8 +63,8 @@ def used(read: int, written: int) -> UsageMetadata:
     return UsageMetadata(input_tokens=read, output_tokens=written, total_tokens=read + written)
 
 
-def recorded(model: Runnable[Any, Any] | None = None, cache: Cache | None = None, **more: Any) -> Recorded:
-    return Recorded(model or Counting(), more.pop("name", "counting, temperature 0.7"), cache or Cache(), **more)
+def recorded(model: Runnable[Any, Any] | None = None, cache: Cache | None = None, **more: Any) -> CachedChatModel:
+    return CachedChatModel(model or Counting(), more.pop("name", "counting, temperature 0.7"), cache or Cache(), **more)
 
 
 def stored(cache: Cache) -> int:
@@ -167,8 +167,8 @@ def test_what_a_model_is_never_told_makes_no_other_call() -> None:
     assert replace_stage(model, "critic").invoke(plain).text == "1", "what it is asked for changes nothing"
 
 
-def replace_stage(model: Recorded, stage: str) -> Recorded:
-    return Recorded(model.model, model.name, model.cache, stage)
+def replace_stage(model: CachedChatModel, stage: str) -> CachedChatModel:
+    return CachedChatModel(model.model, model.name, model.cache, stage)
 
 
 def test_bound_options_are_part_of_the_call() -> None:
@@ -205,7 +205,7 @@ def test_equal_calls_at_once_end_with_one_reply(way: str) -> None:
         told = {reply.text for reply in asyncio.run(all())}
     assert len(told) == 1
     assert model.invoke(QUESTION).text in told
-    assert model.cache.spent()["model"].calls == len(model.model.told), "those that were made were paid for"  # type: ignore[attr-defined]
+    assert model.cache.usage_by_stage()["model"].calls == len(model.model.told), "those that were made were paid for"  # type: ignore[attr-defined]
 
 
 async def test_a_failure_is_not_stored() -> None:
@@ -214,7 +214,7 @@ async def test_a_failure_is_not_stored() -> None:
             raise UserError("the server is at lunch")
         return AIMessage(str(n))
 
-    model = recorded(Counting(reply=reply), slots=Slots(1))
+    model = recorded(Counting(reply=reply), slots=ConcurrencyLimit(1))
     with pytest.raises(UserError, match="at lunch"):
         model.invoke(QUESTION)
     with pytest.raises(UserError, match="at lunch"):
@@ -229,7 +229,7 @@ async def test_a_call_that_is_broken_off_is_not_stored() -> None:
             await asyncio.sleep(60)
             raise AssertionError
 
-    model = recorded(Slow(), slots=Slots(1))
+    model = recorded(Slow(), slots=ConcurrencyLimit(1))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(model.ainvoke(QUESTION), 0.01)
     assert stored(model.cache) == 0
@@ -294,10 +294,13 @@ async def test_over_http(tmp_path: Path) -> None:
     with server()(["go north", "go south", "go east", "go west"]) as stub:
         model = open_model("openai:stub", base_url=stub.url)
         cache = Cache(tmp_path / "c")
-        plain = Recorded(model, "stub", cache, slots=Slots(2))
+        plain = CachedChatModel(model, "stub", cache, slots=ConcurrencyLimit(2))
         first = await plain.ainvoke(QUESTION, seed=5)
         with_tools = plain.bind_tools([python])
-        others = [with_tools.invoke(QUESTION, seed=5), Recorded(model, "stub", cache, seeds=False).invoke(QUESTION, seed=6)]
+        others = [
+            with_tools.invoke(QUESTION, seed=5),
+            CachedChatModel(model, "stub", cache, seeds=False).invoke(QUESTION, seed=6),
+        ]
         again = plain.invoke(QUESTION, seed=5), with_tools.invoke(QUESTION, seed=5)
     assert [first.text, *(reply.text for reply in others)] == ["go north", "go south", "go east"]
     assert again == (first, others[0])
@@ -305,7 +308,7 @@ async def test_over_http(tmp_path: Path) -> None:
     assert first.usage_metadata == {**used(7, 2), "input_token_details": {}, "output_token_details": {}}
     assert [request.get("seed") for request in stub.requests] == [5, 5, None]
     assert [[t["function"]["name"] for t in request.get("tools", [])] for request in stub.requests] == [[], ["python"], []]
-    assert cache.spent() == {"model": Usage(3, 21, 6)}
+    assert cache.usage_by_stage() == {"model": Usage(3, 21, 6)}
 
 
 async def test_where_nobody_listens_a_model_may_answer_without_callbacks() -> None:
@@ -352,11 +355,11 @@ def test_a_model_that_scores_still_does() -> None:
     model = recorded(Scoring())
     assert hasattr(model, "score")
     assert model.score(QUESTION, ["a", "bb"]) == [-1.0, -2.0]
-    assert model.cache.spent() == {}
+    assert model.cache.usage_by_stage() == {}
     toy = open_environment("toy")
-    parts = Parts.scored(toy, Parts(toy).journal, model)
-    assert (parts.window, parts.count("a b c")) == (512, 3)
-    node = parts.policy(lambda state: {})
+    parts = MethodInputs.with_scoring_model(toy, MethodInputs(toy).journal, model)
+    assert (parts.window, parts.count_tokens("a b c")) == (512, 3)
+    node = parts.make_policy(lambda state: {})
     assert isinstance(node, LocalPolicy)
     assert model.invoke(QUESTION, seed=9).text == model.invoke(QUESTION, seed=9).text == "1"
     assert model.model.told == [(QUESTION, {"seed": 9})]  # type: ignore[attr-defined]
@@ -370,18 +373,18 @@ def test_a_model_that_does_not_score_has_no_score() -> None:
     with pytest.raises(AttributeError, match="has no 'with_structured_output'"):
         _ = model.with_structured_output
     toy = open_environment("toy")
-    ask: Any = Parts.written(toy, Parts(toy).journal, model).policy(lambda state: {})  # type: ignore[arg-type]
+    ask: Any = MethodInputs.with_chat_model(toy, MethodInputs(toy).journal, model).make_policy(lambda state: {})  # type: ignore[arg-type]
     assert ask.model is model
 
 
 @pytest.mark.slow
 def test_the_pocket_model_says_the_same_from_the_cache(tmp_path: Path) -> None:
     pocket: Any = open_model("pocket", threads=1)
-    model = Recorded(pocket, "pocket", Cache(tmp_path / "c"))
+    model = CachedChatModel(pocket, "pocket", Cache(tmp_path / "c"))
     told = model.invoke(QUESTION, seed=3)
     assert told.content == pocket.invoke(QUESTION, seed=3).content
     pocket.forget()  # what it has read already shows in the last digits of its log-probabilities
-    assert Recorded(pocket, "pocket", Cache(tmp_path / "c")).invoke(QUESTION, seed=3) == told
+    assert CachedChatModel(pocket, "pocket", Cache(tmp_path / "c")).invoke(QUESTION, seed=3) == told
     assert told.response_metadata["model_logprobs"]
     assert model.score(QUESTION, ["go north"]) == pytest.approx(pocket.score(QUESTION, ["go north"]), abs=1e-5)
     assert model.window == pocket.window
@@ -411,7 +414,7 @@ class Crowd:
 
 
 def test_slots_hold_for_threads_and_loops_together() -> None:
-    slots, crowd = Slots(3), Crowd()
+    slots, crowd = ConcurrencyLimit(3), Crowd()
 
     def thread(n: int) -> None:
         for _ in range(10):
@@ -439,7 +442,7 @@ def test_slots_hold_for_threads_and_loops_together() -> None:
 
 
 async def test_slots_are_given_in_the_order_of_coming() -> None:
-    slots, order = Slots(1), list[int]()
+    slots, order = ConcurrencyLimit(1), list[int]()
 
     async def one(n: int) -> None:
         async with slots:
@@ -455,7 +458,7 @@ def test_who_gives_up_waiting_takes_no_slot(work: list[tuple[int, bool]], limit:
     """Tasks that wait, work a while, and are cancelled at any time: in the end all slots are there."""
 
     async def play() -> None:
-        slots, crowd = Slots(limit), Crowd()
+        slots, crowd = ConcurrencyLimit(limit), Crowd()
 
         async def one(turns: int) -> None:
             async with slots:
@@ -482,7 +485,7 @@ def test_who_gives_up_waiting_takes_no_slot(work: list[tuple[int, bool]], limit:
 
 
 def test_a_slot_comes_back_from_a_loop_that_ended_with_its_waiters() -> None:
-    slots = Slots(1)
+    slots = ConcurrencyLimit(1)
 
     async def one() -> None:
         async with slots:
@@ -501,11 +504,11 @@ def test_a_slot_comes_back_from_a_loop_that_ended_with_its_waiters() -> None:
 
 def test_slots_are_at_least_one() -> None:
     with pytest.raises(UserError, match="at least 1 call must be allowed in flight, got 0"):
-        Slots(0)
+        ConcurrencyLimit(0)
 
 
 async def test_what_is_stored_takes_no_slot() -> None:
-    slots = Slots(1)
+    slots = ConcurrencyLimit(1)
     model = recorded(slots=slots)
     model.invoke(QUESTION)
     with slots:
@@ -523,7 +526,7 @@ async def test_no_more_calls_in_flight_than_slots() -> None:
             crowd.leave()
             return AIMessage("hello")
 
-    slots, cache = Slots(4), Cache()
+    slots, cache = ConcurrencyLimit(4), Cache()
     policy, critic = recorded(Slow(), cache, slots=slots), recorded(Slow(), cache, slots=slots, name="critic")
     await asyncio.gather(*(model.ainvoke([HumanMessage(str(n))]) for n in range(20) for model in (policy, critic)))
     assert (crowd.total, crowd.most) == (40, 4), "shared by all models of a run"
@@ -536,22 +539,24 @@ def test_tokens_and_dollars_are_those_of_the_calls(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "c")
     policy = recorded(Counting(), cache, stage="policy", name="p")
     critic = recorded(Counting(reply=lambda n: AIMessage("x", usage_metadata=used(1000, 200))), cache, stage="critic", name="c")
-    meter = Meter(cache, Prices(0.5, 1.5), {"critic": Prices(2.0, 8.0)})
+    meter = SpendingLimit(cache, Prices(0.5, 1.5), {"critic": Prices(2.0, 8.0)})
     for n in (0, 1, 2, 0, 1):  # two of them are known already
         policy.invoke([HumanMessage(str(n))])
     critic.invoke(QUESTION)
-    assert cache.spent() == {"policy": Usage(3, 300, 30), "critic": Usage(1, 1000, 200)}
-    assert meter.spent == Usage(4, 1300, 230)
+    assert cache.usage_by_stage() == {"policy": Usage(3, 300, 30), "critic": Usage(1, 1000, 200)}
+    assert meter.total_usage == Usage(4, 1300, 230)
     assert meter.cost == pytest.approx((300 * 0.5 + 30 * 1.5 + 1000 * 2 + 200 * 8) / 1e6)
-    later = Meter(Cache(tmp_path / "c"), Prices(0.5, 1.5), {"critic": Prices(2.0, 8.0)})
-    assert (later.spent, later.cost) == (meter.spent, meter.cost), "what earlier processes of the run paid is among it"
-    assert cache.seconds().keys() == {"policy", "critic"}
+    later = SpendingLimit(Cache(tmp_path / "c"), Prices(0.5, 1.5), {"critic": Prices(2.0, 8.0)})
+    assert (later.total_usage, later.cost) == (meter.total_usage, meter.cost), (
+        "what earlier processes of the run paid is among it"
+    )
+    assert cache.seconds_by_stage().keys() == {"policy", "critic"}
 
 
 def test_tokens_are_estimated_where_the_server_does_not_say() -> None:
     model = recorded(Counting(reply=lambda n: AIMessage("the answer is 42")))
     model.invoke(QUESTION)
-    spent = model.cache.spent()["model"]
+    spent = model.cache.usage_by_stage()["model"]
     assert spent.calls == 1
     assert 7 <= spent.input_tokens <= 20
     assert 4 <= spent.output_tokens <= 8
@@ -565,7 +570,7 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_resumes_it(way: str, tmp_p
     def play(budget: int | None) -> list[str]:
         """Ten questions, one after the other; a process of its own."""
         cache = Cache(tmp_path / "c")
-        asked = recorded(model, cache, meter=Meter(cache, Prices(10, 10), tokens=budget), slots=Slots(1))
+        asked = recorded(model, cache, meter=SpendingLimit(cache, Prices(10, 10), max_tokens=budget), slots=ConcurrencyLimit(1))
         said = []
         try:
             for n in range(10):
@@ -589,7 +594,7 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_resumes_it(way: str, tmp_p
 
 def test_a_budget_in_dollars() -> None:
     cache = Cache()
-    model = recorded(None, cache, meter=Meter(cache, Prices(1000.0, 0.0), dollars=0.25))
+    model = recorded(None, cache, meter=SpendingLimit(cache, Prices(1000.0, 0.0), max_dollars=0.25))
     with pytest.raises(BudgetSpent, match=r"the budget of \$0.25 is spent: 3 calls, .* \$0.3000"):
         [model.invoke([HumanMessage(str(n))]) for n in range(10)]
     for wrong, says in (
@@ -598,22 +603,23 @@ def test_a_budget_in_dollars() -> None:
         ({"dollars": 3.0}, "a budget of \\$3 needs prices"),
     ):
         with pytest.raises(UserError, match=says):
-            Meter(cache, **wrong)  # type: ignore[arg-type]
+            SpendingLimit(cache, **wrong)  # type: ignore[arg-type]
 
 
 async def test_a_budget_is_exceeded_by_no_more_than_the_calls_in_flight() -> None:
     cache, model = Cache(), Counting()
-    asked = recorded(model, cache, meter=Meter(cache, tokens=1000), slots=Slots(4))
+    asked = recorded(model, cache, meter=SpendingLimit(cache, max_tokens=1000), slots=ConcurrencyLimit(4))
     done = await asyncio.gather(*(asked.ainvoke([HumanMessage(str(n))]) for n in range(50)), return_exceptions=True)
     assert {type(one) for one in done} == {AIMessage, BudgetSpent}
     assert 10 <= len(model.told) <= 10 + 3
-    assert cache.spent()["model"].calls == len(model.told)
+    assert cache.usage_by_stage()["model"].calls == len(model.told)
 
 
 def test_two_processes_know_of_each_other(tmp_path: Path) -> None:
     """They read what was spent from the file, before each call."""
     one, other = (
-        recorded(None, cache, meter=Meter(cache, tokens=300)) for cache in (Cache(tmp_path / "c"), Cache(tmp_path / "c"))
+        recorded(None, cache, meter=SpendingLimit(cache, max_tokens=300))
+        for cache in (Cache(tmp_path / "c"), Cache(tmp_path / "c"))
     )
     for n in range(3):
         (one if n % 2 else other).invoke([HumanMessage(str(n))])
@@ -627,7 +633,7 @@ def test_whatever_ends_a_call_its_slot_comes_back(error: type[BaseException]) ->
     def reply(n: int) -> AIMessage:
         raise error
 
-    model = recorded(Counting(reply=reply), slots=Slots(1))
+    model = recorded(Counting(reply=reply), slots=ConcurrencyLimit(1))
     with suppress(error):
         model.invoke(QUESTION)
     assert model.slots

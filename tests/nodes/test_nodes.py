@@ -10,8 +10,8 @@ from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Estimate, Neighbour, Observation, Task, Trajectory, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.decide import Choose, Modulate
-from learngraph.nodes.act.episode import Act, Begin, progress
-from learngraph.nodes.act.tabular import EpsilonGreedy, Keep, LookUp
+from learngraph.nodes.act.episode import Act, Begin, route_episode_end
+from learngraph.nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from learngraph.nodes.evaluate.judge import EnvironmentJudge
 from learngraph.nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -42,7 +42,7 @@ def test_begin() -> None:
 
 def test_act_writes_the_step_once_and_empties_what_is_spent() -> None:
     journal, gold = Journal(), TOY.gold(TASK)
-    act = Act(TOY, journal, detail=("prior",), spent=("prior", "candidates"))
+    act = Act(TOY, journal, journal_channels=("prior",), clear_lists=("prior", "candidates"))
     state = at(action=gold[0], prior=[-1.0], candidates=[Candidate(gold[0], 0.0)])
     out = act(state)
     assert act(state) == out
@@ -62,8 +62,8 @@ def test_best_keeps_what_is_taken_away_again() -> None:
 
 
 def test_progress() -> None:
-    assert progress({"observation": Observation("x", ("a",))}) == "next step"  # type: ignore[typeddict-item]
-    assert progress({"observation": Observation("x", over=True)}) == "over"  # type: ignore[typeddict-item]
+    assert route_episode_end({"observation": Observation("x", ("a",))}) == "next step"  # type: ignore[typeddict-item]
+    assert route_episode_end({"observation": Observation("x", over=True)}) == "over"  # type: ignore[typeddict-item]
 
 
 def test_recall_merges_visits_and_hides_the_present_episode() -> None:
@@ -106,10 +106,10 @@ def test_modulate_floors_the_prior_only_where_something_is_remembered() -> None:
     base = {"candidates": [Candidate("a", -0.01), Candidate("b", -20.0)]}
     estimates = [Estimate("a", 1, 0, -1, -1.0), Estimate("b", 1, 0, 1, 1.0)]
     knows = {**base, "estimates": estimates, "neighbours": [Neighbour("x", 1.0, "a", 1, 0.0)]}
-    out = Modulate(beta=2.0, floor=0.01)(knows)  # type: ignore[arg-type]
+    out = Modulate(beta=2.0, min_prior=0.01)(knows)  # type: ignore[arg-type]
     assert [c.logit for c in out["candidates"]] == pytest.approx([-2.01, math.log(0.01) + 2])
     assert out["prior"] == [-0.01, -20.0]
-    out = Modulate(beta=2.0, floor=0.01)({**knows, "neighbours": []})  # type: ignore[typeddict-item]
+    out = Modulate(beta=2.0, min_prior=0.01)({**knows, "neighbours": []})  # type: ignore[typeddict-item]
     assert [c.logit for c in out["candidates"]] == pytest.approx([-2.01, -18.0])
 
 
@@ -144,7 +144,7 @@ def test_judge_and_remember() -> None:
 
 def test_q_learning_backs_up_along_an_episode() -> None:
     """gamma 0.5, rate 0.5: Q(t,b) = 0 + .5 (4 - 0) = 2, then Q(s,a) = .5 (1 + .5 * 2) = 1."""
-    table = QTable(gamma=0.5, rate=0.5)
+    table = QTable(gamma=0.5, learning_rate=0.5)
     table.add(Trajectory("r/0", TASK, (Transition("s", "a", 1.0), Transition("t", "b", 4.0)), "r", 0))
     assert table.values("r", 1, "t", ["b", "c"]) == [2.0, 0.0]
     assert table.values("r", 1, "s", ["a"]) == [1.0]
@@ -153,7 +153,7 @@ def test_q_learning_backs_up_along_an_episode() -> None:
 
 
 def test_q_learning_forgets_a_best_value_that_has_fallen() -> None:
-    table = QTable(gamma=1.0, rate=1.0)
+    table = QTable(gamma=1.0, learning_rate=1.0)
     table.add(Trajectory("r/0", TASK, (Transition("s", "a", 10.0),), "r", 0))
     table.add(Trajectory("r/1", TASK, (Transition("p", "go", 0.0), Transition("s", "a", 0.0)), "r", 1))
     assert table.values("r", 2, "s", ["a"]) == [0.0]
@@ -161,13 +161,13 @@ def test_q_learning_forgets_a_best_value_that_has_fallen() -> None:
 
 
 def test_look_up_choose_and_keep() -> None:
-    journal, table = Journal(), QTable(gamma=0.5, rate=1.0)
+    journal, table = Journal(), QTable(gamma=0.5, learning_rate=1.0)
     start: Any = at()
     action = start["observation"].actions[-1]
     head = journal.append("r/1/t", Transition(TOY.abstract(start["observation"]), action, 3.0))
-    Keep(table, TOY, journal)({**start, "head": head})
+    UpdateQTable(table, TOY, journal)({**start, "head": head})
     later = {**start, "episode": 2}
-    found = LookUp(table, TOY)(later)["candidates"]
+    found = LookUpQValues(table, TOY)(later)["candidates"]
     assert {c.action: c.logit for c in found}[action] == 3.0
     assert EpsilonGreedy(0.0)({**later, "candidates": found}) == {"action": action}
     picks = [EpsilonGreedy(0.5)({**later, "candidates": found, "run": f"r{n}"})["action"] for n in range(1000)]

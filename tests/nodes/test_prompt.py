@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.nodes.prompt import HERE, Prompt, PromptError
+from learngraph.nodes.prompt import PROMPTS_DIR, Prompt, PromptError
 
 
 def test_values_fill_the_text() -> None:
@@ -36,7 +36,7 @@ def test_override_and_fall_back(tmp_path: Path) -> None:
     (tmp_path / "act" / "score.md").write_text("## user\n$brief$instruction $steps$observation!")
     mine = Prompt.load("act/score", tmp_path).messages(brief="", instruction="a", steps="", observation="b")
     assert mine[0].content == "a b!"
-    assert Prompt.load("act/choose", tmp_path).names == {"brief", "instruction", "steps", "observation", "options"}
+    assert Prompt.load("act/choose", tmp_path).placeholders == {"brief", "instruction", "steps", "observation", "options"}
 
 
 def test_unknown_prompt_and_directory(tmp_path: Path) -> None:
@@ -46,6 +46,6 @@ def test_unknown_prompt_and_directory(tmp_path: Path) -> None:
         Prompt.load("act/score", tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("path", sorted(HERE.rglob("*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(PROMPTS_DIR.rglob("*.md")), ids=lambda p: p.stem)
 def test_every_shipped_prompt_reads(path: Path) -> None:
-    assert Prompt.load(str(path.relative_to(HERE).with_suffix(""))).parts
+    assert Prompt.load(str(path.relative_to(PROMPTS_DIR).with_suffix(""))).parts

@@ -23,9 +23,9 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.search.similarity import Jaccard, Rows, Similarity, shingles, words
-from learngraph.memory.search.vectors import Vectors
-from learngraph.memory.trajectories import Trajectories, structured
+from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, shingles, words
+from learngraph.memory.search.vectors import CosineSimilarity
+from learngraph.memory.trajectories import Trajectories, structured_key
 
 STEPS, K, TASKS = 50, 10, 100
 Make = Callable[[int], Trajectory]
@@ -58,12 +58,12 @@ class Ready:
     least = -1.0
 
     def __init__(self, dims: int) -> None:
-        self._dims, self._rows = dims, Vectors(Encoder(dims)).rows
+        self._dims, self._rows = dims, CosineSimilarity(Encoder(dims)).rows
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
         return [(hashlib.blake2b(of.encode(), digest_size=16).digest(), noise(of, self._dims)) for of in texts]
 
-    def rows(self) -> Rows:
+    def rows(self) -> KeyRows:
         return self._rows()
 
 
@@ -71,7 +71,7 @@ class ReadBefore:
     """Has read the texts that it is given already, so that what is timed is the storing."""
 
     def __init__(self, similarity: Similarity) -> None:
-        self.least, self.rows, self._read = similarity.least, similarity.rows, similarity.read
+        self.minimum, self.rows, self._read = similarity.minimum, similarity.rows, similarity.read
         self._texts: Sequence[str] = ()
         self._readings: Sequence[Any] = ()
 
@@ -104,7 +104,7 @@ def visits(count: int, draw: np.random.Generator) -> Make:
 
 
 def keys(count: int) -> list[str]:
-    return [structured(Task("", "find it"), (), s.state) for n in range(count // STEPS) for s in episode(n).transitions]
+    return [structured_key(Task("", "find it"), (), s.state) for n in range(count // STEPS) for s in episode(n).transitions]
 
 
 def middle(call: Callable[[], Any], times: int = 9) -> float:
@@ -165,7 +165,7 @@ def dense(count: int, dims: int) -> None:
     for name in shares:
         report("23", f"the query among {name} / among all", f"{took[name] / took['plain']:.2f}", "<= 1.2 (1e5)")
     report("23", "the same text asked again, among others / a query", f"{took['again'] / took['plain']:.2f}", "")
-    texts = iter([structured(Task("asked", "find it"), (), f"asked {i}") for i in range(100)])
+    texts = iter([structured_key(Task("asked", "find it"), (), f"asked {i}") for i in range(100)])
     for what, filters in {
         "all": {},
         f"{K} successes and {K} failures": {"kind": "mixed"},
@@ -184,7 +184,7 @@ def calls(dims: int) -> None:
     """Row 24, and what it costs to remember the vectors."""
     encoder = Encoder(dims)
     with tempfile.TemporaryDirectory() as folder:
-        kept = Vectors(encoder, Path(folder, "vectors.sqlite"))
+        kept = CosineSimilarity(encoder, Path(folder, "vectors.sqlite"))
         memory = Trajectories(bank=[episode(0)], similarity=kept)
         before, played = encoder.calls, 20
         for number in range(1, played + 1):
@@ -234,16 +234,20 @@ def sizes(dims: int) -> None:
     ways: list[tuple[str, Similarity, Make]] = [
         (f"dense, {dims} numbers", Ready(dims), episode),
         ("dense, 60 states seen again and again", Ready(dims), again),
-        (f"states of {LENGTH} words, a fifth always new, `words`", Jaccard(words), visits(few, draw)),
-        (f"states of {LENGTH} words, a fifth always new, `shingles` (the default)", Jaccard(shingles), visits(few, draw)),
-        ("`shingles`, 60 states seen again and again", Jaccard(shingles), again),
+        (f"states of {LENGTH} words, a fifth always new, `words`", JaccardSimilarity(words), visits(few, draw)),
+        (
+            f"states of {LENGTH} words, a fifth always new, `shingles` (the default)",
+            JaccardSimilarity(shingles),
+            visits(few, draw),
+        ),
+        ("`shingles`, 60 states seen again and again", JaccardSimilarity(shingles), again),
     ]
     for what, similarity, make in ways:
         report("", f"bytes a step at {few:,} steps: {what}", f"{size(similarity, make, few):,.0f}", "")
 
 
 def lexical(count: int) -> None:
-    memory = Trajectories(similarity=ReadBefore(Jaccard(words)))
+    memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(words)))
     early, late = grown(memory, count, visits(count, np.random.default_rng(0)))
     report(
         "",
@@ -252,7 +256,7 @@ def lexical(count: int) -> None:
         "",
     )
     steps = memory.trajectory(f"bench/{count // STEPS - 1}").transitions
-    asked = [structured(Task("", "find it"), (), step.state[: 3 * len(step.state) // 4]) for step in steps[:20]]
+    asked = [structured_key(Task("", "find it"), (), step.state[: 3 * len(step.state) // 4]) for step in steps[:20]]
     for what, filters in {
         "all": {},
         f"{K} successes and {K} failures": {"kind": "mixed"},
@@ -279,10 +283,10 @@ def goals(count: int, few: int = 5_000) -> None:
             steps = tuple(Transition(state, "go on", 1.0) for state in states)
             return Trajectory(f"bench/{number}", Task(f"task-{number}", wanted[number % len(wanted)]), steps, "bench", number)
 
-        memory = Trajectories(bank=[attempt_at(number) for number in range(count // 6)], similarity=Jaccard(words))
-        asked = [structured(Task("", text(zipf(draw, LENGTH).tolist())), (), rooms[0])]
+        memory = Trajectories(bank=[attempt_at(number) for number in range(count // 6)], similarity=JaccardSimilarity(words))
+        asked = [structured_key(Task("", text(zipf(draw, LENGTH).tolist())), (), rooms[0])]
         asked = [asked[0] + f" {text(row)}" for row in zipf(draw, (20, 15)).tolist()]
-        memory.search(structured(Task("", "another"), (), rooms[1]), 4)
+        memory.search(structured_key(Task("", "another"), (), rooms[1]), 4)
         times = [cpu(lambda of=of, memory=memory: memory.search(of, 4)) * 1e3 for of in asked]  # type: ignore[misc]
         what = f"Trajectories.search at {len(memory):,} steps of {different:,} goals, lexical, first / next steps, CPU ms"
         report("", what, f"{times[0]:.1f} / {float(np.median(times[1:])):.1f}", "")

@@ -29,8 +29,8 @@ from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.episode import progress
-from learngraph.nodes.act.policies import UniformPolicy, listed
+from learngraph.nodes.act.episode import route_episode_end
+from learngraph.nodes.act.policies import UniformPolicy, admissible_actions
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -46,7 +46,7 @@ class Stay:
     """Proposes every admissible action, and would rather stay where it is than follow anything that memory recommends."""
 
     def __call__(self, state: Episode) -> dict[str, Any]:
-        actions = listed(state, "stay")
+        actions = admissible_actions(state, "stay")
         return {"candidates": [Candidate(a, -0.01 if a == "back" else -50 - i / 3) for i, a in enumerate(actions)]}
 
 
@@ -84,7 +84,7 @@ def build(method: str, steps: int, journal: Journal | None = None, **compile: An
     if method == "static":
         return static.build(world, Stay(), journal, static.Static(temperature=0), **compile)
     memory = Experiences(SHELF, gamma=0.8)
-    return jitrl.build(world, Stay(), memory, journal, jitrl.JitRL(temperature=0, floor=0), **compile)
+    return jitrl.build(world, Stay(), memory, journal, jitrl.JitRL(temperature=0, min_prior=0), **compile)
 
 
 def attempt() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def loop(method: str, steps: int) -> float:
         while True:
             for name in LOOPS[method]:
                 state |= functions[name](state)
-            if progress(state) == "over":  # type: ignore[arg-type]
+            if route_episode_end(state) == "over":  # type: ignore[arg-type]
                 return
 
     return cpu(once)

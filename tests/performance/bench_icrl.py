@@ -28,20 +28,20 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import Loop
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import UserError
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.policies import LocalPolicy, Seen, answer_policy
+from learngraph.nodes.act.policies import LocalPolicy, PromptView, answer_policy
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
 
 PAGE = 4096
 KEEPS = {
-    "all": icrl.ICRL(keep="all"),
-    "budget 2000": icrl.ICRL(keep="budget", budget=2000),
-    "last 3": icrl.ICRL(keep="last"),
+    "all": icrl.ICRL(selection="all"),
+    "budget 2000": icrl.ICRL(selection="budget", max_memory_tokens=2000),
+    "last 3": icrl.ICRL(selection="last"),
 }
 
 
@@ -66,11 +66,11 @@ def prompts(settings: icrl.ICRL, rounds: int, window: int = 10**6) -> list[str]:
     """The prompt of each round of a run at Game of 24."""
     world, model = open_environment("game24?order=difficulty"), Said(REPLIES)
 
-    def policy(seen: Seen) -> Any:
+    def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type, union-attr]
 
-    parts = Parts(world, Journal(), policy=policy, window=window)
-    Loop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+    parts = MethodInputs(world, Journal(), make_policy=policy, window=window)
+    PlainLoop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
     return model.prompts
 
 
@@ -97,7 +97,7 @@ def computed(prompts: Sequence[str], size: Callable[[str], int] = len) -> tuple[
 def at_length(count: int, rounds: int, latency: float) -> None:
     world = open_environment("game24?order=difficulty")
     with stub(latency, REPLIES) as url:
-        runs = Loop(graph(world, url))
+        runs = PlainLoop(graph(world, url))
         gc.collect()
         gc.freeze()
         sizes: list[float] = []
@@ -167,21 +167,21 @@ def pocket(rounds: int) -> None:
     print(f"    {'keep':<34}{'computed / new':>16}{'measured / new':>19}{'measured / prompt':>19}{'forwards':>10}")
     world, kinds = (
         open_environment("toy"),
-        {"all": icrl.ICRL(keep="all"), "budget 300": icrl.ICRL(budget=300), "last 3": KEEPS["last 3"]},
+        {"all": icrl.ICRL(selection="all"), "budget 300": icrl.ICRL(max_memory_tokens=300), "last 3": KEEPS["last 3"]},
     )
-    for name, settings in {**kinds, "all, without an instruction": icrl.ICRL(keep="all", strategy="none")}.items():
+    for name, settings in {**kinds, "all, without an instruction": icrl.ICRL(selection="all", instruction="none")}.items():
         model: Any = open_model("pocket", threads=1)
         watched = Watched(model)
 
-        def policy(show: Seen, watched: Watched = watched) -> Any:
+        def policy(show: PromptView, watched: Watched = watched) -> Any:
             return LocalPolicy(watched, show, Prompt.load("act/score"))
 
         def count(text: str, model: Any = model) -> int:
             return len(model.tokenizer(text)["input_ids"])
 
-        parts = Parts(world, Journal(), policy=policy, count=count, window=model.window)
+        parts = MethodInputs(world, Journal(), make_policy=policy, count_tokens=count, window=model.window)
         try:
-            Loop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
+            PlainLoop(run.build(icrl.build(parts, settings))).invoke(plans(world, 1, rounds)[0])
         except UserError as error:
             print(f"    {name:<34} {str(error)[:110]}")
             continue

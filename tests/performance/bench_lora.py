@@ -34,7 +34,7 @@ import torch
 import transformers
 
 from learngraph.tools.training import lora, losses
-from learngraph.tools.training.lora import Example, LoRA, Objective, Sample
+from learngraph.tools.training.lora import Example, LoRA, Objective, TrainingSample
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
 SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
@@ -57,7 +57,7 @@ def make(folder: Path) -> None:
 
 def opened(folder: Path) -> tuple[Any, Any]:
     network = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return network, lora.adapt(network, SETTINGS)
+    return network, lora.attach_lora(network, SETTINGS)
 
 
 def examples(rng: random.Random, count: int, total: int) -> list[Example]:
@@ -97,24 +97,24 @@ def product(clock: Callable[[], float], device: str) -> float:
 def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) -> None:
     network, _ = opened(folder)
     network.to(device)
-    updates = lora.optimizer(network, LoRA(rate=1e-9))
+    updates = lora.make_optimizer(network, LoRA(rate=1e-9))
     batch = examples(random.Random(0), 16, 1915)
     least = sum(map(needed, batch))
     ways: dict[str, Callable[[], Any]] = {
-        f"micro {micro}": lambda micro=micro: lora.step(network, updates, batch, micro=micro)
+        f"micro {micro}": lambda micro=micro: lora.step(network, updates, batch, micro_batch_size=micro)
         for micro in (1, 4)  # type: ignore[misc]
     }
 
     def usual() -> None:
-        lean, lora._lean = lora._lean, lambda network: nullcontext()
+        lean, lora._fast_lora_layers = lora._fast_lora_layers, lambda network: nullcontext()
         try:
-            lora.step(network, updates, batch, micro=1)
+            lora.step(network, updates, batch, micro_batch_size=1)
         finally:
-            lora._lean = lean
+            lora._fast_lora_layers = lean
 
     ways["micro 1, PEFT's own"] = usual
     objective = Objective(loss="reinforce", correction="none", rate=1e-9)
-    samples = [Sample(e, advantage=torch.ones(len(e.reply))) for e in batch]
+    samples = [TrainingSample(e, advantage=torch.ones(len(e.reply))) for e in batch]
     ways["learn"] = lambda: lora.learn(network, updates, samples, objective)
     best = dict.fromkeys(ways, float("inf"))
     parts = [float("inf")] * len(batch)
@@ -126,7 +126,7 @@ def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) ->
             best[name] = min(best[name], clock() - start)
         for n, example in enumerate(batch):
             start = clock()
-            lora.surprise(*lora.replies(network, [example])).backward()  # type: ignore[no-untyped-call]
+            lora.cross_entropy(*lora.reply_logits(network, [example])).backward()  # type: ignore[no-untyped-call]
             parts[n] = min(parts[n], clock() - start)
         start = clock()
         updates.step()
@@ -145,10 +145,12 @@ def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) ->
 def distilled(logits: torch.Tensor, taught: torch.Tensor, tokens: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
     """The loss both sides have, token by token: the divergence, weighed by min(pi / mu, 2)."""
     logp = logits.detach().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    return losses.truncated(logp - mu, 2.0) * losses.sdpo(logits, taught, 0.5, 100)
+    return losses.truncated_weights(logp - mu, 2.0) * losses.sdpo(logits, taught, 0.5, 100)
 
 
-def reference(folder: Path, state: Path, samples: list[Sample], kept: tuple[Any, Any] | None = None) -> tuple[float, float]:
+def reference(
+    folder: Path, state: Path, samples: list[TrainingSample], kept: tuple[Any, Any] | None = None
+) -> tuple[float, float]:
     """One step the reference's way: (loss, length of the gradient)."""
     network, wrapper = kept or opened(folder)
     network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -172,14 +174,14 @@ def reference(folder: Path, state: Path, samples: list[Sample], kept: tuple[Any,
     for sample in samples:
         tokens = torch.tensor(sample.example.reply)
         logits = said(sample.example)
-        assert sample.behaviour is not None
+        assert sample.behaviour_logprobs is not None
         assert sample.hindsight is not None
         with torch.no_grad(), wrapper.disable_adapter():
             base, taught = said(sample.example), said(sample.hindsight)
         logp = logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         plain = base.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
         pull = 0.0 * losses.k3(logp, plain).mean()  # its weight is 0 by default; the pass is made all the same
-        total = total + (distilled(logits, taught, tokens, sample.behaviour).mean() + pull) / len(samples)
+        total = total + (distilled(logits, taught, tokens, sample.behaviour_logprobs).mean() + pull) / len(samples)
     total.backward()  # type: ignore[no-untyped-call]
     norm = torch.nn.utils.clip_grad_norm_([w for w in network.parameters() if w.requires_grad], 1.0)
     updates.step()
@@ -191,16 +193,16 @@ def reference(folder: Path, state: Path, samples: list[Sample], kept: tuple[Any,
     return float(total.detach()), float(norm)
 
 
-def ours(network: Any, wrapper: Any, state: Path, samples: list[Sample]) -> tuple[float, float]:
+def ours(network: Any, wrapper: Any, state: Path, samples: list[TrainingSample]) -> tuple[float, float]:
     """One step as tools/training/learner.py makes it, with the files that it reads and writes."""
     objective = Objective(teacher="base", correction="truncated", rate=1e-9)
-    updates = lora.optimizer(network, objective)
+    updates = lora.make_optimizer(network, objective)
     if (state / "optimizer.safetensors").exists():
         lora.read_optimizer(updates, state / "optimizer.safetensors")
     done, _ = lora.learn(network, updates, samples, objective, base=wrapper.disable_adapter)
     lora.write_adapter(wrapper, state, None)
     lora.write_optimizer(updates, state / "optimizer.safetensors")
-    return done.loss, done.norm
+    return done.loss, done.grad_norm
 
 
 def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) -> None:
@@ -212,7 +214,9 @@ def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) ->
     samples = []
     for _ in range(batch):
         prompt, reply = words(rng.randint(40, 200)), words(60)
-        samples.append(Sample(Example(prompt, reply), torch.full((60,), -10.0), hindsight=Example(prompt + words(40), reply)))
+        samples.append(
+            TrainingSample(Example(prompt, reply), torch.full((60,), -10.0), hindsight=Example(prompt + words(40), reply))
+        )
     network, wrapper = opened(folder)
     states = [folder / name for name in ("reference", "resident", "ours")]
     for state in states:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from learngraph.memory.claas.replay import Limits, Replay
+from learngraph.memory.claas.replay import Replay, ReplayLimits
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
 
 
@@ -53,11 +53,11 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(dir=options.folder))
     count = options.records
     try:
-        with Replay(place / "replay.sqlite", Limits(records=count)) as replay:
+        with Replay(place / "replay.sqlite", ReplayLimits(records=count)) as replay:
             begun = time.perf_counter()
             measured("append", lambda i: replay.append(exchange(i)), count)
             print(f"{'':<10}{count / (time.perf_counter() - begun):.0f} a second")
-            measured("give", lambda i: replay.give("acme", f"r{i}", Feedback(reward=float(i % 3 - 1))), count)
+            measured("give", lambda i: replay.add_feedback("acme", f"r{i}", Feedback(reward=float(i % 3 - 1))), count)
             measured("append", lambda i: replay.append(exchange(count + i)), 500)  # now each one pushes another one out
 
             measured("lease+end", lambda i: step(replay, i), 30)

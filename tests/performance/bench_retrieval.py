@@ -24,7 +24,7 @@ from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardIndex, bag, multiset_jaccard, reference_words, words
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.shelf import Shelf
+from learngraph.memory.storage.shelf import RecordStore
 
 VOCABULARY, LENGTH, K = 20_000, 60, 10
 FREQUENCY = 1 / np.arange(1, VOCABULARY + 1)
@@ -183,7 +183,7 @@ def storing(count: int, draw: np.random.Generator) -> None:
     ):
         sqlite.setup()
         for name, store in (("durable, SQLite", sqlite), ("durable, Chroma", chroma)):
-            memory = Experiences(Shelf(store, ("bench",), Trajectory), tokens=words)
+            memory = Experiences(RecordStore(store, ("bench",), Trajectory), tokens=words)
             memory.neighbours(state, K, **scope)  # from now on its index grows with every episode
             kept[name] = float(np.median([cpu(lambda one=one, memory=memory: memory.add(one)) for one in more]))
     for name, seconds in kept.items():

@@ -27,12 +27,12 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import Loop
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.policies import Seen, answer_policy
+from learngraph.nodes.act.policies import PromptView, answer_policy
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models import api_posts, open_model
 
@@ -71,12 +71,12 @@ def graph(environment: Any, url: str, journal: Journal | None = None, once: bool
     """The graph of an ICRL run with a model behind `url`; `once`: with one checkpoint a round."""
     model = api(url)
 
-    def policy(seen: Seen) -> Any:
+    def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, environment.read)
 
-    parts = Parts(environment, journal or Journal(), policy=policy, model=model)
+    parts = MethodInputs(environment, journal or Journal(), make_policy=policy, model=model)
     episode: Any = icrl.build(parts, chain=True)
-    return run.build(Loop(episode) if once else episode, **compile)
+    return run.build(PlainLoop(episode) if once else episode, **compile)
 
 
 @cache
@@ -118,7 +118,7 @@ def raw(url: str, count: int, rounds: int, chars: int = 3000) -> tuple[float, fl
 def loop(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
     """Runs as plain loops (graphs.flow.Loop)."""
 
-    runs = Loop(graph(environment, url))
+    runs = PlainLoop(graph(environment, url))
 
     async def play(warm: int) -> None:
         await runs.abatch(plans(environment, count, warm or rounds, "warm" if warm else "run"))
@@ -165,7 +165,7 @@ def _half(environment: str, url: str, count: int, rounds: int, start: Any, out: 
     world = open_environment(environment)
 
     async def play() -> None:
-        runs = Loop(graph(world, url))
+        runs = PlainLoop(graph(world, url))
         await runs.abatch(plans(world, count, 1, "warm"))
         start.wait()
         gc.collect()

@@ -24,7 +24,7 @@ import transformers
 from langchain_core.messages import HumanMessage
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from learngraph.tools.local.model import LocalChatModel, Usage
+from learngraph.tools.local.model import LocalChatModel, ModelUsage
 
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }} >{% else %} {{ m['content'] }}{{ '\n' }}"
@@ -107,11 +107,11 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
     for kind in ("distinct", "actions"):
         for n, cold_target, warm_target in ((10, 1.15, 0.12), (30, 1.25, 0.2)):
             chosen = options(rng, n, kind, top)
-            model.forget()
-            model.usage = Usage()
+            model.clear_cache()
+            model.usage = ModelUsage()
             model.score(prompts[0], chosen)
             fed = model.usage.reply_tokens
-            model.forget()
+            model.clear_cache()
             one, cold, warm = rounds(
                 clock,
                 repeat,
@@ -135,8 +135,8 @@ def scoring(model: LocalChatModel, clock: Callable[[], float], prompt: int, repe
 def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
     rng = random.Random(1)
     chosen = options(rng, 12, "actions", top)
-    model.forget()
-    model.usage = Usage()
+    model.clear_cache()
+    model.usage = ModelUsage()
     before: list[int] = []
     history, new = "", 0
     for _ in range(steps):
@@ -148,7 +148,7 @@ def episode(model: LocalChatModel, top: int, steps: int = 40) -> None:
         before = ids
     usage = model.usage
     line("16", f"prefilled / new tokens, {steps} steps", usage.prefilled_tokens / new, 1.05, 1.0)
-    print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forwards} forwards")
+    print(f"     of {usage.prompt_tokens} prompt tokens {usage.prefilled_tokens} computed, {usage.forward_passes} forwards")
 
 
 def pocket(folder: str, device: str, clock: Callable[[], float]) -> None:

@@ -35,7 +35,7 @@ from learngraph.memory.records import ChatRequest, Reply, Sampling
 from learngraph.tools.local.adapters import Adapter, read_adapter
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel
-from learngraph.tools.local.passes import Part, Past
+from learngraph.tools.local.passes import KVCache, SequenceInput
 from learngraph.tools.models.models import POCKET
 
 
@@ -108,7 +108,7 @@ class Load:
 
 
 async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length: int) -> None:
-    engine = LocalEngine(model, rank=16, slots=4)
+    engine = LocalEngine(model, rank=16, max_loras=4)
     load = Load(engine)
     tasks = [asyncio.create_task(load.one(i, length + i)) for i in range(streams)]
     while len(load.replies) < streams:
@@ -132,7 +132,7 @@ async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length
     busy = sorted(gap for at, gap in load.gaps if during(at, gap))
     versions = len({reply.version for reply in load.replies})
     print(
-        f"row 19  pause {counts.swap_seconds / counts.swaps * 1e3:.3f} ms, at most {counts.longest_swap * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
+        f"row 19  pause {counts.swap_seconds / counts.swaps * 1e3:.3f} ms, at most {counts.longest_swap_seconds * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
     )
     print(f"        failed {load.failed} of {len(load.replies)} requests, on {versions} versions (target 0)")
     print(
@@ -153,15 +153,15 @@ async def shares(model: LocalChatModel, folders: list[Path], repeat: int) -> Non
         one, two = (read_adapter(folder, engine._switch, engine.base) for folder in folders[:2])
         mixes: list[list[Adapter | None]] = [[None], [one], [one, two]]
         for name, rows, new in (("prompt of 200 tokens", 1, 200), ("1 next token", 1, 1), ("32 next tokens", 32, 1)):
-            pasts = [Past() for _ in range(rows)]
+            pasts = [KVCache() for _ in range(rows)]
             if new == 1:
-                passes([Part(past, list(range(30))) for past in pasts])
+                passes([SequenceInput(past, list(range(30))) for past in pasts])
             spent: list[list[float]] = [[], [], []]
             for _ in range(repeat):
                 for taken, mix in zip(spent, mixes, strict=True):
                     for past in pasts:
                         past.size = 30 if new == 1 else 0
-                    parts = [Part(past, list(range(new)), mix[i % len(mix)]) for i, past in enumerate(pasts)]
+                    parts = [SequenceInput(past, list(range(new)), mix[i % len(mix)]) for i, past in enumerate(pasts)]
                     start = time.process_time()
                     passes(parts)
                     taken.append(time.process_time() - start)
@@ -176,7 +176,7 @@ async def shares(model: LocalChatModel, folders: list[Path], repeat: int) -> Non
 
 async def batching(model: LocalChatModel, streams: int, length: int) -> None:
     for batch in (1, 64):
-        engine = LocalEngine(model, rank=16, batch=batch, cache_megabytes=0)
+        engine = LocalEngine(model, rank=16, max_batch_size=batch, cache_megabytes=0)
         load = Load(engine)
         load.stop = False
         start = time.process_time()

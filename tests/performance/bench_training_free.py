@@ -37,13 +37,13 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
-from learngraph.graphs.wiring.parts import Parts
-from learngraph.memory.library import Versions
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.library import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
-from learngraph.memory.storage.cache import Cache, key
+from learngraph.memory.storage.cache import Cache, cache_key
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.cached_model import Meter, Recorded, Slots
+from learngraph.nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
 from learngraph.tools.models.models import open_model
 
 MEANS = {"rollout": 1.0, "summarise": 0.3, "contrast": 0.5, "propose": 0.3, "consolidate": 0.5}
@@ -198,20 +198,20 @@ class Plan:
 
     problems: int = 32
     group: int = 8
-    slots: Slots = field(default_factory=lambda: Slots(128))
+    slots: ConcurrencyLimit = field(default_factory=lambda: ConcurrencyLimit(128))
     cache: Cache = field(default_factory=Cache)
     settings: dict[str, Any] = field(default_factory=dict)
     held_out: int = 0
-    meter: Meter | None = None
+    meter: SpendingLimit | None = None
 
     def graph(self, model: Callable[[str], Runnable[Any, Any]]) -> tuple[Any, Callable[[Any], Played]]:
         """The graph, and what makes a `Played` of its output. `model`: stage -> a model."""
-        world, versions, log = Marked(), Versions(), Rows()
+        world, versions, log = Marked(), LibraryVersions(), Rows()
 
-        def recorded(_: Any, stage: str) -> Recorded:
-            return Recorded(model(stage), stage, self.cache, stage, self.meter, self.slots)
+        def recorded(_: Any, stage: str) -> CachedChatModel:
+            return CachedChatModel(model(stage), stage, self.cache, stage, self.meter, self.slots)
 
-        parts = Parts.written(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
+        parts = MethodInputs.with_chat_model(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
         chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "keep_best": False, "epochs": 1}
         limits: dict[str, Any] = {"similar": 2.0, "lessons": 10_000, "tokens": 10**6}
         built = build(
@@ -221,7 +221,7 @@ class Plan:
             held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],
             versions=versions,
             cache=self.cache,
-            recorded=recorded,
+            cache_model=recorded,
             log=log,
         )
 
@@ -233,7 +233,7 @@ class Plan:
                 {name: versions.at(name).to_yaml() for name in names},
                 {name: versions.rulings(name) for name in names},
                 kept,
-                self.cache.spent(),
+                self.cache.usage_by_stage(),
             )
 
         return built, played
@@ -404,12 +404,12 @@ def in_earnest(plan: Plan, model: Callable[[str], Runnable[Any, Any]]) -> tuple[
 def cache_costs(folder: Path, count: int = 4000, size: int = 3000) -> dict[str, float]:
     """Microseconds a call."""
     cache, value = Cache(folder / "costs.sqlite"), {"content": "x" * size}
-    keys = [key("m", n) for n in range(count)]
+    keys = [cache_key("m", n) for n in range(count)]
     todo: dict[str, Callable[[str], Any]] = {
         "put": lambda k: cache.put(k, value, "s", Usage(1, 100, 10), 0.1),
         "get": cache.get,
         "get, not there": lambda k: cache.get("no " + k),
-        "spent": lambda k: cache.spent(),
+        "spent": lambda k: cache.usage_by_stage(),
     }
     found = {}
     for name, work in todo.items():
@@ -430,7 +430,7 @@ def main() -> None:
         return
     print(f"{'32 problems x 8':<36}{'slots':>6}{'graph':>8}{'barrier':>9}{'calls':>7}{'work/slots':>12}{'chain':>7}")
     for slots, salt in itertools.product((16, 64, 128, 256), ("",) if options.quick else ("", "a", "b")):
-        ours, theirs, calls = ratios(Plan(slots=Slots(slots)), salt)
+        ours, theirs, calls = ratios(Plan(slots=ConcurrencyLimit(slots)), salt)
         work = sum(call.latency for call in calls) / slots
         print(
             f"{'virtual':<36}{slots:>6}{ours:>8.3f}{theirs:>9.3f}{len(calls):>7}{work:>12.2f}{chain(calls):>7.2f}", flush=True
@@ -442,14 +442,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, path in (("in this process", "a"), ("the same, all in the cache", "a"), ("over HTTP", "b")):
             plan = Plan(cache=Cache(Path(folder) / path))
-            before = sum(usage.calls for usage in plan.cache.spent().values())
+            before = sum(usage.calls for usage in plan.cache.usage_by_stage().values())
             if name == "over HTTP":
                 with served(unit) as behind:
                     behind("rollout")  # imports the client
                     _, wall, cpu = in_earnest(plan, behind)
             else:
                 _, wall, cpu = in_earnest(plan, scripted(unit)[0])
-            made = sum(usage.calls for usage in plan.cache.spent().values()) - before
+            made = sum(usage.calls for usage in plan.cache.usage_by_stage().values()) - before
             ratio = f"{wall / least:.3f}" if made else ""
             per = f"{cpu / made * 1e3:.2f} ms CPU a call" if made else ""
             print(f"{name:<36}{128:>6}{ratio:>8}{'':>9}{made:>7}   wall {wall:.2f} s, CPU {cpu:.2f} s  {per}", flush=True)

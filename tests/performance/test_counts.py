@@ -16,8 +16,8 @@ from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
-from learngraph.memory.storage.shelf import Shelf
-from learngraph.nodes.act.policies import LocalPolicy, Recent, UniformPolicy, listed
+from learngraph.memory.storage.shelf import RecordStore
+from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, UniformPolicy, admissible_actions
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -29,7 +29,7 @@ class Stay:
     """A policy that never leaves the first place, so that only the number of steps varies."""
 
     def __call__(self, state: Episode) -> dict[str, Any]:
-        return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in listed(state, "stay")]}
+        return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in admissible_actions(state, "stay")]}
 
 
 def attempt(world: KeywordKeep) -> dict[str, Any]:
@@ -83,9 +83,9 @@ class Counting:
 @pytest.mark.parametrize("method", ["static", "jitrl"])
 def test_the_model_is_asked_once_per_env_step(method: str) -> None:
     model, world = Counting(), KeywordKeep()
-    out = build(method, world, LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score")), chain=True).invoke(
-        attempt(world)
-    )
+    out = build(
+        method, world, LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")), chain=True
+    ).invoke(attempt(world))
     assert model.asked == out["step"]
 
 
@@ -95,7 +95,7 @@ def test_one_forward_pass_per_env_step() -> None:
 
     model: Any = open_model("pocket", threads=1)
     world = KeywordKeep()
-    policy = LocalPolicy(model, Recent(Journal(), 0), Prompt.load("act/score"))
+    policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
     out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
     assert model.usage.forwards == out["step"]
 
@@ -110,7 +110,7 @@ def test_memory_calls_no_encoder() -> None:
 
     world = KeywordKeep()
     with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
-        memory = Experiences(Shelf(store, ("trajectories",), Trajectory), gamma=0.8)
+        memory = Experiences(RecordStore(store, ("trajectories",), Trajectory), gamma=0.8)
         episode = jitrl.build(world, UniformPolicy(), memory, Journal(), chain=True)
         run.build(episode).invoke({**attempt(world), "episodes": 3})
         assert len(memory) > 20

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.nodes.cached_model import Slots
+from learngraph.nodes.cached_model import ConcurrencyLimit
 
 
 def _bench() -> Any:
@@ -44,14 +44,14 @@ def test_groups_do_not_wait_for_each_other(salt: str) -> None:
 
 def test_with_enough_slots_the_longest_chain_is_all_that_takes_time() -> None:
     """No call waits for one that it does not need."""
-    ours, theirs, calls = bench.ratios(bench.Plan(problems=6, group=4, slots=Slots(1000)))
+    ours, theirs, calls = bench.ratios(bench.Plan(problems=6, group=4, slots=ConcurrencyLimit(1000)))
     assert bench.bound(calls, 1000) == bench.chain(calls)
     assert ours == pytest.approx(1.0)
     assert theirs > 1.0
 
 
 def test_with_one_slot_it_is_never_idle() -> None:
-    ours, theirs, _ = bench.ratios(bench.Plan(problems=4, group=3, slots=Slots(1)))
+    ours, theirs, _ = bench.ratios(bench.Plan(problems=4, group=3, slots=ConcurrencyLimit(1)))
     assert (ours, theirs) == pytest.approx((1.0, 1.0))
 
 

@@ -11,15 +11,15 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
 from learngraph.graphs import icrl
-from learngraph.graphs.studies.sweep import together
+from learngraph.graphs.studies.sweep import play_in_threads
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import Loop
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.policies import Seen, answer_policy
-from learngraph.nodes.ask import estimated
+from learngraph.nodes.act.policies import PromptView, answer_policy
+from learngraph.nodes.ask import estimate_tokens
 from learngraph.nodes.retrieve.attempts import Layout
 
 
@@ -67,10 +67,10 @@ class Said:
 def graph(model: Said, settings: icrl.ICRL, world: Guess | None = None, **parts: Any) -> Any:
     world = world or Guess()
 
-    def policy(seen: Seen) -> Any:
+    def policy(seen: PromptView) -> Any:
         return answer_policy(model, seen, world.read)  # type: ignore[arg-type]
 
-    made = Parts(world, Journal(), policy=policy, **parts)  # type: ignore[arg-type]
+    made = MethodInputs(world, Journal(), make_policy=policy, **parts)  # type: ignore[arg-type]
     return run.build(icrl.build(made, settings, chain=True))
 
 
@@ -80,7 +80,7 @@ def plan(rounds: int, n: int = 0) -> dict[str, Any]:
 
 def prompts(settings: icrl.ICRL, rounds: int = 60, **parts: Any) -> list[str]:
     model = Said()
-    Loop(graph(model, settings, **parts)).invoke(plan(rounds))
+    PlainLoop(graph(model, settings, **parts)).invoke(plan(rounds))
     return model.prompts
 
 
@@ -91,13 +91,17 @@ def test_one_model_call_a_round() -> None:
 def test_attempts_in_a_prompt_stay_within_the_budget() -> None:
     frame = len(prompts(icrl.ICRL(), 1)[0])
     for budget in (60, 200, 500):
-        for prompt in prompts(icrl.ICRL(keep="budget", budget=budget)):
-            assert estimated(prompt[: len(prompt) - frame]) <= budget + 1  # the number of the running attempt grows a digit
+        for prompt in prompts(icrl.ICRL(selection="budget", max_memory_tokens=budget)):
+            assert (
+                estimate_tokens(prompt[: len(prompt) - frame]) <= budget + 1
+            )  # the number of the running attempt grows a digit
 
 
 def test_a_budget_makes_prompts_stop_growing() -> None:
     """All attempts: every round's prompt is longer by an attempt, the total quadratic. A budget: a constant, and linear."""
-    everything, bounded = ([len(p) for p in prompts(icrl.ICRL(keep=keep, budget=300))] for keep in ("all", "budget"))  # type: ignore[arg-type]
+    everything, bounded = (
+        [len(p) for p in prompts(icrl.ICRL(selection=keep, max_memory_tokens=300))] for keep in ("all", "budget")
+    )  # type: ignore[arg-type]
     growth = [now - before for before, now in pairwise(everything)]
     assert min(growth) > 20
     assert max(bounded[30:]) <= 1.1 * max(bounded[:30])
@@ -129,22 +133,22 @@ def test_an_instruction_costs_no_more_than_itself() -> None:
 @pytest.mark.parametrize("keep", ["budget", "all", "last"])
 def test_a_plain_loop_does_what_langgraph_does(keep: Any) -> None:
     models = Said(), Said()
-    settings = icrl.ICRL(keep=keep, budget=200)
+    settings = icrl.ICRL(selection=keep, max_memory_tokens=200)
     slow = graph(models[0], settings).invoke(plan(12))
-    fast = Loop(graph(models[1], settings)).invoke(plan(12))
+    fast = PlainLoop(graph(models[1], settings)).invoke(plan(12))
     assert fast == slow
     assert models[0].prompts == models[1].prompts
 
 
 async def test_rollouts_at_once_are_those_one_by_one() -> None:
-    together = await Loop(graph(Said(), icrl.ICRL())).abatch([plan(6, n) for n in range(8)])
+    together = await PlainLoop(graph(Said(), icrl.ICRL())).abatch([plan(6, n) for n in range(8)])
     alone = [await graph(Said(), icrl.ICRL()).ainvoke(plan(6, n)) for n in range(8)]
     assert together == alone
 
 
 async def test_a_world_that_waits_is_asked_in_a_thread() -> None:
     for instant in (True, False):
-        for play in (lambda made: made, Loop):
+        for play in (lambda made: made, PlainLoop):
             world = Guess(instant)
             await play(graph(Said(), icrl.ICRL(), world)).ainvoke(plan(3))
             assert (threading.get_ident() in world.threads) is instant
@@ -161,7 +165,7 @@ def test_an_attempt_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Layout, "_text", text)
     prompts(icrl.ICRL(), 30)
     assert len(written) <= 2 * 29  # once to be measured, once to be shown
-    assert Buffer().durable is False
+    assert Buffer().is_durable is False
 
 
 def test_batches_in_threads() -> None:
@@ -172,5 +176,5 @@ def test_batches_in_threads() -> None:
         meeting.wait()
         return None
 
-    assert together([1, 2, 3, 4], play, 4) is None
-    assert together([1, 2, 3], lambda batch: "two" if batch == 2 else None, 2) == "two"
+    assert play_in_threads([1, 2, 3, 4], play, 4) is None
+    assert play_in_threads([1, 2, 3], lambda batch: "two" if batch == 2 else None, 2) == "two"

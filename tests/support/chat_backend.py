@@ -67,7 +67,7 @@ class Receipt:
     job: str
     exchange: str
     state: str
-    repeated: bool
+    is_repeat: bool
 
 
 def hello(request: ChatRequest) -> str:
@@ -297,14 +297,16 @@ class FakeBackend:
 
 def two(**limits: Any) -> tenants.Tenants:
     """Tenants `acme`, with these limits, and `rival`, and a key for the metrics."""
-    acme = tenants.Tenant("acme", tenants.Limits(**limits))
-    return tenants.Tenants({KEY: acme, RIVAL: tenants.Tenant("rival"), "metrics": tenants.Tenant("prometheus", metrics=True)})
+    acme = tenants.Tenant("acme", tenants.TenantLimits(**limits))
+    return tenants.Tenants(
+        {KEY: acme, RIVAL: tenants.Tenant("rival"), "metrics": tenants.Tenant("prometheus", metrics_only=True)}
+    )
 
 
 @contextmanager
 def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -> Iterator[str]:
     """The URL of a server on a free port, in a thread with an event loop of its own."""
-    application = chat_server.app(backend, who or two(), **settings)
+    application = chat_server.make_app(backend, who or two(), **settings)
     ready, found = threading.Event(), []
     loop = asyncio.new_event_loop()
 
@@ -312,7 +314,7 @@ def serving(backend: Any, who: tenants.Tenants | None = None, **settings: Any) -
         found.append(url)
         ready.set()
 
-    task = loop.create_task(chat_server.serve(application, port=0, ready=tell, grace=1))
+    task = loop.create_task(chat_server.serve(application, port=0, on_ready=tell, grace=1))
 
     def run() -> None:
         try:

@@ -82,7 +82,7 @@ class UrnEngine:
     async def unload(self, version: str) -> None:
         self.held.pop(version, None)
 
-    def loaded(self) -> tuple[str, ...]:
+    def loaded_versions(self) -> tuple[str, ...]:
         return tuple(self.held)
 
     async def close(self) -> None:

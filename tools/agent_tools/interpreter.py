@@ -59,15 +59,15 @@ from ...memory.records import UserError
 
 __all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
 
-HIDDEN = ("learngraph", "reasoning_gym")
+HIDDEN_PACKAGES = ("learngraph", "reasoning_gym")
 """Packages (beginnings of names) that sessions do not see: they hold tasks and their answers."""
-START = 30.0
+START_SECONDS = 30.0
 """Seconds until a session must have begun; 0.05 are usual."""
-GRACE = 0.25
+GRACE_SECONDS = 0.25
 """Seconds for a session that is stopped to say where it was."""
-LOOK = 0.25
+LOOK_SECONDS = 0.25
 """Seconds between two looks at what a running cell takes up."""
-FRAME = 1 << 16
+MAX_FRAME_BYTES = 1 << 16
 """Bytes of a session's longest answer, without what it prints."""
 _CHILD = Path(__file__).with_name("interpreter_child.py")
 _CONTINUES = bytes(range(0x80, 0xC0))
@@ -105,55 +105,55 @@ class _Wait(NamedTuple):
     seconds: float
 
 
-class _Printed:
+class _ClippedOutput:
     """Bytes as they come, of which the beginning and the end are kept: of a gigabyte as little as of a line."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.room = most, 4 * most
+    def __init__(self, max_chars: int) -> None:
+        self.max_chars, self.room = max_chars, 4 * max_chars
         self.head, self.tail, self.dropped = bytearray(), bytearray(), 0
 
     def add(self, data: bytes) -> None:
         if not self.tail:
-            taken = _seam(data, max(self.room - len(self.head), 0))
+            taken = _character_boundary(data, max(self.room - len(self.head), 0))
             self.head += data[:taken]
             data = data[taken:]
         self.tail += data
-        if len(self.tail) > 2 * self.room + FRAME:
+        if len(self.tail) > 2 * self.room + MAX_FRAME_BYTES:
             self._drop(len(self.tail) - self.room)
 
     def _drop(self, count: int) -> None:
-        count = _seam(self.tail, count)
+        count = _character_boundary(self.tail, count)
         self.dropped += len(self.tail[:count].translate(None, _CONTINUES))
         del self.tail[:count]
 
     def text(self) -> str:
         """All of it, or the beginning and the end with what was cut between."""
         if not self.dropped:
-            whole = _plain(bytes(self.head + self.tail))
-            cut = len(whole) - self.most
+            whole = _escape_control(bytes(self.head + self.tail))
+            cut = len(whole) - self.max_chars
             if cut <= 0:
                 return whole
-            return _joined(whole[: self.most // 2], cut, whole[len(whole) - (self.most - self.most // 2) :])
-        head, tail = _plain(bytes(self.head)), _plain(bytes(self.tail))
-        first, last = head[: self.most // 2], tail[len(tail) - (self.most - self.most // 2) :]
-        return _joined(first, len(head) - len(first) + self.dropped + len(tail) - len(last), last)
+            return _join_ends(whole[: self.max_chars // 2], cut, whole[len(whole) - (self.max_chars - self.max_chars // 2) :])
+        head, tail = _escape_control(bytes(self.head)), _escape_control(bytes(self.tail))
+        first, last = head[: self.max_chars // 2], tail[len(tail) - (self.max_chars - self.max_chars // 2) :]
+        return _join_ends(first, len(head) - len(first) + self.dropped + len(tail) - len(last), last)
 
 
-def _seam(data: bytes | bytearray, at: int) -> int:
+def _character_boundary(data: bytes | bytearray, at: int) -> int:
     """The next place, at most three bytes on, that is not within a character."""
     return next((place for place in range(at, at + 3) if place >= len(data) or data[place] & 0xC0 != 0x80), at)
 
 
-def _joined(head: str, cut: int, tail: str) -> str:
+def _join_ends(head: str, cut: int, tail: str) -> str:
     return f"{head}\n[… {cut:,} characters cut …]\n{tail}"
 
 
-def _plain(data: bytes) -> str:
+def _escape_control(data: bytes) -> str:
     """Bytes as text that any message can hold: what is no UTF-8, and control characters, as escapes."""
     return data.decode("utf-8", "backslashreplace").translate(_ESCAPED)
 
 
-class _Live:
+class _LiveSession:
     """A running session: its process, its folder, its ends of the pipes. Ends with its `end`, at the latest with this process."""
 
     def __init__(self, argument: dict[str, Any]) -> None:
@@ -195,31 +195,31 @@ class _Live:
         finally:
             for fd in theirs:
                 os.close(fd)
-        self.end = weakref.finalize(self, _ended, self.process, self.folder, ours, self.owner)
+        self.end = weakref.finalize(self, _end_session, self.process, self.folder, ours, self.owner)
 
     def kill(self) -> None:
         """Kill the process with all of its threads, and whatever is in its process group."""
-        _killed(self.process)
+        _kill_group(self.process)
 
 
-def _killed(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ended(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
+def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
     """Nothing of a session is left."""
     if os.getpid() != owner:
         return  # a fork of the host: the session is not its own
-    _killed(process)
+    _kill_group(process)
     process.wait()
     for fd in fds:
         os.close(fd)
-    _removed(folder)
+    _remove_tree(folder)
 
 
-def _removed(folder: str) -> None:
+def _remove_tree(folder: str) -> None:
     """Delete a folder whatever a cell made of it: any depth, any rights, links (which are not followed)."""
     rest = [folder]
     shelf = tempfile.mkdtemp(prefix="learngraph-python-")
@@ -254,30 +254,38 @@ class Interpreter:
 
     seconds: float = 10.0
     """Wall time of a cell."""
-    cpu: int = 120
+    cpu_seconds: int = 120
     """CPU seconds of a session, all its cells and threads together."""
-    memory: int = 1024
+    memory_mib: int = 1024
     """MiB of addresses; NumPy and SciPy take 300 of them."""
-    disk: int = 64
+    disk_mib: int = 64
     """MiB in the session's folder, and of a file."""
-    files: int = 1000
+    max_files: int = 1000
     """Files and folders in it."""
-    threads: int = 64
-    output: int = 8000
+    max_threads: int = 64
+    max_output_chars: int = 8000
     """Characters of a cell's output that are kept: half of them from its beginning, half from its end."""
     strict: bool = False
     """Refuse to start where the kernel does not keep a session in (see above)."""
     seed: str = ""
     """Of `random`, when a session starts."""
-    _live: _Live | None = field(default=None, init=False, repr=False)
-    _lost: bool = field(default=False, init=False, repr=False)
+    _live: _LiveSession | None = field(default=None, init=False, repr=False)
+    _has_lost_variables: bool = field(default=False, init=False, repr=False)
     """Whether variables were lost, which the next cell has to say."""
     _closed: bool = field(default=False, init=False, repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, least in (
-            *(("seconds", 0.01), ("cpu", 1), ("memory", 64), ("disk", 1), ("files", 1), ("threads", 1), ("output", 100)),
+            *(
+                ("seconds", 0.01),
+                ("cpu_seconds", 1),
+                ("memory_mib", 64),
+                ("disk_mib", 1),
+                ("max_files", 1),
+                ("max_threads", 1),
+                ("max_output_chars", 100),
+            ),
         ):
             if getattr(self, name) < least:
                 raise InterpreterError(f"interpreter: {name} is at least {least:g}, got {getattr(self, name)!r}")
@@ -305,29 +313,29 @@ class Interpreter:
             InterpreterError: the session is closed, or cannot be kept in as `strict` asks.
         """
         self._turn.acquire()
-        moves = self._cell(code)
+        moves = self._cell_steps(code)
         try:
             while True:
-                _ready(next(moves))
+                _wait_sync(next(moves))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         finally:
             moves.close()
-            self._over()
+            self._release_turn()
 
     async def arun(self, code: str) -> Cell:
         """The same, without keeping the event loop waiting (a session starts in 2 ms of it). Cancelled, it kills the session."""
         while not self._turn.acquire(blocking=False):
             await asyncio.sleep(0.005)
-        moves = self._cell(code)
+        moves = self._cell_steps(code)
         try:
             while True:
-                await _aready(next(moves))
+                await _wait_async(next(moves))
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
         finally:
             moves.close()
-            self._over()
+            self._release_turn()
 
     def close(self) -> None:
         """End the session for good, from any thread, also while a cell runs: that then says so, and sweeps up behind itself."""
@@ -335,53 +343,53 @@ class Interpreter:
         if live := self._live:
             live.kill()
         if self._turn.acquire(blocking=False):
-            self._drop()
+            self._end_live()
             self._turn.release()
 
-    def _over(self) -> None:
+    def _release_turn(self) -> None:
         """It is the next cell's turn."""
         self._turn.release()
         if self._closed:
             self.close()
 
-    def _drop(self) -> None:
+    def _end_live(self) -> None:
         if self._live:
             self._live.end()
             self._live = None
 
     # One cell
 
-    def _cell(self, code: str) -> Generator[_Wait, None, Cell]:
+    def _cell_steps(self, code: str) -> Generator[_Wait, None, Cell]:
         """Yields what to wait for, returns what came of the cell. Left in the middle, it ends the session."""
-        began, lost, whole = time.monotonic(), self._lost, False
-        printed = _Printed(self.output)
+        began, lost, whole = time.monotonic(), self._has_lost_variables, False
+        printed = _ClippedOutput(self.max_output_chars)
         try:
-            live = yield from self._begun(printed)
-            status, said = yield from self._played(live, code, printed)
+            live = yield from self._ensure_session(printed)
+            status, said = yield from self._run_cell(live, code, printed)
             whole = status in ("done", "raised")
         finally:
             if not whole or self._closed:
-                self._lost = self._live is not None
-                self._drop()
-        self._lost = not whole
+                self._has_lost_variables = self._live is not None
+                self._end_live()
+        self._has_lost_variables = not whole
         note = "[A new session: the variables of earlier cells are lost.]\n" if lost else ""
         text = printed.text()
         gap = "\n" if said and text and not text.endswith("\n") else ""
         return Cell(f"{note}{text}{gap}{said}", status, time.monotonic() - began)
 
-    def _begun(self, printed: _Printed) -> Generator[_Wait, None, _Live]:
+    def _ensure_session(self, printed: _ClippedOutput) -> Generator[_Wait, None, _LiveSession]:
         """The running session, started if there is none."""
         if self._closed:
             raise InterpreterError("this interpreter is closed; a rollout's sessions end with it")
         if self._live is not None:
             return self._live
-        live = self._live = _Live(
+        live = self._live = _LiveSession(
             {
-                **{"memory": self.memory << 20, "disk": self.disk << 20, "cpu": self.cpu, "seed": self.seed},
-                **{"packages": _packages(), "hidden": HIDDEN},
+                **{"memory": self.memory_mib << 20, "disk": self.disk_mib << 20, "cpu": self.cpu_seconds, "seed": self.seed},
+                **{"packages": _packages(), "hidden": HIDDEN_PACKAGES},
             }
         )
-        until = time.monotonic() + START
+        until = time.monotonic() + START_SECONDS
         while True:
             alive, frame = _read(live, printed), _frame(live)
             if frame is not None:
@@ -398,13 +406,13 @@ class Interpreter:
             )
         return live
 
-    def _played(self, live: _Live, code: str, printed: _Printed) -> Generator[_Wait, None, tuple[Any, str]]:
+    def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> Generator[_Wait, None, tuple[Any, str]]:
         """Send the cell, gather what it prints until it is over or has to be stopped."""
         live.cells += 1
         body = json.dumps({"cell": live.cells, "code": code}).encode()
         rest = memoryview(struct.pack(">I", len(body)) + body)
         until = time.monotonic() + self.seconds
-        look = time.monotonic() + LOOK
+        look = time.monotonic() + LOOK_SECONDS
         too_much = ""
         while True:
             rest = _write(live, rest)
@@ -426,35 +434,35 @@ class Interpreter:
                 return "died", f"[{why}. Its variables are lost.]\n"
             now = time.monotonic()
             if now >= look:
-                too_much, look = self._too_much(live), now + LOOK
+                too_much, look = self._too_much(live), now + LOOK_SECONDS
             if now >= until or too_much:
-                where = yield from self._stopped(live, printed)
+                where = yield from self._stop_cell(live, printed)
                 why = too_much or f"it ran for more than {self.seconds:g} s"
                 return "stopped", f"[Stopped: {why}{where}. Its variables are lost.]\n"
             writes = (live.channel,) if rest else ()
             yield _Wait(live.reads, writes, max(min(until, look) - time.monotonic(), 0.0))
 
-    def _stopped(self, live: _Live, printed: _Printed) -> Generator[_Wait, None, str]:
+    def _stop_cell(self, live: _LiveSession, printed: _ClippedOutput) -> Generator[_Wait, None, str]:
         """Ask the session where it is, for a moment; then kill it, and wait until it is gone."""
         with suppress(ProcessLookupError):
             os.kill(live.process.pid, signal.SIGTERM)
         said = ""
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + GRACE_SECONDS
         killed = False
         while True:
             alive = _read(live, printed)
             if (frame := _frame(live)) is not None and isinstance(frame.get("at"), str) and frame["at"]:
-                said = f" ({_plain(frame['at'][:100].encode('utf-8', 'backslashreplace'))})"
+                said = f" ({_escape_control(frame['at'][:100].encode('utf-8', 'backslashreplace'))})"
             if not killed and time.monotonic() >= until:
                 live.kill()
-                killed, until = True, time.monotonic() + START  # freeing its memory may take a while
+                killed, until = True, time.monotonic() + START_SECONDS  # freeing its memory may take a while
             if not alive or time.monotonic() >= until:
                 return said
             yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
 
-    def _death(self, live: _Live) -> Generator[_Wait, None, str]:
+    def _death(self, live: _LiveSession) -> Generator[_Wait, None, str]:
         """Why the process ended."""
-        until = time.monotonic() + 2 * GRACE
+        until = time.monotonic() + 2 * GRACE_SECONDS
         while (code := live.process.poll()) is None and time.monotonic() < until:
             yield _Wait((), (), 0.002)
         if self._closed:
@@ -464,26 +472,26 @@ class Interpreter:
         if code >= 0:
             return f"The cell ended its process (exit code {code})"
         if code == -signal.SIGXCPU:
-            return f"The session used up its {self.cpu} s of CPU time"
+            return f"The session used up its {self.cpu_seconds} s of CPU time"
         why = ", as when memory runs out" if code == -signal.SIGKILL else ""
         return f"The cell's process was ended by {signal.Signals(-code).name}{why}"
 
-    def _too_much(self, live: _Live) -> str:
+    def _too_much(self, live: _LiveSession) -> str:
         """What the session has too much of; empty if nothing."""
         with suppress(OSError, IndexError, ValueError):
             stat = Path(f"/proc/{live.process.pid}/stat").read_text()
-            if (threads := int(stat[stat.rindex(")") :].split()[18])) > self.threads:
-                return f"it has {threads} threads, and may have {self.threads}"
+            if (threads := int(stat[stat.rindex(")") :].split()[18])) > self.max_threads:
+                return f"it has {threads} threads, and may have {self.max_threads}"
         count, size, rest = 0, 0, [live.folder]
         while rest:
             try:
                 for entry in os.scandir(rest.pop()):
                     found = entry.stat(follow_symlinks=False)
                     count, size = count + 1, size + found.st_blocks * 512
-                    if count > self.files:
-                        return f"its folder holds more than {self.files} files"
-                    if size > self.disk << 20:
-                        return f"its folder holds more than {self.disk} MiB"
+                    if count > self.max_files:
+                        return f"its folder holds more than {self.max_files} files"
+                    if size > self.disk_mib << 20:
+                        return f"its folder holds more than {self.disk_mib} MiB"
                     if entry.is_dir(follow_symlinks=False):
                         rest.append(entry.path)
             except FileNotFoundError:
@@ -498,7 +506,7 @@ def _packages() -> list[str]:
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)]
 
 
-def _write(live: _Live, rest: memoryview) -> memoryview:
+def _write(live: _LiveSession, rest: memoryview) -> memoryview:
     while rest:
         try:
             rest = rest[os.write(live.channel, rest) :]
@@ -509,16 +517,16 @@ def _write(live: _Live, rest: memoryview) -> memoryview:
     return rest
 
 
-def _read(live: _Live, printed: _Printed) -> bool:
+def _read(live: _LiveSession, printed: _ClippedOutput) -> bool:
     """Take what has come; whether more may come on the channel."""
     if live.out in live.reads:
         with suppress(BlockingIOError):
-            if data := os.read(live.out, FRAME):
+            if data := os.read(live.out, MAX_FRAME_BYTES):
                 printed.add(data)
             else:
                 live.reads = (live.channel,)  # all that could print was closed
     try:
-        data = os.read(live.channel, FRAME)
+        data = os.read(live.channel, MAX_FRAME_BYTES)
     except BlockingIOError:
         return True
     except OSError:
@@ -530,22 +538,22 @@ def _read(live: _Live, printed: _Printed) -> bool:
     return False
 
 
-def _drain(live: _Live, printed: _Printed) -> None:
+def _drain(live: _LiveSession, printed: _ClippedOutput) -> None:
     """Take what lies in the pipe, and not what a thread may go on printing."""
     with suppress(BlockingIOError):
         for _ in range(32):
-            if not (data := os.read(live.out, FRAME)):
+            if not (data := os.read(live.out, MAX_FRAME_BYTES)):
                 break
             printed.add(data)
 
 
-def _frame(live: _Live) -> dict[str, Any] | None:
+def _frame(live: _LiveSession) -> dict[str, Any] | None:
     """The next whole frame, if there is one. What is none (a cell wrote into the channel) is an empty one."""
     received = live.received
     if len(received) < 4:
         return None
     (size,) = struct.unpack(">I", received[:4])
-    if size > FRAME:
+    if size > MAX_FRAME_BYTES:
         received.clear()
         return {}
     if len(received) < 4 + size:
@@ -559,14 +567,14 @@ def _frame(live: _Live) -> dict[str, Any] | None:
     return frame if isinstance(frame, dict) else {}
 
 
-def _ready(wait: _Wait) -> None:
+def _wait_sync(wait: _Wait) -> None:
     poll = select.poll()
     for fd in {*wait.reads, *wait.writes}:
         poll.register(fd, select.POLLIN * (fd in wait.reads) | select.POLLOUT * (fd in wait.writes))
     poll.poll(wait.seconds * 1000)
 
 
-async def _aready(wait: _Wait) -> None:
+async def _wait_async(wait: _Wait) -> None:
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
 
@@ -593,10 +601,10 @@ def python_tool(interpreter: Interpreter) -> BaseTool:
     """The interpreter as a LangChain tool named `python`, which takes `code`."""
 
     def run(code: str) -> str:
-        return interpreter.run(_unfenced(code)).text or "[No output.]"
+        return interpreter.run(_strip_fence(code)).text or "[No output.]"
 
     async def arun(code: str) -> str:
-        return (await interpreter.arun(_unfenced(code))).text or "[No output.]"
+        return (await interpreter.arun(_strip_fence(code))).text or "[No output.]"
 
     return StructuredTool.from_function(run, arun, name="python", description=DESCRIPTION)
 
@@ -635,7 +643,7 @@ class Toolbox:
             yield (python_tool(interpreter), *self.shared)
 
 
-def _unfenced(code: str) -> str:
+def _strip_fence(code: str) -> str:
     """Code without the Markdown fence that models like to put around it."""
     lines = code.strip().splitlines()
     if len(lines) > 1 and lines[0].strip() in ("```", "```python", "```py") and lines[-1].strip() == "```":

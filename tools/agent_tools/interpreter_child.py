@@ -32,9 +32,9 @@ LINUX = sys.platform == "linux"
 # not know (to empty files, before 6.2; signals, before 6.12) the filter below refuses on every kernel.
 
 _READ_FILE, _READ_DIR, _WRITE_FILE, _TRUNCATE = 1 << 2, 1 << 3, 1 << 1, 1 << 14
-_OWN = (1 << 15) - 1 & ~(1 | 1 << 6 | 1 << 9 | 1 << 11)
+_OWN_FOLDER_RIGHTS = (1 << 15) - 1 & ~(1 | 1 << 6 | 1 << 9 | 1 << 11)
 """Rights in the own folder: all but to execute, and to make devices and sockets."""
-_HANDLED = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
+_RIGHTS_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1}
 """Rights that a version of Landlock knows; from the fifth on there is one more."""
 _DEVICES = {
     "/dev/null": _READ_FILE | _WRITE_FILE,
@@ -44,10 +44,10 @@ _DEVICES = {
 }
 
 
-def entries(folder: str, *without: str) -> list[str]:
+def entries(folder: str, *excluded_prefixes: str) -> list[str]:
     """What lies in a folder, except what has a name that begins so; nothing where there is no such folder."""
     try:
-        return [entry.path for entry in os.scandir(os.path.realpath(folder)) if not entry.name.startswith(without)]
+        return [entry.path for entry in os.scandir(os.path.realpath(folder)) if not entry.name.startswith(excluded_prefixes)]
     except OSError:
         return []
 
@@ -58,7 +58,7 @@ def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable
     version = libc.syscall(444, None, ctypes.c_size_t(0), 1)
     if version < 1:
         return 0
-    handled = _HANDLED.get(version, (1 << 16) - 1)
+    handled = _RIGHTS_BY_VERSION.get(version, (1 << 16) - 1)
     # Rights to files; TCP, from the fourth version on; signals and abstract sockets, from the sixth.
     attributes = struct.pack("=QQQ", handled, 3, 3)[: 8 if version < 4 else 16 if version < 6 else 24]
     rules = libc.syscall(444, attributes, ctypes.c_size_t(len(attributes)), 0)
@@ -75,7 +75,7 @@ def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable
         libc.syscall(445, rules, 1, struct.pack("=Qi", rights & handled, at), 0)
         os.close(at)
 
-    allow(folder, _OWN)
+    allow(folder, _OWN_FOLDER_RIGHTS)
     for path in readable:
         allow(path, _READ_FILE | _READ_DIR)
     for path in listable:
@@ -90,7 +90,7 @@ def shut_files(libc: ctypes.CDLL, folder: str, readable: Iterable[str], listable
 # Processes, network, other processes: a seccomp filter, which refuses system calls by number
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
-_REFUSED = """
+_REFUSED_CALLS = """
     fork 57 -1, vfork 58 -1, execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, socket 41 198,
     connect 42 203, bind 49 200, listen 50 201, accept 43 202, accept4 288 242, io_uring_setup 425 425,
     io_uring_enter 426 426, io_uring_register 427 427, ptrace 101 117, process_vm_readv 310 270,
@@ -108,15 +108,15 @@ _REFUSED = """
 """
 """System calls by name, with their numbers on x86_64 and aarch64 (-1: has none). Those that need privileges (mount, reboot) the
 kernel itself refuses, since privileges are dropped before."""
-_UNKNOWN = {"clone3": (435, 435), "openat2": (437, 437)}
+_MISSING_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
 """What they shall do lies in memory, where a filter cannot look: said to be missing, so that the C library takes older ones."""
-_THREAD = 0x10000
-_EMPTIES = 0o1003
+_CLONE_THREAD = 0x10000
+_TRUNCATING_BITS = 0o1003
 """Bits of an open: O_TRUNC, and how it accesses. Without a right to write (0), or with the 3 that asks for none, Landlock before
 its third version lets the file be emptied."""
-_OWNERS = (8, 10, 15, 1024)
+_REFUSED_FCNTLS = (8, 10, 15, 1024)
 """F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel send any signal to anybody; F_SETLEASE, which holds others up."""
-_ASKED = (0x541B, 0x5421, 0x5450, 0x5451, 0x40049409)
+_ALLOWED_IOCTLS = (0x541B, 0x5421, 0x5450, 0x5451, 0x40049409)
 """Kinds of ioctl that are allowed: FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FICLONE. Others set owners (FIOSETOWN, SIOCSPGRP), change
 files that are open to read, or are for devices; to them nothing is a terminal."""
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
@@ -148,22 +148,22 @@ def _rules(kind: int, audit: int) -> Iterator[_Rule]:
     yield _LOAD, 0, 0, 0  # the number of the call
     yield _AT_LEAST, 0, 1, 0x40000000  # another set of numbers for the same calls
     yield _RETURN, 0, 0, refuse
-    for call in _REFUSED.split(","):
+    for call in _REFUSED_CALLS.split(","):
         number = int(call.split()[1 + kind])
         if number >= 0:
             yield _EQUAL, 0, 1, number
             yield _RETURN, 0, 0, refuse
-    for numbers in _UNKNOWN.values():
+    for numbers in _MISSING_CALLS.values():
         yield _EQUAL, 0, 1, numbers[kind]
         yield _RETURN, 0, 0, _ERROR | errno.ENOSYS
-    yield from _by_argument((56, 220)[kind], 0, [_THREAD], _ALLOW, refuse, _THREAD)  # clone
+    yield from _by_argument((56, 220)[kind], 0, [_CLONE_THREAD], _ALLOW, refuse, _CLONE_THREAD)  # clone
     yield from _by_argument((62, 129)[kind], 0, [own], _ALLOW, refuse)  # kill
     yield from _by_argument((234, 131)[kind], 0, [own], _ALLOW, refuse)  # tgkill
     yield from _by_argument((302, 261)[kind], 0, [0, own], _ALLOW, refuse)  # prlimit
-    yield from _by_argument((72, 25)[kind], 1, _OWNERS, refuse, _ALLOW)  # fcntl
-    yield from _by_argument((16, 29)[kind], 1, _ASKED, _ALLOW, _ERROR | errno.ENOTTY)  # ioctl
+    yield from _by_argument((72, 25)[kind], 1, _REFUSED_FCNTLS, refuse, _ALLOW)  # fcntl
+    yield from _by_argument((16, 29)[kind], 1, _ALLOWED_IOCTLS, _ALLOW, _ERROR | errno.ENOTTY)  # ioctl
     for number, flags in (((2, -1)[kind], 1), ((257, 56)[kind], 2)):  # open, openat
-        yield from _by_argument(number, flags, [os.O_TRUNC, os.O_TRUNC | 3, 3], refuse, _ALLOW, _EMPTIES)
+        yield from _by_argument(number, flags, [os.O_TRUNC, os.O_TRUNC | 3, 3], refuse, _ALLOW, _TRUNCATING_BITS)
     yield _RETURN, 0, 0, _ALLOW
 
 
@@ -188,8 +188,17 @@ def drop_privileges(libc: ctypes.CDLL) -> None:
 # The second line: an audit hook. No boundary, since a cell can do without what Python audits; it says in words what is refused,
 # and where the kernel offers no more, it is all there is.
 
-_STARTS = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen", "pty.spawn")
-_CONNECTS = (
+_PROCESS_EVENTS = (
+    "os.fork",
+    "os.forkpty",
+    "os.exec",
+    "os.posix_spawn",
+    "os.spawn",
+    "os.system",
+    "subprocess.Popen",
+    "pty.spawn",
+)
+_NETWORK_EVENTS = (
     "socket.connect",
     "socket.bind",
     "socket.getaddrinfo",
@@ -197,11 +206,21 @@ _CONNECTS = (
     "socket.gethostbyaddr",
     "socket.sendto",
 )
-_CHANGES = ("os.chmod", "os.chown", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate")
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_FILE_EVENTS = (
+    "os.chmod",
+    "os.chown",
+    "os.link",
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.symlink",
+    "os.truncate",
+)
+_WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
-def watch(folder: str, readable: Iterable[str], files: bool) -> None:
+def install_audit_hook(folder: str, readable: Iterable[str], files: bool) -> None:
     """Refuse in words to start programs and to use the network; with `files`, also files outside of the folders."""
     real = os.path.realpath
     roots = [real(path) for path in readable] if files else []
@@ -211,19 +230,19 @@ def watch(folder: str, readable: Iterable[str], files: bool) -> None:
         return any(there == root or there.startswith(root + "/") for root in folders)
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
-        if event in _STARTS:
+        if event in _PROCESS_EVENTS:
             raise PermissionError(errno.EPERM, "this interpreter starts no other programs or processes")
-        if event in _CONNECTS:
+        if event in _NETWORK_EVENTS:
             raise PermissionError(errno.EPERM, "this interpreter has no network")
         if event in ("os.kill", "os.killpg"):
             raise PermissionError(errno.EPERM, "this interpreter sends no signals")
         if not files:
             return
         if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-            writes = isinstance(args[2], int) and args[2] & _WRITES
+            writes = isinstance(args[2], int) and args[2] & _WRITE_FLAGS
             if not inside(args[0], folder, *(() if writes else roots), *(("/dev/null",) if writes else tuple(_DEVICES))):
                 raise PermissionError(errno.EACCES, "outside of the interpreter's folder", args[0])
-        elif event in _CHANGES:
+        elif event in _FILE_EVENTS:
             for path in args:
                 if isinstance(path, str | bytes | os.PathLike) and not inside(path, folder):
                     raise PermissionError(errno.EACCES, "outside of the interpreter's folder", path)
@@ -234,7 +253,7 @@ def watch(folder: str, readable: Iterable[str], files: bool) -> None:
 # Limits
 
 
-def limit(memory: int, disk: int, cpu: int) -> bool:
+def set_limits(memory: int, disk: int, cpu: int) -> bool:
     """Set this process's limits, which it cannot raise again: bytes of addresses, bytes of a file, seconds of CPU. Whether all
     of them hold (macOS knows no limit of addresses)."""
     wanted = {
@@ -270,7 +289,7 @@ def die_with_the_host(line: int) -> None:
 # Cells
 
 
-class Session:
+class CellSession:
     """The state of the cells, and the way back to the host."""
 
     def __init__(self, channel: int) -> None:
@@ -278,9 +297,9 @@ class Session:
         self.read, self.write, self.loads, self.dumps, self.leave = os.read, os.write, json.loads, json.dumps, os._exit
         self.module = types.ModuleType("__main__")
         self.module.__dict__["__builtins__"] = __builtins__
-        self.out = self.fresh()
+        self.out = self.make_output()
 
-    def fresh(self) -> io.TextIOWrapper:
+    def make_output(self) -> io.TextIOWrapper:
         """Where prints go. One stream for output and errors, so that they stay in order."""
         raw = io.BufferedWriter(io.FileIO(1, "wb", closefd=False), 1 << 16)
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
@@ -294,7 +313,7 @@ class Session:
         except ValueError:  # taken apart
             lost = True
         if lost:
-            self.out = self.fresh()
+            self.out = self.make_output()
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self.out  # type: ignore[misc]
 
     def send(self, **frame: Any) -> None:
@@ -302,7 +321,7 @@ class Session:
         body = self.dumps(frame).encode()
         self.write(self.channel, struct.pack(">I", len(body)) + body)
 
-    def received(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """The next frame; leaves when there will be none."""
         (size,) = struct.unpack(">I", self._bytes(4))
         return self.loads(self._bytes(size))  # type: ignore[no-any-return]
@@ -319,9 +338,9 @@ class Session:
 
     def serve(self) -> NoReturn:
         """Run cells as they come."""
-        signal.signal(signal.SIGTERM, self.stopped)
+        signal.signal(signal.SIGTERM, self.on_terminate)
         while True:
-            request = self.received()
+            request = self.receive()
             self.cell = request["cell"]
             self.restore()
             status = self.run(request["code"], f"<cell {self.cell}>")
@@ -348,13 +367,13 @@ class Session:
         except SystemExit:
             return "exit"
         except BaseException as error:
-            told = explained(error)
+            told = cell_traceback(error)
             error.__traceback__ = None  # which holds on to the frames, and to what is in them
             self.restore()
             self.out.write(told)
             return "raised"
 
-    def stopped(self, number: int, frame: types.FrameType | None) -> None:
+    def on_terminate(self, number: int, frame: types.FrameType | None) -> None:
         """The host's SIGTERM: say where the cell is, and end."""
         at = ""
         while frame is not None and not frame.f_code.co_filename.startswith("<cell "):
@@ -371,7 +390,7 @@ class Session:
         self.leave(124)
 
 
-def explained(error: BaseException) -> str:
+def cell_traceback(error: BaseException) -> str:
     """The traceback of an error, with the frames of cells alone."""
     try:
         told = traceback.TracebackException.from_exception(error)
@@ -409,7 +428,7 @@ def main(argument: str) -> NoReturn:
     for at in dict.fromkeys(map(os.path.realpath, ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"))):
         readable += entries(at, "python")
     readable += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/proc/cpuinfo", "/proc/meminfo"]
-    walls = ["limits"] * limit(told["memory"], told["disk"], told["cpu"])
+    walls = ["limits"] * set_limits(told["memory"], told["disk"], told["cpu"])
     if LINUX:
         try:
             with open("/proc/self/oom_score_adj", "w") as score:
@@ -422,8 +441,8 @@ def main(argument: str) -> NoReturn:
             version = shut_files(libc, folder, readable, [library, *packages])
             calls = shut_calls(libc)
             walls += ["files"] * (version >= 3 or (version > 0 and calls)) + ["calls"] * calls
-    watch(folder, readable, "files" not in walls)
-    session = Session(channel)
+    install_audit_hook(folder, readable, "files" not in walls)
+    session = CellSession(channel)
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # what `site` would have given
     session.send(walls=walls)
     session.serve()

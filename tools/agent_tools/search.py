@@ -25,11 +25,11 @@ from ..environments.support.ranking import Ranking, words
 
 __all__ = ["SearchError", "search_tool", "web_search_tool"]
 
-_OWN = Path(__file__).parents[1] / "environments" / "data" / "questions.jsonl"
-_PASSAGE = 1500
+_OWN_PASSAGES = Path(__file__).parents[1] / "environments" / "data" / "questions.jsonl"
+_MAX_PASSAGE_CHARS = 1500
 """Characters of a passage that are shown."""
 
-_LOCAL = "Searches a collection of passages and returns those that fit the query best, each with its title and text."
+_DESCRIPTION = "Searches a collection of passages and returns those that fit the query best, each with its title and text."
 
 
 class SearchError(UserError):
@@ -51,15 +51,15 @@ def search_tool(corpus: str | Path | Iterable[Mapping[str, str]] | None = None, 
     if k < 1:
         raise SearchError(f"search: k is at least 1, got {k}")
     if corpus is None or isinstance(corpus, str | Path):
-        path = _OWN if corpus is None else Path(corpus)
+        path = _OWN_PASSAGES if corpus is None else Path(corpus)
         try:
             stamp = path.stat().st_mtime_ns
         except OSError as error:
             raise SearchError(f"search: cannot read {path}: {error.strerror or error}") from error
-        passages, ranking = _indexed(path, stamp)
+        passages, ranking = _load_index(path, stamp)
     else:
         passages = tuple(_passage(item, f"passage {n}") for n, item in enumerate(corpus, 1))
-        ranking = _ranked(passages, "the corpus")
+        ranking = _make_ranking(passages, "the corpus")
 
     def search(query: str) -> str:
         found = _best(passages, ranking, query, k)
@@ -67,11 +67,11 @@ def search_tool(corpus: str | Path | Iterable[Mapping[str, str]] | None = None, 
             return "Nothing found: no passage has a word of this query. Try other words."
         return "\n\n".join(f"[{title}] {_cut(text)}" for title, text in found)
 
-    return StructuredTool.from_function(search, name="search", description=_LOCAL)
+    return StructuredTool.from_function(search, name="search", description=_DESCRIPTION)
 
 
 @lru_cache(maxsize=4)
-def _indexed(path: Path, stamp: int) -> tuple[tuple[tuple[str, str], ...], Ranking]:
+def _load_index(path: Path, stamp: int) -> tuple[tuple[tuple[str, str], ...], Ranking]:
     """The passages of a file as it was at this time, and their index: shared by the tools of all rollouts."""
     passages: dict[tuple[str, str], None] = {}
     try:
@@ -87,7 +87,7 @@ def _indexed(path: Path, stamp: int) -> tuple[tuple[tuple[str, str], ...], Ranki
             for passage in _passages(item, f"{path}, line {number}"):
                 passages[passage] = None
     known = tuple(passages)
-    return known, _ranked(known, str(path))
+    return known, _make_ranking(known, str(path))
 
 
 def _passages(item: Any, where: str) -> list[tuple[str, str]]:
@@ -108,7 +108,7 @@ def _passage(item: Any, where: str) -> tuple[str, str]:
     return item.get("title", ""), item["text"]
 
 
-def _ranked(passages: Sequence[tuple[str, str]], source: str) -> Ranking:
+def _make_ranking(passages: Sequence[tuple[str, str]], source: str) -> Ranking:
     if not passages:
         raise SearchError(f"search: {source} holds no passage")
     return Ranking([f"{title}\n{text}" for title, text in passages], "search")
@@ -117,7 +117,7 @@ def _ranked(passages: Sequence[tuple[str, str]], source: str) -> Ranking:
 def _best(passages: Sequence[tuple[str, str]], ranking: Ranking, query: str, k: int) -> list[tuple[str, str]]:
     """The best passages; one whose title is just what was asked goes first."""
     asked = words(query)
-    places = ranking.best(query, k + 1)
+    places = ranking.top_places(query, k + 1)
     named = next((place for place in places if asked and words(passages[place][0]) == asked), None)
     if named is not None:
         places = [named, *(place for place in places if place != named)]
@@ -125,7 +125,7 @@ def _best(passages: Sequence[tuple[str, str]], ranking: Ranking, query: str, k: 
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _PASSAGE else f"{text[: _PASSAGE - 1].rstrip()}…"
+    return text if len(text) <= _MAX_PASSAGE_CHARS else f"{text[: _MAX_PASSAGE_CHARS - 1].rstrip()}…"
 
 
 def web_search_tool(k: int = 5) -> BaseTool:

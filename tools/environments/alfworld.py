@@ -46,9 +46,9 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .support.live import LiveGames
 
-__all__ = ["SPLITS", "TYPES", "AlfWorld"]
+__all__ = ["SPLITS", "TASK_TYPES", "AlfWorld"]
 
-TYPES = (
+TASK_TYPES = (
     "look_at_obj_in_light",
     "pick_and_place_simple",
     "pick_clean_then_place_in_recep",
@@ -106,8 +106,8 @@ class AlfWorld:
     """The score from which on a task counts as solved."""
 
     def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8) -> None:
-        if kind and kind not in TYPES:
-            raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TYPES)}")
+        if kind and kind not in TASK_TYPES:
+            raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TASK_TYPES)}")
         chosen = dict(settings or {})
         for key in chosen:
             if key not in ("data", "split"):
@@ -158,9 +158,9 @@ class AlfWorld:
         """The game's last answer, its lists sorted and without articles, then the place, what is carried, and what was put
         where: the same whatever order the game told it in. The first state of a game is the list of its receptacles."""
         said, _, state = observation.text.rpartition("\n\n")
-        return "\n".join(part for part in (_LISTED.sub(_sorted, " ".join(said.split())), state) if part)
+        return "\n".join(part for part in (_LISTED.sub(_sort_listing, " ".join(said.split())), state) if part)
 
-    def refused(self, observation: Observation) -> bool:
+    def is_refused(self, observation: Observation) -> bool:
         """Whether the action that led here was not understood or not possible: nothing happened but that a step was spent."""
         return observation.text.startswith(_NOTHING)
 
@@ -203,7 +203,7 @@ class AlfWorld:
                 found = sorted((self._data() / folder).glob(f"{self.kind or '*'}-*/*/game.tw-pddl"))
                 # The authors leave these out, too: their runs do not support them.
                 found = [path for path in found if not any(word in str(path.parent) for word in ("movable", "Sliced"))]
-                found = [path for path in found if path.parts[-3].partition("-")[0] in TYPES]
+                found = [path for path in found if path.parts[-3].partition("-")[0] in TASK_TYPES]
                 if not found:
                     kind = f" of type {self.kind}" if self.kind else ""
                     raise UserError(f"{self.name}: no games{kind} in {self._data() / folder}; get them with {_DOWNLOAD}")
@@ -409,12 +409,12 @@ class _Episode:
     def state(self) -> str:
         names = self.world.infos
         place = ", ".join(self.world.places.get(self.location, ())) or "middle of the room"
-        lines = [f"Place: {place}", f"Carrying: {self.called(self.carried) if self.carried else 'nothing'}"]
+        lines = [f"Place: {place}", f"Carrying: {self.thing_name(self.carried) if self.carried else 'nothing'}"]
         if self.put:
-            lines.append("Put: " + ", ".join(sorted(f"{self.called(o)} in {names[r].name}" for o, r in self.put.items())))
+            lines.append("Put: " + ", ".join(sorted(f"{self.thing_name(o)} in {names[r].name}" for o, r in self.put.items())))
         return "\n".join(lines)
 
-    def called(self, thing: str) -> str:
+    def thing_name(self, thing: str) -> str:
         return " ".join((*sorted(self.conditions.get(thing, ())), self.world.infos[thing].name))
 
     def admissible(self) -> dict[str, Any]:
@@ -470,7 +470,7 @@ def _packages(name: str, data: Path) -> Any:
 
 
 def _load(data: Path) -> Any:
-    with _kept(data):
+    with _restore_environment(data):
         logic = importlib.import_module("textworld.logic")
         game = importlib.import_module("textworld.envs.pddl.logic")
         planner = importlib.import_module("fast_downward")
@@ -482,7 +482,7 @@ def _load(data: Path) -> Any:
         texts = importlib.import_module("textworld.envs.pddl.textgen")
         # The package's own way to evaluate an expression finds no variables from Python 3.13 on (PEP 667), and all builtins.
         texts.EvalSymbol.derive = lambda symbol, told=None: [
-            texts.TerminalSymbol(_evaluated(symbol.expression, told or symbol.context))
+            texts.TerminalSymbol(_evaluate(symbol.expression, told or symbol.context))
         ]
         info = importlib.import_module("textworld.generator.game").EntityInfo
         demangler = importlib.import_module("alfworld.agents.utils.misc").Demangler
@@ -502,7 +502,7 @@ def _load(data: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _kept(data: Path) -> Iterator[None]:
+def _restore_environment(data: Path) -> Iterator[None]:
     """Import without traces: the translator parses `sys.argv`, and alfworld sets $ALFWORLD_DATA and makes that folder."""
     argv, given = sys.argv, os.environ.get("ALFWORLD_DATA")
     sys.argv, os.environ["ALFWORLD_DATA"] = ["translate.py", "domain", "task"], str(data)
@@ -538,7 +538,7 @@ def _translate(domain: str, problem: str) -> tuple[Any, str]:
     return task, text.getvalue()
 
 
-def _evaluated(expression: str, told: Mapping[str, Any]) -> Any:
+def _evaluate(expression: str, told: Mapping[str, Any]) -> Any:
     """An expression of a grammar such as `o.indefinite + ' ' + o.name`."""
     return eval(expression, {"__builtins__": {}}, dict(told["variables"]))
 
@@ -554,7 +554,7 @@ def _number(path: Path) -> int:
     return int(hashlib.sha256("/".join(path.parts[-4:-1]).encode()).hexdigest()[:12], 16)
 
 
-def _sorted(found: re.Match[str]) -> str:
+def _sort_listing(found: re.Match[str]) -> str:
     items = (item.removeprefix("a ") for item in re.split(r", and |, ", found[2]))
     return f"{found[1]}{', '.join(sorted(items))}{found[3]}"
 

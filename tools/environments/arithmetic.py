@@ -49,7 +49,17 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
-__all__ = ["DEMONSTRATIONS", "HORIZON", "TARGET", "Game24", "demonstration", "derive", "difficulty", "reachable", "refusal"]
+__all__ = [
+    "DEMONSTRATIONS",
+    "HORIZON",
+    "TARGET",
+    "Game24",
+    "demonstration",
+    "difficulty",
+    "game24_file_text",
+    "reachable",
+    "refusal",
+]
 
 Puzzle = tuple[int, int, int, int]
 """Four numbers from 1 to 13, ascending."""
@@ -71,7 +81,7 @@ _PUBLISHED = "0582618aea29faae"
 # The numbers: what can be done with them, and whether 24 can be reached
 
 
-def _joined(a: Fraction, b: Fraction) -> Iterator[tuple[str, Fraction, Fraction, Fraction]]:
+def _combine_pair(a: Fraction, b: Fraction) -> Iterator[tuple[str, Fraction, Fraction, Fraction]]:
     """All ways to join two numbers, as (operator, left, right, result)."""
     yield "+", a, b, a + b
     yield "*", a, b, a * b
@@ -87,7 +97,7 @@ def _operations(numbers: Numbers) -> Iterator[tuple[str, Fraction, Fraction, Fra
     """All operations on two of the numbers left, as (operator, left, right, result, the numbers left after it)."""
     for i, j in combinations(range(len(numbers)), 2):
         others = (*numbers[:i], *numbers[i + 1 : j], *numbers[j + 1 :])
-        for operator, a, b, result in _joined(numbers[i], numbers[j]):
+        for operator, a, b, result in _combine_pair(numbers[i], numbers[j]):
             yield operator, a, b, result, tuple(sorted((*others, result)))
 
 
@@ -147,12 +157,12 @@ def _cost(operator: str, a: Fraction, b: Fraction, result: Fraction) -> int:
             return -3
 
 
-def derive() -> str:
+def game24_file_text() -> str:
     """What `game24.txt` holds, worked out: every solvable puzzle on a line of its own, by difficulty. Takes seconds."""
     rated = {puzzle: difficulty(puzzle) for puzzle in combinations_with_replacement(range(1, 14), 4)}
     # Rounded, so that the last bit of a logarithm does not decide between equals.
     order = sorted((round(cost, 6), puzzle) for puzzle, cost in rated.items() if cost < math.inf)
-    return "".join(_said(puzzle) + "\n" for _, puzzle in order)
+    return "".join(_numbers_text(puzzle) + "\n" for _, puzzle in order)
 
 
 @cache
@@ -168,7 +178,7 @@ def _solvable() -> frozenset[Puzzle]:
 # Text: numbers, operations, answers
 
 
-def _said(numbers: Sequence[Fraction | int]) -> str:
+def _numbers_text(numbers: Sequence[Fraction | int]) -> str:
     return " ".join(str(number) for number in numbers)
 
 
@@ -186,7 +196,7 @@ def _puzzle(text: str) -> Puzzle:
     """A puzzle that somebody typed, known to have a solution."""
     puzzle = _four(text)
     if puzzle not in _solvable():
-        raise UserError(f"game24: {_said(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
+        raise UserError(f"game24: {_numbers_text(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
     return puzzle
 
 
@@ -319,7 +329,7 @@ def _check(answer: str, puzzle: Sequence[int]) -> None:
     said = said.rpartition("=")[2].strip()
     value, used = _Expression(expression.strip()).read()
     if sorted(used) != sorted(puzzle):
-        raise _Refused(f"it uses {_said(sorted(used))}, the numbers are {_said(sorted(puzzle))}")
+        raise _Refused(f"it uses {_numbers_text(sorted(used))}, the numbers are {_numbers_text(sorted(puzzle))}")
     if value != TARGET:
         raise _Refused(f"it makes {value}, not {TARGET}")
     if equals and not _MAKES_24.match(said):
@@ -516,11 +526,11 @@ def _start(puzzle: Puzzle) -> _Turn:
 @lru_cache(maxsize=64)
 def demonstration(puzzle: Puzzle) -> str:
     """A puzzle with a solution, written as an answer should be: five lines."""
-    turn, lines = _start(puzzle), [f"Numbers: {_said(puzzle)}"]
+    turn, lines = _start(puzzle), [f"Numbers: {_numbers_text(puzzle)}"]
     *steps, answer = _solve(puzzle)
     for number, action in enumerate(steps, 1):
         turn = _take(turn, action, puzzle)
-        lines.append(f"Step {number}: {action} (left: {_said(turn.numbers)})")
+        lines.append(f"Step {number}: {action} (left: {_numbers_text(turn.numbers)})")
     return "\n".join((*lines, answer))
 
 
@@ -550,9 +560,9 @@ class Game24:
         self.horizon = horizon
         self.demos = int(demos)
         self.only = _puzzle(settings["puzzle"]) if "puzzle" in settings else None
-        self.order, source = self._ordered(settings)
+        self.order, source = self._load_puzzles(settings)
         if self.only:
-            source = f"puzzle={_said(self.only)}"
+            source = f"puzzle={_numbers_text(self.only)}"
         self.name = f"game24?{source}" + (f",demos={demos}" if self.demos != len(DEMONSTRATIONS) else "")
         taught = set(DEMONSTRATIONS)
         rest = [row for n, row in enumerate(self.order) if n not in _TEST and n not in _DEV]
@@ -567,7 +577,7 @@ class Game24:
         }
 
     @staticmethod
-    def _ordered(settings: Mapping[str, str]) -> tuple[tuple[Puzzle, ...], str]:
+    def _load_puzzles(settings: Mapping[str, str]) -> tuple[tuple[Puzzle, ...], str]:
         """The puzzles in the order asked for, and what the environment's name says of it."""
         order, given = settings.get("order", ""), settings.get("csv", "")
         if order not in ("", "published", "difficulty"):
@@ -580,7 +590,7 @@ class Game24:
                 raise UserError(f"game24: the published order needs `{INSTALL}`, or its 24.csv as csv=PATH")
             return _by_difficulty(), "order=difficulty"
         rows = _from_csv(path)
-        digest = hashlib.sha256("\n".join(map(_said, rows)).encode()).hexdigest()
+        digest = hashlib.sha256("\n".join(map(_numbers_text, rows)).encode()).hexdigest()
         if digest.startswith(_PUBLISHED):
             return rows, "order=published"
         if order == "published":
@@ -598,7 +608,7 @@ class Game24:
         if split not in self._splits:
             raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
         if self.only:
-            return self.puzzle_task(_said(self.only))
+            return self.puzzle_task(_numbers_text(self.only))
         rows = self._splits[split]
         if not 0 <= seed < len(rows):
             raise UserError(f"{self.name}: {split} has tasks 0 to {len(rows) - 1}, got {seed}")
@@ -615,7 +625,7 @@ class Game24:
 
     def _task(self, name: str, puzzle: Puzzle) -> Task:
         text = (
-            f"make {TARGET} from the numbers {_said(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
+            f"make {TARGET} from the numbers {_numbers_text(puzzle)}: use each exactly once, with + - * / and brackets only.\n"
             "A step joins two of the numbers left into one; after three steps 24 is to be left. Fractions are written 2/3.\n"
             "A whole answer has four lines:\n"
             "Step 1: a + b = c (left: the numbers left now)\n"
@@ -625,7 +635,7 @@ class Game24:
         )
         shown = [demonstration(known) for known in self.demonstrations() if known != puzzle]
         if shown:
-            text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_said(puzzle)}."
+            text += "\nSolved puzzles:\n" + "\n".join(shown) + f"\nNow the numbers {_numbers_text(puzzle)}."
         return Task(name, text, sum(number * 100**place for place, number in enumerate(reversed(puzzle))))
 
     def demonstrations(self) -> tuple[Puzzle, ...]:
@@ -643,7 +653,7 @@ class Game24:
             UserError: an action is no text, or the episode was over before it.
         """
         turn = self._play(task, actions)[-1]
-        text = f"left: {_said(turn.numbers)}" + (f"\n{turn.said}" if turn.said else "")
+        text = f"left: {_numbers_text(turn.numbers)}" + (f"\n{turn.said}" if turn.said else "")
         return Observation(text, () if turn.over else _admissible(turn), turn.reward, turn.over)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:

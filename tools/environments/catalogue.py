@@ -42,14 +42,14 @@ ENVIRONMENTS: Mapping[str, str] = {
 """What `open_environment` opens: the spec, and one line on what it is and what to install."""
 
 
-Written = Writing | Problems | Reasoning
+WrittenEnvironment = Writing | Problems | Reasoning
 """Worlds whose one action is a whole text."""
-Stepwise = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
+StepwiseEnvironment = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
 
 
 def open_environment(
     spec: str, horizon: int | None = None, *, games_dir: str | Path | None = None, cache_dir: str | Path | None = None
-) -> Written | Stepwise:
+) -> WrittenEnvironment | StepwiseEnvironment:
     """Open an environment by its spec: `toy`, `twx:coin`, `jericho:detective`.
 
     Settings follow a question mark: `twx:coin?numLocations=11,includeDoors=0` (the game's own parameters),

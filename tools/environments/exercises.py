@@ -17,9 +17,9 @@ from fractions import Fraction
 from itertools import count, permutations, product
 from math import factorial, isqrt
 
-__all__ = ["EACH", "KINDS", "derive"]
+__all__ = ["KINDS", "PROBLEMS_PER_KIND", "exercises_file_text"]
 
-EACH = 8
+PROBLEMS_PER_KIND = 8
 """Problems of a kind."""
 
 Draw = random.Random
@@ -209,8 +209,8 @@ KINDS: dict[str, Callable[[Draw], tuple[str, str]]] = {
 """What draws a problem of each kind: (text, answer in LaTeX)."""
 
 
-def _drawn() -> Iterator[dict[str, str]]:
-    for turn in range(EACH):  # kind after kind, so that the first few problems are of several kinds
+def _draw_rows() -> Iterator[dict[str, str]]:
+    for turn in range(PROBLEMS_PER_KIND):  # kind after kind, so that the first few problems are of several kinds
         for kind, make in KINDS.items():
             yield {"id": f"{kind}-{turn}", "kind": kind, **_new(kind, make, turn)}
 
@@ -225,6 +225,6 @@ def _new(kind: str, make: Callable[[Draw], tuple[str, str]], turn: int) -> dict[
     return {"problem": text, "answer": seen[text]}
 
 
-def derive() -> str:
+def exercises_file_text() -> str:
     """What `data/math.jsonl` holds, worked out: one problem on each line. Takes a second."""
-    return "".join(json.dumps(row) + "\n" for row in _drawn())
+    return "".join(json.dumps(row) + "\n" for row in _draw_rows())

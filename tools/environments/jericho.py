@@ -226,8 +226,8 @@ class _Episode:
         if game.game_over() or game.victory() or game._emulator_halted():
             return Observation(said, (), reward, True)
         state = game.get_state()
-        look, inventory = (_aside(game, state, command) for command in ("look", "inventory"))
-        actions = self.world.valid.of(game, look, inventory)
+        look, inventory = (_try_command(game, state, command) for command in ("look", "inventory"))
+        actions = self.world.valid.actions(game, look, inventory)
         answer = "" if look.startswith(said) else _tidy(said.replace(look, ""))  # what `look` repeats is said once
         return Observation("\n\n".join(part for part in (answer, look, inventory) if part), actions, reward)
 
@@ -245,40 +245,40 @@ class ValidActions:
     the first visit stands; what an action does is always up to the game.
     """
 
-    stored: Path | None = None
+    cache_file: Path | None = None
     """A file of JSON lines `[key, [action, ...]]` that the lists are read from and appended to."""
-    known: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    worked_out: int = 0
+    actions_by_state: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    computed_lists: int = 0
     """How many lists had to be worked out so far."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        if self.stored is not None and self.stored.exists():
-            for line in self.stored.read_text(encoding="utf-8").splitlines():
+        if self.cache_file is not None and self.cache_file.exists():
+            for line in self.cache_file.read_text(encoding="utf-8").splitlines():
                 try:
                     key, actions = json.loads(line)
                 except ValueError:
                     continue  # empty, or cut off by a crash: worked out again when needed
-                self.known[key] = tuple(actions)
+                self.actions_by_state[key] = tuple(actions)
 
-    def of(self, game: Any, look: str, inventory: str) -> tuple[str, ...]:
+    def actions(self, game: Any, look: str, inventory: str) -> tuple[str, ...]:
         """The sorted actions of the present state of a game; the game is left as it was."""
         whole = "\n\n".join((game.get_world_state_hash(), look, inventory))
         key = hashlib.md5(whole.encode()).hexdigest()
-        if key not in self.known:
-            actions = work_out(game)
+        if key not in self.actions_by_state:
+            actions = find_valid_actions(game)
             with self._lock:
-                self.worked_out += 1
-                self.known[key] = actions
-                if self.stored is not None:
-                    self.stored.parent.mkdir(parents=True, exist_ok=True)
-                    with self.stored.open("a", encoding="utf-8") as file:
+                self.computed_lists += 1
+                self.actions_by_state[key] = actions
+                if self.cache_file is not None:
+                    self.cache_file.parent.mkdir(parents=True, exist_ok=True)
+                    with self.cache_file.open("a", encoding="utf-8") as file:
                         # The line break comes first: whatever a crash cut off before must not spoil this line.
                         file.write("\n" + json.dumps([key, actions]))
-        return self.known[key]
+        return self.actions_by_state[key]
 
 
-def work_out(game: Any) -> tuple[str, ...]:
+def find_valid_actions(game: Any) -> tuple[str, ...]:
     """The sorted actions that change the world: the game's templates, filled with the names of what is near, tried one by
     one. Of several actions with the same effect one is listed: naming a thing rather than `all`, with the most usual verb.
 
@@ -332,7 +332,7 @@ def _names(game: Any) -> tuple[list[str], list[str]]:
         if thing.num == game.player_obj_num or not parts:
             continue
         for name in dict.fromkeys([*parts[-1:], full, *parts[:-1]]):
-            answer = util.clean(_aside(game, state, f"examine {name}"))
+            answer = util.clean(_try_command(game, state, f"examine {name}"))
             if not util.recognized(answer) or _AMBIGUOUS.match(answer):
                 continue
             chosen = seen.setdefault(answer, name)
@@ -340,9 +340,9 @@ def _names(game: Any) -> tuple[list[str], list[str]]:
                 carried.add(chosen)
             break
     # Scenery that is no object of its own (or of another place) shows only in the text.
-    for word in sorted(set(re.findall(r"[a-z]+", _aside(game, state, "look").lower()))):
+    for word in sorted(set(re.findall(r"[a-z]+", _try_command(game, state, "look").lower()))):
         if word[:length] in words and words[word[:length]] and word not in _EMPTY_WORDS:
-            answer = util.clean(_aside(game, state, f"examine {word}"))
+            answer = util.clean(_try_command(game, state, f"examine {word}"))
             if util.recognized(answer) and not _AMBIGUOUS.match(answer):
                 seen.setdefault(answer, word)
     return sorted({*seen.values(), "all"}), sorted(carried)
@@ -356,7 +356,7 @@ def _dictionary(game: Any) -> dict[str, bool]:
     return words
 
 
-def _aside(game: Any, state: Any, command: str) -> str:
+def _try_command(game: Any, state: Any, command: str) -> str:
     """The game's answer to a command that is taken back."""
     answer = _tidy(game.step(command)[0])
     game.set_state(state)

@@ -203,30 +203,30 @@ class PosteriorExpert:
     failed there, or certain once one was paid. It plays the answers, never the other moves.
     """
 
-    right: dict[str, str] = field(default_factory=dict)
+    right_answers: dict[str, str] = field(default_factory=dict)
     """Answers known to be right, by place."""
-    failed: dict[str, set[str]] = field(default_factory=dict)
+    failed_answers: dict[str, set[str]] = field(default_factory=dict)
     """Answers known to be wrong, by place."""
-    told: dict[str, str] = field(default_factory=dict)
+    advice: dict[str, str] = field(default_factory=dict)
     """Advice by place (from a lesson or a strategy): believed until it fails."""
 
     def see(self, place: str, action: str, reward: float) -> None:
         """Learn from one step: the place it was taken at, the action, and what it paid."""
-        if action not in ANSWERS[place.partition(" ")[0]] or place in self.right:
+        if action not in ANSWERS[place.partition(" ")[0]] or place in self.right_answers:
             return
         if reward > 0:
-            self.right[place] = action
+            self.right_answers[place] = action
         else:
-            self.failed.setdefault(place, set()).add(action)
+            self.failed_answers.setdefault(place, set()).add(action)
 
     def probabilities(self, place: str) -> dict[str, float]:
         """The policy at a place: uniform over the answers that may still be right (or the advice); others are left out."""
         answers = ANSWERS[place.partition(" ")[0]]
-        failed = self.failed.get(place, set())
-        if place in self.right:
-            open_answers = [self.right[place]]
-        elif self.told.get(place, "") in answers and self.told[place] not in failed:
-            open_answers = [self.told[place]]
+        failed = self.failed_answers.get(place, set())
+        if place in self.right_answers:
+            open_answers = [self.right_answers[place]]
+        elif self.advice.get(place, "") in answers and self.advice[place] not in failed:
+            open_answers = [self.advice[place]]
         else:
             # All failed can only mean that the one right answer was paid before the expert began to watch.
             open_answers = [answer for answer in answers if answer not in failed] or list(answers)

@@ -54,7 +54,7 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .support.ranking import Ranking, words
 
-__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalised"]
+__all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalise_answer"]
 
 HORIZON = 15
 HELP = (
@@ -82,14 +82,14 @@ _SMALL = frozenset(
 )
 
 
-def normalised(answer: str) -> str:
+def normalise_answer(answer: str) -> str:
     """An answer as answers are compared: lower case, no ASCII punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: str) -> bool:
     """Whether two answers are the same, normalised."""
-    return normalised(answer) == normalised(right)
+    return normalise_answer(answer) == normalise_answer(right)
 
 
 def f1(answer: str, right: str) -> float:
@@ -97,7 +97,7 @@ def f1(answer: str, right: str) -> float:
 
     Yes and no are right or wrong: beside them anything else scores 0, as published.
     """
-    one, other = normalised(answer), normalised(right)
+    one, other = normalise_answer(answer), normalise_answer(right)
     if one != other and {one, other} & {"yes", "no", "noanswer"}:
         return 0.0
     shared = sum((Counter(one.split()) & Counter(other.split())).values())
@@ -171,7 +171,7 @@ class Passages:
         self.sentences = _number("sentences", chosen["sentences"], 1, 50)
         self.listed = _number("listed", chosen["listed"], 0, 1) == 1
         path = Path(chosen["file"]) if chosen["file"] else _OWN
-        self.questions, self.passages = _loaded(path)
+        self.questions, self.passages = _load(path)
         source = "source=own"
         if chosen["file"]:
             content = repr((self.questions, self.passages)).encode()
@@ -185,9 +185,9 @@ class Passages:
         }
         self._titles: dict[str, int] = {}
         for place, passage in enumerate(self.passages):
-            self._titles.setdefault(normalised(passage.title), place)
+            self._titles.setdefault(normalise_answer(passage.title), place)
         self._ranking = Ranking([" ".join((p.title, *p.sentences)) for p in self.passages], "hotpot")
-        self._turn = lru_cache(maxsize=4096)(self._played)
+        self._turn = lru_cache(maxsize=4096)(self._play)
 
     def task(self, seed: int, split: str = "test") -> Task:
         """The `seed`-th question of a split; `Task.seed` is its number in the file, from 0.
@@ -230,7 +230,7 @@ class Passages:
                 raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
             turn = self._turn(task.seed, tuple(actions[: step + 1]))
         over = turn.over or len(actions) >= self.horizon
-        listed = () if over or not self.listed else self._listed(task, turn)
+        listed = () if over or not self.listed else self._list_actions(task, turn)
         return Observation(turn.text if over else turn.text + HELP, listed, turn.reward, over)
 
     def abstract(self, observation: Observation) -> str:
@@ -250,16 +250,16 @@ class Passages:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _played(self, number: int, actions: tuple[str, ...]) -> _Turn:
+    def _play(self, number: int, actions: tuple[str, ...]) -> _Turn:
         """What the last of these actions led to; kept, because the next question is about one action more."""
         question = self.questions[number]
         if not actions:
             return _Turn(f"question: {question.text}", names=self._read(question.text))
         before = self._turn(number, actions[:-1])
-        turn = self._taken(before, actions[-1], question)
+        turn = self._take_action(before, actions[-1], question)
         return replace(turn, names=tuple(sorted({*before.names, *turn.names})))
 
-    def _taken(self, before: _Turn, action: str, question: _Question) -> _Turn:
+    def _take_action(self, before: _Turn, action: str, question: _Question) -> _Turn:
         read = _ACTION.fullmatch(" ".join(action.split()))
         asked = read[2].strip() if read else ""
         if not read or not asked:
@@ -267,16 +267,16 @@ class Passages:
             return replace(before, text=said, reward=0.0)
         match read[1].lower():
             case "search":
-                return self._searched(asked)
+                return self._search(asked)
             case "lookup":
-                return self._looked_up(before, asked)
+                return self._look_up(before, asked)
             case _:
                 right = exact_match(asked, question.answer)
                 return _Turn("right" if right else "wrong", float(right), True)
 
-    def _searched(self, asked: str) -> _Turn:
-        found = self._ranking.best(asked, self.results)
-        named = self._titles.get(normalised(asked))
+    def _search(self, asked: str) -> _Turn:
+        found = self._ranking.top_places(asked, self.results)
+        named = self._titles.get(normalise_answer(asked))
         if named is not None:
             found = [named, *(place for place in found if place != named)]
         found = found[: self.results]
@@ -288,7 +288,7 @@ class Passages:
         titles = tuple(passage.title for passage in shown) if self.listed else ()
         return _Turn(text, open=found[0], names=(*titles, *self._read(*parts)))
 
-    def _looked_up(self, before: _Turn, word: str) -> _Turn:
+    def _look_up(self, before: _Turn, word: str) -> _Turn:
         if before.open is None:
             return replace(before, text="no passage is open: search first", reward=0.0)
         passage, word = self.passages[before.open], word.lower()
@@ -304,7 +304,7 @@ class Passages:
         """The names in texts, if they are needed."""
         return tuple(name for text in texts for name in _names(text)) if self.listed else ()
 
-    def _listed(self, task: Task, turn: _Turn) -> tuple[str, ...]:
+    def _list_actions(self, task: Task, turn: _Turn) -> tuple[str, ...]:
         """What is listed with `listed=1`."""
         asked = [word for word in words(self.question(task).text) if word not in _SMALL]
         listed = {f"search[{' '.join(asked)}]", "finish[yes]", "finish[no]"}
@@ -338,7 +338,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _kept(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+def _load_cached(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     questions, passages = list[_Question](), dict[_Passage, None]()
     for where, item in _items(path):
         question, context = _question(where, item)
@@ -349,11 +349,11 @@ def _kept(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], t
     return tuple(questions), tuple(passages)
 
 
-def _loaded(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     """The questions of a file in order, and its passages in order of appearance, each once."""
     try:
         stat = path.stat()
-        return _kept(path, stat.st_mtime_ns, stat.st_size)
+        return _load_cached(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, UnicodeDecodeError) as cause:
         raise UserError(f"hotpot: cannot read {path}: {cause}") from cause
 
@@ -396,27 +396,27 @@ def _pairs(value: Any, first: str, second: str) -> Any:
 def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
     """A question and its passages, from an object of the file."""
 
-    def damaged(what: str) -> UserError:
+    def format_error(what: str) -> UserError:
         return UserError(f"hotpot: {where}: {what}; {_EXPECTED}")
 
     if not isinstance(item, dict):
-        raise damaged(f"an object was expected, got {str(item)[:60]!r}")
+        raise format_error(f"an object was expected, got {str(item)[:60]!r}")
     for key in ("question", "answer"):
         if not isinstance(item.get(key), str) or not item[key].strip():
-            raise damaged(f"{key!r} must be a text, got {str(item.get(key))[:60]!r}")
-    if not normalised(item["answer"]):
-        raise damaged(f"nothing is left of the answer {item['answer']!r} without punctuation and articles")
+            raise format_error(f"{key!r} must be a text, got {str(item.get(key))[:60]!r}")
+    if not normalise_answer(item["answer"]):
+        raise format_error(f"nothing is left of the answer {item['answer']!r} without punctuation and articles")
     context = _pairs(item.get("context"), "title", "sentences")
     facts = _pairs(item.get("supporting_facts") or [], "title", "sent_id")
     if not isinstance(context, list) or not context:
-        raise damaged(f"'context' must be a list of [title, sentences], got {str(context)[:60]!r}")
+        raise format_error(f"'context' must be a list of [title, sentences], got {str(context)[:60]!r}")
     passages = []
     for entry in context:
         match entry:
             case [str(title), [*sentences]] if title.strip() and sentences and all(isinstance(s, str) for s in sentences):
                 passages.append(_Passage(" ".join(title.split()), tuple(" ".join(s.split()) for s in sentences if s.strip())))
             case _:
-                raise damaged(f"a passage must be [title, [sentence, …]], got {str(entry)[:60]!r}")
+                raise format_error(f"a passage must be [title, [sentence, …]], got {str(entry)[:60]!r}")
     titles = {passage.title for passage in passages}
     supporting = dict[str, None]()
     for fact in facts if isinstance(facts, list) else [facts]:
@@ -424,7 +424,9 @@ def _question(where: str, item: Any) -> tuple[_Question, tuple[_Passage, ...]]:
             case [str(title), int()] if " ".join(title.split()) in titles:
                 supporting[" ".join(title.split())] = None
             case _:
-                raise damaged(f"a supporting fact must be [title of a passage, number of the sentence], got {str(fact)[:60]!r}")
+                raise format_error(
+                    f"a supporting fact must be [title of a passage, number of the sentence], got {str(fact)[:60]!r}"
+                )
     kind, name = str(item.get("type", "")), str(item.get("_id", item.get("id", "")))
     question = _Question(name, " ".join(item["question"].split()), item["answer"].strip(), kind, tuple(supporting))
     return question, tuple(passages)

@@ -52,7 +52,7 @@ from typing import Any
 from ...memory.records import Observation, Task, UserError
 from .support.verifying import Unverified, Workers
 
-__all__ = ["Problem", "Problems", "Report", "Verdict", "final_answer", "one_answer"]
+__all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]
 
 _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
@@ -65,7 +65,7 @@ _LONGEST = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class MathProblem:
     """A problem with its true answer."""
 
     text: str
@@ -77,7 +77,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AnswerVerdict:
     """What a written solution is worth."""
 
     reward: float | None
@@ -88,8 +88,8 @@ class Verdict:
     """Why it is not 1, in words."""
 
 
-def one_answer(
-    name: str, task: Task, actions: Sequence[str], problem: Callable[[], str], check: Callable[[Task, str], Verdict]
+def answer_observation(
+    name: str, task: Task, actions: Sequence[str], problem: Callable[[], str], check: Callable[[Task, str], AnswerVerdict]
 ) -> Observation:
     """What a world of one written answer shows: the problem's first words; after the answer, what it is worth and why.
 
@@ -110,29 +110,29 @@ def one_answer(
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DatasetReport:
     """What became of the rows of a file."""
 
     rows: int
     kept: int
-    missing: tuple[str, ...] = ()
+    incomplete_rows: tuple[str, ...] = ()
     """Rows without a problem or an answer, e.g. `line 4 (no answer)`."""
-    repeated: tuple[str, ...] = ()
+    duplicate_rows: tuple[str, ...] = ()
     """Rows that say again what an earlier one says, e.g. `line 9 (as line 2)`."""
-    contradictory: tuple[str, ...] = ()
+    contradictory_rows: tuple[str, ...] = ()
     """Rows that differ about the answer to one problem, e.g. `line 2: 4, line 9: 5`; all of them are left out."""
 
     @property
-    def dropped(self) -> int:
+    def dropped_rows(self) -> int:
         """Rows left out, those beyond `limit` not among them."""
         return self.rows - self.kept
 
     def __str__(self) -> str:
         said = f"{self.kept} problems of {self.rows} rows"
         for what, where in (
-            ("without a problem or an answer", self.missing),
-            ("repeated", self.repeated),
-            ("with contradictory answers, all left out", self.contradictory),
+            ("without a problem or an answer", self.incomplete_rows),
+            ("repeated", self.duplicate_rows),
+            ("with contradictory answers, all left out", self.contradictory_rows),
         ):
             if where:
                 first = "; ".join(where[:3]) + (" …" if len(where) > 3 else "")
@@ -253,7 +253,7 @@ class Problems:
         self._normal = lru_cache(maxsize=65536)(self._normalise)
         source, read = self._source(settings)
         kept, self.report = self._sound(read)
-        self.problems, self._splits = _divided(kept, settings)
+        self.problems, self._splits = _split_problems(kept, settings)
         """Those in use, in the file's order; a task's seed is its place among them."""
         if source:
             content = repr([(problem.text, problem.answer, problem.split) for problem in self.problems]).encode()
@@ -262,7 +262,7 @@ class Problems:
         self.name = "math" + ("?" if source or changed else "") + ",".join(filter(None, (source, *changed)))
 
     @staticmethod
-    def _source(settings: Mapping[str, str]) -> tuple[str, list[Problem]]:
+    def _source(settings: Mapping[str, str]) -> tuple[str, list[MathProblem]]:
         """What the name says of the source, and its rows."""
         if "dataset" in settings:
             name = settings["dataset"]
@@ -274,10 +274,10 @@ class Problems:
             raise UserError(f"math: {path} is empty; {_EXPECTED}, one JSON object in each line")
         return f"file={path.stem}" if "file" in settings else "", rows
 
-    def _sound(self, rows: Sequence[Problem]) -> tuple[list[Problem], Report]:
+    def _sound(self, rows: Sequence[MathProblem]) -> tuple[list[MathProblem], DatasetReport]:
         """The rows that can be used, and what became of the others."""
         missing, repeated, contradictory = list[str](), list[str](), list[str]()
-        same = dict[str, list[Problem]]()
+        same = dict[str, list[MathProblem]]()
         for row in rows:
             if not row.text or not row.answer:
                 missing.append(f"{row.where} (no {'answer' if row.text else 'problem'})")
@@ -291,7 +291,7 @@ class Problems:
                 repeated.extend(f"{other.where} (as {first.where})" for other in others)
             else:
                 contradictory.append(", ".join(f"{row.where}: {row.answer[:40]}" for row in group))
-        report = Report(len(rows), len(kept), tuple(missing), tuple(repeated), tuple(contradictory))
+        report = DatasetReport(len(rows), len(kept), tuple(missing), tuple(repeated), tuple(contradictory))
         if not kept:
             raise UserError(f"math: nothing is left: {report}")
         return kept, report
@@ -315,7 +315,7 @@ class Problems:
         places = self._splits[split]
         if not 0 <= seed < len(places):
             have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            dropped = f" ({self.report})" if self.report.dropped else ""
+            dropped = f" ({self.report})" if self.report.dropped_rows else ""
             raise UserError(f"{self.name}: {split} has {have}, got {seed}{dropped}")
         text = f"{self.problems[places[seed]].text}\nReason step by step, and put the final answer in \\boxed{{}}."
         return Task(f"math-{split}-{seed}", text, places[seed])
@@ -324,7 +324,7 @@ class Problems:
         """How many problems a split has."""
         return len(self._splits.get(split, ()))
 
-    def problem(self, task: Task) -> Problem:
+    def problem(self, task: Task) -> MathProblem:
         """The problem of a task.
 
         Raises:
@@ -341,24 +341,24 @@ class Problems:
             UserError: the solution is no text, or more than one was given.
         """
         problem = self.problem(task)
-        return one_answer(self.name, task, actions, lambda: problem.text, self.check)
+        return answer_observation(self.name, task, actions, lambda: problem.text, self.check)
 
-    def check(self, task: Task, solution: str) -> Verdict:
+    def check(self, task: Task, solution: str) -> AnswerVerdict:
         """What a written solution is worth, the answer that was read in it, and why it is not right."""
         if not solution.strip():
-            return Verdict(None, "", "this cannot be read: a solution with its final answer in \\boxed{} was expected")
+            return AnswerVerdict(None, "", "this cannot be read: a solution with its final answer in \\boxed{} was expected")
         answer = final_answer(solution)
         if answer is None:
-            return Verdict(0.0, "", "no final answer: it belongs in \\boxed{}, or in a line that begins with Answer:")
+            return AnswerVerdict(0.0, "", "no final answer: it belongs in \\boxed{}, or in a line that begins with Answer:")
         if len(answer) > _LONGEST:
-            return Verdict(0.0, answer[:_LONGEST], f"wrong: a final answer has at most {_LONGEST} characters")
+            return AnswerVerdict(0.0, answer[:_LONGEST], f"wrong: a final answer has at most {_LONGEST} characters")
         try:
             equal, why = self._compared(self.problem(task).answer, answer)
         except Unverified as cause:
             equal, why = None, str(cause)
         if equal is None:
-            return Verdict(None, answer, f"could not be verified: {why}")
-        return Verdict(1.0, answer) if equal else Verdict(0.0, answer, f"wrong: the answer read is {answer}")
+            return AnswerVerdict(None, answer, f"could not be verified: {why}")
+        return AnswerVerdict(1.0, answer) if equal else AnswerVerdict(0.0, answer, f"wrong: the answer read is {answer}")
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
         """The reward of the solution, as the one of the episode; None if nobody can say."""
@@ -405,7 +405,7 @@ class Problems:
         try:
             return self.workers.ask("equal", gold=gold, answer=answer) is True, ""
         except Unverified as cause:
-            if cause.passing:
+            if cause.is_transient:
                 raise
             return None, str(cause)
 
@@ -413,7 +413,7 @@ class Problems:
         try:
             return str(self.workers.ask("normal", answer=answer))
         except Unverified as cause:
-            if cause.passing:
+            if cause.is_transient:
                 raise
             return " ".join(answer.split())
 
@@ -422,7 +422,9 @@ def _plain(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _divided(kept: Sequence[Problem], settings: Mapping[str, str]) -> tuple[tuple[Problem, ...], dict[str, tuple[int, ...]]]:
+def _split_problems(
+    kept: Sequence[MathProblem], settings: Mapping[str, str]
+) -> tuple[tuple[MathProblem, ...], dict[str, tuple[int, ...]]]:
     """The problems in use, and the places of those of each split among them."""
     own = any(problem.split for problem in kept) and not settings.keys() & {"split", "test", "dev"}
     limit = _limit(settings.get("limit"))
@@ -519,7 +521,7 @@ def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[
             yield f"row {n} of {known}", row, split
 
 
-def _row(source: str, where: str, item: Any, split: str = "") -> Problem:
+def _row(source: str, where: str, item: Any, split: str = "") -> MathProblem:
     """A problem, from an object of a file; its text or its answer is empty where the object has none.
 
     Raises:
@@ -535,9 +537,9 @@ def _row(source: str, where: str, item: Any, split: str = "") -> Problem:
     model = named.get("reward_model")
     given.append(model.get("ground_truth") if isinstance(model, Mapping) else None)
     text = next(filter(None, map(_text, asked)), "")
-    plain, solution = _answer(given[0]), _boxed(given[1])
+    plain, solution = _answer(given[0]), _boxed_answer(given[1])
     answer = plain or solution or next(filter(None, map(_answer, given[2:])), "")
-    return Problem(text, answer, where, split)
+    return MathProblem(text, answer, where, split)
 
 
 _WRAPPED = re.compile(
@@ -570,10 +572,10 @@ def _answer(given: Any) -> str:
         return ""
     if "####" in given:
         return given.rpartition("####")[2].strip().replace(",", "")
-    return _boxed(given) or _bare(given)
+    return _boxed_answer(given) or _bare(given)
 
 
-def _boxed(solution: Any) -> str:
+def _boxed_answer(solution: Any) -> str:
     """The last boxes of a solution; empty without one."""
     if not isinstance(solution, str) or not _boxes(solution):
         return ""

@@ -26,15 +26,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .problems import Verdict, final_answer, one_answer
+from .problems import AnswerVerdict, answer_observation, final_answer
 from .support.verifying import Unverified, Workers
 
-__all__ = ["REFUSED", "Reasoning", "written_answer"]
+__all__ = ["UNUSABLE_GENERATORS", "Reasoning", "written_answer"]
 
 _SPLITS = ("test", "dev", "train")
 _DRAWING = 60.0
 """Seconds of computing that a problem may take to be drawn; some are searched for."""
-REFUSED: Mapping[str, str] = {
+UNUSABLE_GENERATORS: Mapping[str, str] = {
     "codeio": "it does not draw the same problem from the same seed, so a run could not be resumed or compared",
     "composite": "it mixes other generators, which have to be named; open them one by one",
 }
@@ -74,15 +74,15 @@ class Reasoning:
     def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         if horizon < 1:
             raise UserError(f"reasoning: horizon must be at least 1, got {horizon}")
-        if generator in REFUSED:
-            raise UserError(f"reasoning: {generator} cannot be used: {REFUSED[generator]}")
+        if generator in UNUSABLE_GENERATORS:
+            raise UserError(f"reasoning: {generator} cannot be used: {UNUSABLE_GENERATORS[generator]}")
         if find_spec("reasoning_gym") is None:
             raise UserError("reasoning: the problems are drawn by reasoning-gym: pip install reasoning-gym")
         self.generator = generator
         self.horizon = horizon
         self.workers = Workers("reasoning")
         """What draws and scores; its `seconds` are the limit of a score."""
-        self._settings = json.dumps(self._checked(settings or {}), sort_keys=True)
+        self._settings = json.dumps(self._parse_settings(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
         self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
         self._drawn = lru_cache(maxsize=65536)(self._draw)
@@ -90,12 +90,12 @@ class Reasoning:
         if settings:
             self._draw(0)  # whether the values will do, too
 
-    def _checked(self, settings: Mapping[str, str]) -> dict[str, object]:
+    def _parse_settings(self, settings: Mapping[str, str]) -> dict[str, object]:
         """The settings as values; the generator and all of them exist."""
         try:
             names = self.workers.ask("names")
             if self.generator not in names:
-                near = ", ".join(name for name in names if name not in REFUSED)
+                near = ", ".join(name for name in names if name not in UNUSABLE_GENERATORS)
                 raise UserError(f"reasoning: no generator {self.generator!r}; there are {near}")
             known = self.workers.ask("fields", name=self.generator) if settings else []
         except Unverified as cause:
@@ -127,22 +127,22 @@ class Reasoning:
         """
         if task.seed < 0:
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
-        return one_answer(self.name, task, actions, lambda: self._drawn(task.seed)[0], self.check)
+        return answer_observation(self.name, task, actions, lambda: self._drawn(task.seed)[0], self.check)
 
-    def check(self, task: Task, reply: str) -> Verdict:
+    def check(self, task: Task, reply: str) -> AnswerVerdict:
         """What a reply is worth, the answer that was read in it, and why it is not worth 1."""
         if not reply.strip():
-            return Verdict(None, "", "this cannot be read: an answer between <answer> and </answer> was expected")
+            return AnswerVerdict(None, "", "this cannot be read: an answer between <answer> and </answer> was expected")
         answer = written_answer(reply)
         if answer is None:
-            return Verdict(0.0, "", "no answer: it belongs between <answer> and </answer>")
+            return AnswerVerdict(0.0, "", "no answer: it belongs between <answer> and </answer>")
         try:
             score, why = self._scored(task.seed, answer)
         except Unverified as cause:
             score, why = None, str(cause)
         if score is None:
-            return Verdict(None, answer, f"could not be verified: {why}")
-        return Verdict(score, answer, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}")
+            return AnswerVerdict(None, answer, f"could not be verified: {why}")
+        return AnswerVerdict(score, answer, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}")
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
         """The reward of the reply, as the one of the episode; None if nobody can say."""
@@ -196,7 +196,7 @@ class Reasoning:
             score = self.workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
             return float(score), ""
         except Unverified as cause:
-            if cause.passing:
+            if cause.is_transient:
                 raise
             return None, str(cause)
 

@@ -31,12 +31,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...memory.records import Observation, Task, UserError
-from .support.java import Java, Server
+from .support.java import GameServer, Java
 from .support.live import LiveGames
 
-__all__ = ["LIMITS", "SIMPLIFICATIONS", "Embeds", "Grounding", "ScienceWorld"]
+__all__ = ["OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
 
-LIMITS: Mapping[str, int] = {
+OFFICIAL_STEP_LIMITS: Mapping[str, int] = {
     "boil": 100,
     "change-the-state-of-matter-of": 80,
     "chemistry-mix": 60,
@@ -95,7 +95,7 @@ _VESSELS = ("containers.", *_APPLIANCES, "taskitems.AnswerBox", "misc.InclinedPl
 _ALWAYS = frozenset({"open", "close", "activate", "deactivate", "read", "flush", "wait", "wait1", "put", "teleport"})
 
 
-class Embeds(Protocol):
+class DocumentEmbedder(Protocol):
     """The part of LangChain's `Embeddings` that grounding needs."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -141,12 +141,12 @@ class ScienceWorld:
         task: str = "find-non-living-thing",
         settings: Mapping[str, str] | None = None,
         *,
-        embed: Embeds | Callable[[list[str]], Sequence[Sequence[float]]] | None = None,
+        embed: DocumentEmbedder | Callable[[list[str]], Sequence[Sequence[float]]] | None = None,
         horizon: int | None = None,
         live: int = 4,
     ) -> None:
-        if task not in LIMITS:
-            raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(LIMITS)}")
+        if task not in OFFICIAL_STEP_LIMITS:
+            raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(OFFICIAL_STEP_LIMITS)}")
         usual = {"simplifications": "easy", "limit": str(_LIMIT), "actions": "compact", "embedder": ""}
         chosen = dict(settings or {})
         for key in chosen:
@@ -256,16 +256,16 @@ class ScienceWorld:
             return task.seed
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
 
-    def _server(self) -> Server:
+    def _server(self) -> GameServer:
         """A machine without a world: one given back by a finished game, or a new one (half a second)."""
         with self._lock:
-            self._machines = [java for java in self._machines if java.alive()]
+            self._machines = [java for java in self._machines if java.is_alive()]
             for java in self._machines:
                 if java.idle:
-                    return Server(java, java.idle.pop())
+                    return GameServer(java, java.idle.pop())
             java = Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
             self._machines.append(java)
-            return Server(java, java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+            return GameServer(java, java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         variation = self._variation(task)
@@ -285,8 +285,10 @@ class Grounding:
         floor: ICRL's code has 0.8.
     """
 
-    def __init__(self, embed: Embeds | Callable[[list[str]], Sequence[Sequence[float]]], floor: float = 0.8) -> None:
-        self.floor = floor
+    def __init__(
+        self, embed: DocumentEmbedder | Callable[[list[str]], Sequence[Sequence[float]]], min_similarity: float = 0.8
+    ) -> None:
+        self.min_similarity = min_similarity
         self._embed: Any = getattr(embed, "embed_documents", embed)
         self._known: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -306,14 +308,14 @@ class Grounding:
                 self._known[name] = found / (np.linalg.norm(found) or 1.0)
             cosines = np.stack([self._known[name] for name in options]) @ self._known[wanted]
         best = int(np.argmax(cosines))
-        return options[best] if cosines[best] > self.floor else None
+        return options[best] if cosines[best] > self.min_similarity else None
 
 
 @dataclass
 class _Episode:
     """One live game."""
 
-    server: Server
+    server: GameServer
     listed: str
     classes: Mapping[int, str]
     grounding: Grounding | None
@@ -377,14 +379,14 @@ class _Episode:
             said += "\nThat was wrong: the task has failed."
         actions: Sequence[str] = ()
         if not over and self.listed != "none":
-            actions = sorted(self.options or {entry["action"] for entry in self._listed()})
+            actions = sorted(self.options or {entry["action"] for entry in self._list_entries()})
         reward = 0 if not credit else score - self.score
         self.score = score if credit else 0
         blocks = ("\n".join(line.rstrip() for line in said.split("\n") if line.strip()), _state(look, carried))
         self.shown = Observation("\n\n".join(block for block in blocks if block), tuple(actions), float(reward), over)
         return self.shown
 
-    def _listed(self) -> list[dict[str, Any]]:
+    def _list_entries(self) -> list[dict[str, Any]]:
         valid = self._valid()
         if self.listed == "valid":
             return valid
@@ -443,7 +445,7 @@ def _simplifications(name: str, task: str, text: str) -> str:
 
 def _limit(name: str, task: str, text: str) -> int:
     if text == "official":
-        return LIMITS[task]
+        return OFFICIAL_STEP_LIMITS[task]
     if text == "none":
         return _UNLIMITED
     if not text.isdecimal() or int(text) < 1:

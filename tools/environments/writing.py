@@ -33,7 +33,7 @@ from pathlib import Path
 from ...memory.records import Observation, Task, UserError
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
-__all__ = ["PARAGRAPHS", "Writing", "endings"]
+__all__ = ["PARAGRAPHS", "Writing", "check_endings"]
 
 PARAGRAPHS = 4
 _BEFORE = 5
@@ -52,7 +52,7 @@ _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"”’'])\s+")
 
 
-def endings(passage: str, sentences: Sequence[str]) -> tuple[bool, ...]:
+def check_endings(passage: str, sentences: Sequence[str]) -> tuple[bool, ...]:
     """Whether each paragraph ends with its sentence, by the rule above; as many values as there are paragraphs.
 
     Args:
@@ -149,12 +149,12 @@ class Writing:
         code = len(_SPLITS) * seed + _SPLITS.index(split)
         text = (
             "write a coherent passage of four short paragraphs. Each paragraph ends with one of these sentences, word for word "
-            f"and in this order:\n{_numbered(self._given(seed, split))}\n"
+            f"and in this order:\n{_number_lines(self._task_sentences(seed, split))}\n"
             "An answer is the word Passage: and then the four paragraphs with an empty line between them; a plan may come before."
         )
         return Task(f"writing-{split}-{seed}", text, code)
 
-    def _given(self, seed: int, split: str) -> tuple[str, ...]:
+    def _task_sentences(self, seed: int, split: str) -> tuple[str, ...]:
         if self.rows and split == "test":
             return self.rows[seed]
         return tuple(random.Random(f"writing {split} {seed}").sample(_own(split), PARAGRAPHS))
@@ -168,7 +168,7 @@ class Writing:
         seed, place = divmod(task.seed, len(_SPLITS))
         if task.seed < 0 or (self.rows and place == 0 and seed >= len(self.rows)):
             raise UserError(f"{self.name}: has no task {task.id} (seed {task.seed})")
-        return self._given(seed, _SPLITS[place])
+        return self._task_sentences(seed, _SPLITS[place])
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """The sentences to end on; after the passage, which paragraphs end as they should.
@@ -180,12 +180,12 @@ class Writing:
             raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
         sentences = self.sentences(task)
         if not actions:
-            return Observation(f"end the four paragraphs with:\n{_numbered(sentences)}")
+            return Observation(f"end the four paragraphs with:\n{_number_lines(sentences)}")
         if not isinstance(actions[0], str):
             raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
         if len(actions) > 1:
             raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
-        right = endings(actions[0], sentences)
+        right = check_endings(actions[0], sentences)
         if not right:
             return Observation("this cannot be read: a passage of four paragraphs was expected", (), None, True)
         if len(right) != PARAGRAPHS:
@@ -228,5 +228,5 @@ class Writing:
         """Nothing is held open."""
 
 
-def _numbered(sentences: Sequence[str]) -> str:
+def _number_lines(sentences: Sequence[str]) -> str:
     return "\n".join(f"{n}. {sentence}" for n, sentence in enumerate(sentences, 1))

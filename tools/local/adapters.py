@@ -20,11 +20,19 @@ from safetensors import SafetensorError, safe_open
 
 from ...memory.records import UserError
 
-__all__ = ["Adapter", "AdapterError", "Switch", "read_adapter"]
+__all__ = ["Adapter", "AdapterError", "AdapterSwitch", "read_adapter"]
 
-BEFORE = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 """What PEFT puts before a layer's name in a file."""
-OTHERS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias", "layer_replication")
+UNSUPPORTED_OPTIONS = (
+    "use_dora",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "lora_bias",
+    "layer_replication",
+)
 """What PEFT knows besides plain LoRA, and passes here do not."""
 
 
@@ -41,7 +49,7 @@ class Adapter:
     bytes: int
 
 
-class _Adapted:
+class _AdaptedForward:
     """Stands for a linear layer's `forward`. A copy of the layer gets its plain forward back."""
 
     def __init__(self, layer: Any, index: int, spans: list[tuple[int, int, Adapter]]) -> None:
@@ -50,10 +58,10 @@ class _Adapted:
         self._index = index
         self._spans = spans
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Adapted:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _AdaptedForward:
         import copy
 
-        return _Adapted(copy.deepcopy(self._layer, memo), self._index, [])
+        return _AdaptedForward(copy.deepcopy(self._layer, memo), self._index, [])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self._plain(self._layer, x)
@@ -71,7 +79,7 @@ class _Adapted:
         return y
 
 
-class Switch:
+class AdapterSwitch:
     """The linear layers of a network that adapters may change, and which adapters are on.
 
     Layers keep their place, name and weights; only their `forward` is another.
@@ -92,20 +100,20 @@ class Switch:
         for path, layer in network.named_modules():
             if not isinstance(layer, torch.nn.Linear | Conv1D) or layer is head or ".lora_" in path:
                 continue
-            name = path.removeprefix(BEFORE).removesuffix(".base_layer")
+            name = path.removeprefix(PEFT_PREFIX).removesuffix(".base_layer")
             if wanted != ["all-linear"] and not any(name == one or name.endswith("." + one) for one in wanted):
                 continue
             sizes = tuple(layer.weight.shape) if isinstance(layer, Conv1D) else tuple(reversed(layer.weight.shape))
             index = len(self.layers)
             self.layers[name] = (index, sizes[0], sizes[1])
-            layer.forward = _Adapted(layer, index, self._spans)  # type: ignore[method-assign]
+            layer.forward = _AdaptedForward(layer, index, self._spans)  # type: ignore[method-assign]
         if not self.layers:
             raise UserError(f"no linear layer of this model is called {targets!r}; 'all-linear' would do")
         weight = next(network.parameters())
         self.dtype, self.device = weight.dtype, weight.device
 
     @contextmanager
-    def on(self, spans: Sequence[tuple[int, int, Adapter]]) -> Iterator[None]:
+    def activate(self, spans: Sequence[tuple[int, int, Adapter]]) -> Iterator[None]:
         """Meanwhile rows from `start` to `end` of what layers get, (1, rows, inputs), have an adapter."""
         self._spans[:] = spans
         try:
@@ -114,7 +122,7 @@ class Switch:
             self._spans.clear()
 
 
-def read_adapter(folder: Path, switch: Switch, base: str) -> Adapter:
+def read_adapter(folder: Path, switch: AdapterSwitch, base: str) -> Adapter:
     """Read an adapter that PEFT (or `tools.lora`) has written, for any thread.
 
     `base` is the fingerprint of the model it is for (`tools.local_model.fingerprint`). An adapter that names its base, in its
@@ -124,9 +132,9 @@ def read_adapter(folder: Path, switch: Switch, base: str) -> Adapter:
         AdapterError: files are missing or corrupt, it is for another base, or its rank, layers, shapes or numbers do not fit.
     """
     where = f"adapter {folder.name}"
-    config = _config(folder, where)
-    tensors, metadata = _tensors(folder, where)
-    named = metadata.get("base") or _noted(folder / "manifest.json") or _noted(folder / "learner.json")
+    config = _read_config(folder, where)
+    tensors, metadata = _read_tensors(folder, where)
+    named = metadata.get("base") or _read_base(folder / "manifest.json") or _read_base(folder / "learner.json")
     if named and named != base:
         raise AdapterError(f"{where} is for another base model: its base is {named}, this one is {base}")
     rank, alpha = config.get("r"), config.get("lora_alpha")
@@ -136,7 +144,7 @@ def read_adapter(folder: Path, switch: Switch, base: str) -> Adapter:
         raise AdapterError(f"{where}: lora_alpha in adapter_config.json is {alpha!r}; a number above 0 would do")
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
-        layer, _, kind = name.removeprefix(BEFORE).rpartition(".lora_")
+        layer, _, kind = name.removeprefix(PEFT_PREFIX).rpartition(".lora_")
         if kind not in ("A.weight", "B.weight") or layer not in switch.layers:
             raise AdapterError(
                 f"{where} changes {name!r}, which is not among the {len(switch.layers)} layers that adapters change here"
@@ -164,20 +172,20 @@ def read_adapter(folder: Path, switch: Switch, base: str) -> Adapter:
     return Adapter(tuple(pairs), total)
 
 
-def _config(folder: Path, where: str) -> Mapping[str, Any]:
+def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
     try:
         config = json.loads((folder / "adapter_config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise AdapterError(f"{where}: adapter_config.json cannot be read: {_reason(error)}") from error
     if not isinstance(config, dict) or config.get("peft_type", "LORA") != "LORA":
         raise AdapterError(f"{where}: adapter_config.json does not describe a LoRA adapter")
-    special = [name for name in OTHERS if config.get(name)]
+    special = [name for name in UNSUPPORTED_OPTIONS if config.get(name)]
     if special or config.get("bias", "none") != "none":
         raise AdapterError(f"{where} uses {special or ['bias']}; plain LoRA would do")
     return config
 
 
-def _tensors(folder: Path, where: str) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
+def _read_tensors(folder: Path, where: str) -> tuple[dict[str, torch.Tensor], Mapping[str, str]]:
     try:
         with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118 (no dict)
@@ -185,7 +193,7 @@ def _tensors(folder: Path, where: str) -> tuple[dict[str, torch.Tensor], Mapping
         raise AdapterError(f"{where}: adapter_model.safetensors is corrupt or missing: {_reason(error)}") from error
 
 
-def _noted(path: Path) -> str | None:
+def _read_base(path: Path) -> str | None:
     try:
         notes = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -13,13 +13,13 @@ from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMe
 
 from ...memory.records import UserError
 
-__all__ = ["Frame", "openai_turn", "spelled_bytes", "turn", "visible"]
+__all__ = ["ReplyFrame", "langchain_turn", "openai_turn", "token_bytes", "visible_text"]
 
 ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", ToolMessage: "tool"}
 
 
 @dataclass(frozen=True)
-class Frame:
+class ReplyFrame:
     """What the chat template puts around a reply."""
 
     opening: str = ""
@@ -27,11 +27,11 @@ class Frame:
     opening_ids: tuple[int, ...] = ()
     lead: str = ""
     """What stands before the reply's text, and is the model's to say (often nothing, sometimes a space)."""
-    ending: str = ""
+    end_text: str = ""
     """Text that ends the turn; empty where a token in `stops` does."""
-    stops: frozenset[int] = frozenset()
+    stop_ids: frozenset[int] = frozenset()
     """Tokens that end the turn."""
-    trailing: int = 0
+    num_trailing_tokens: int = 0
     """How many tokens the template adds after the one that ends the turn."""
 
 
@@ -43,7 +43,7 @@ def _alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-def spelled_bytes(name: str) -> bytes | None:
+def token_bytes(name: str) -> bytes | None:
     """The bytes of a token, by its name in byte-level (`Ġgo`) and byte-fallback (`<0xE6>`) vocabularies."""
     if len(name) == 6 and name.startswith("<0x"):
         return bytes.fromhex(name[3:5])
@@ -51,7 +51,7 @@ def spelled_bytes(name: str) -> bytes | None:
     return bytes(letters[letter] for letter in name) if all(letter in letters for letter in name) else None
 
 
-def turn(message: BaseMessage) -> dict[str, str]:
+def langchain_turn(message: BaseMessage) -> dict[str, str]:
     """A LangChain message as chat templates take it. Raises `UserError` for what is not text."""
     role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
     if isinstance(message, ChatMessage):
@@ -94,7 +94,7 @@ def _openai_call(call: Any) -> dict[str, Any]:
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
-def visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tuple[str, bool]:
+def visible_text(text: str, lead: str, stops: tuple[str, ...], *, finished: bool) -> tuple[str, bool]:
     """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
 
     The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
@@ -102,12 +102,12 @@ def visible(text: str, lead: str, stops: tuple[str, ...], *, over: bool) -> tupl
     """
     if text.startswith(lead):
         text = text[len(lead) :]
-    elif not over and lead.startswith(text):
+    elif not finished and lead.startswith(text):
         return "", False
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
     if cuts:
         return text[: min(cuts)], True
-    if over:
+    if finished:
         return text, False
     held = max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
     return text[: len(text) - held].rstrip("\ufffd"), False

@@ -34,20 +34,20 @@ from typing import Any, TypeVar
 import torch
 
 from ...memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from .adapters import Adapter, AdapterError, Switch, read_adapter
-from .chats import Frame
-from .grammar import Grammar, open_grammars
-from .model import LocalChatModel, Token, draw, fingerprint
-from .passes import Part, Passes, Past, Prefixes
-from .prompts import Prompts
-from .replies import Spoken, call_format, read_calls
+from .adapters import Adapter, AdapterError, AdapterSwitch, read_adapter
+from .chats import ReplyFrame
+from .grammar import Grammar, open_grammar_factory
+from .model import LocalChatModel, SampledToken, fingerprint, sample_token
+from .passes import KVCache, PackedNetwork, PrefixCache, SequenceInput
+from .prompts import PromptTokenizer
+from .replies import StreamingDecoder, has_call_format, read_calls
 
-__all__ = ["AdapterError", "Counts", "EngineFailed", "LocalEngine", "Unavailable", "UnknownVersion"]
+__all__ = ["AdapterError", "EngineCounts", "EngineFailed", "LocalEngine", "Unavailable", "UnknownVersion"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-WAITING = 64
+MAX_QUEUED_PIECES = 64
 """Pieces that wait for a slow client before they are put together into one."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
 
@@ -75,7 +75,7 @@ class EngineFailed(UserError, RuntimeError):
 
 
 @dataclass
-class Counts:
+class EngineCounts:
     """What an engine has done since it was made."""
 
     requests: int = 0
@@ -91,7 +91,7 @@ class Counts:
     """Versions put in place."""
     swap_seconds: float = 0.0
     """What they took of the network's thread, all together ..."""
-    longest_swap: float = 0.0
+    longest_swap_seconds: float = 0.0
     """... and one of them at most."""
 
 
@@ -104,7 +104,7 @@ class _Version:
     """Of its prefixes: another number each time that it is loaded; 0 is the base model."""
     users: int = 0
     """Requests that were begun on it and are not over. While there are any, it stays in memory."""
-    used: float = 0.0
+    last_used: float = 0.0
     loading: Future[None] | None = None
     drained: Future[None] | None = None
     """Set while it is being unloaded."""
@@ -121,7 +121,7 @@ class _Channel:
     def put(self, item: Any) -> None:
         """In the event loop. Never waits: a client that is too slow gets its pieces together."""
         last = self._items[-1] if self._items else None
-        if len(self._items) >= WAITING and isinstance(item, Piece) and isinstance(last, Piece):
+        if len(self._items) >= MAX_QUEUED_PIECES and isinstance(item, Piece) and isinstance(last, Piece):
             self._items[-1] = Piece(last.text + item.text, last.logprobs + item.logprobs)
         else:
             self._items.append(item)
@@ -135,31 +135,31 @@ class _Channel:
 
 
 @dataclass(eq=False)
-class _Run:
+class _ReplyRun:
     """One reply in the making. After it was submitted, only the network's thread touches it (except `cancelled`)."""
 
     request: ChatRequest
     prompt: list[int]
     version: _Version
-    frame: Frame
-    spoken: Spoken
-    length: int
+    frame: ReplyFrame
+    decoder: StreamingDecoder
+    max_tokens: int
     generator: torch.Generator
     channel: _Channel
     grammar: Grammar | None = None
-    past: Past | None = None
+    kv_cache: KVCache | None = None
     cached: int = 0
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[SampledToken] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
-    said: dict[int, int] = field(default_factory=dict)
+    token_counts: dict[int, int] = field(default_factory=dict)
     """Token -> how often it has come; for penalties only."""
-    sent: int = 0
+    num_sent_chars: int = 0
     """Characters of the text that went out."""
-    entries: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    unsent_logprobs: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
     """Log-probabilities that have not gone out, and where in the text their tokens begin."""
     submitted: bool = False
     cancelled: bool = False
-    over: bool = False
+    is_over: bool = False
 
 
 class LocalEngine:
@@ -181,47 +181,57 @@ class LocalEngine:
         model: LocalChatModel,
         rank: int = 32,
         targets: str = "all-linear",
-        slots: int = 8,
-        batch: int = 64,
-        chunk: int = 256,
-        streams: int = 256,
+        max_loras: int = 8,
+        max_batch_size: int = 64,
+        max_prefill_tokens: int = 256,
+        max_streams: int = 256,
         cache_megabytes: float = 256,
     ) -> None:
-        for name, value in {"slots": slots, "batch": batch, "chunk": chunk, "streams": streams}.items():
+        for name, value in {
+            "slots": max_loras,
+            "batch": max_batch_size,
+            "chunk": max_prefill_tokens,
+            "streams": max_streams,
+        }.items():
             if value < 1:
                 raise UserError(f"{name} must be 1 or more, got {value}")
         self.model = model
         self.base = fingerprint(model)
         """Fingerprint of the base model; adapters of another are refused."""
         self.window = model.window
-        self.counts = Counts()
-        model.forget()
-        self._switch = Switch(model.network, rank, targets)
-        self._passes = Passes(model, self._switch)
-        self._prefixes = Prefixes(cache_megabytes)
-        self._slots, self._batch, self._chunk, self._streams = slots, batch, chunk, streams
+        self.counts = EngineCounts()
+        model.clear_cache()
+        self._switch = AdapterSwitch(model.network, rank, targets)
+        self._passes = PackedNetwork(model, self._switch)
+        self._prefixes = PrefixCache(cache_megabytes)
+        self._max_loras, self._max_batch_size, self._max_prefill_tokens, self._max_streams = (
+            max_loras,
+            max_batch_size,
+            max_prefill_tokens,
+            max_streams,
+        )
         self._frame = model.chat_frame()
-        self._grammars = open_grammars(model)
-        tools, forms = _reads_tools(model), self._grammars is not None
+        self._grammars = open_grammar_factory(model)
+        tools, forms = _supports_tools(model), self._grammars is not None
         known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
         self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
         """What it honours beyond the core: see `nodes.serving`."""
         self._base = _Version("", None)
         self._versions: dict[str, _Version] = {}
-        self._table = threading.Lock()  # of versions: who uses them, and who is in memory
+        self._versions_lock = threading.Lock()  # of versions: who uses them, and who is in memory
         self._owners = itertools.count(1)
         self._readers = ThreadPoolExecutor(1, "adapters")
-        self._prompts = Prompts(model)
+        self._prompts = PromptTokenizer(model)
         self._wake = threading.Condition()
-        self._inbox: deque[_Run] = deque()
-        self._gone: deque[Adapter | None] = deque()
+        self._inbox: deque[_ReplyRun] = deque()
+        self._unloaded_adapters: deque[Adapter | None] = deque()
         self._swaps: deque[tuple[_Version, Adapter, Future[None]]] = deque()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closing = False
-        self._waiting: deque[_Run] = deque()  # the network's thread only, from here on
-        self._reading: deque[_Run] = deque()
-        self._speaking: deque[_Run] = deque()
-        self._out: dict[asyncio.AbstractEventLoop, list[tuple[_Run, Any]]] = {}
+        self._waiting: deque[_ReplyRun] = deque()  # the network's thread only, from here on
+        self._prefilling: deque[_ReplyRun] = deque()
+        self._generating: deque[_ReplyRun] = deque()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_ReplyRun, Any]]] = {}
         self._thread = threading.Thread(target=self._work, name="network", daemon=True)
         self._thread.start()
 
@@ -239,16 +249,16 @@ class LocalEngine:
             UserError: the request asks for what this engine has not (see `features`), or its messages cannot be rendered.
             Unavailable: the engine is closed.
         """
-        self._refuse(request)
+        self._check_features(request)
         if self._closing:
             raise Unavailable("the engine is closed")
-        held, run = self._hold(version), None
+        held, run = self._acquire_version(version), None
         try:
-            async with self._prompts.of(request) as prompt:
-                run = self._begin(request, prompt, held)
+            async with self._prompts.tokenize(request) as prompt:
+                run = self._make_run(request, prompt, held)
                 if self._grammars is not None and (request.response_format or request.tool_choice):
                     run.grammar = await asyncio.to_thread(self._grammars.make, request)
-                await self._ready(held)
+                await self._ensure_in_memory(held)
                 self._submit(run)
                 while True:
                     item = await run.channel.get()
@@ -259,42 +269,42 @@ class LocalEngine:
                         return
         finally:
             if run is None:
-                self._leave(held)
+                self._release_version(held)
             else:
-                self._end(run)
+                self._cancel_run(run)
 
-    def _end(self, run: _Run) -> None:
+    def _cancel_run(self, run: _ReplyRun) -> None:
         """Nobody reads it any more."""
         run.cancelled = True
         if not run.submitted:
-            self._release(run)
-        elif not run.over:
+            self._release_run(run)
+        elif not run.is_over:
             with self._wake:
                 self._wake.notify()
 
-    def _begin(self, request: ChatRequest, prompt: list[int], version: _Version) -> _Run:
+    def _make_run(self, request: ChatRequest, prompt: list[int], version: _Version) -> _ReplyRun:
         """All that can be refused is refused here, before anything is queued."""
         model, sampling = self.model, request.sampling
-        frame = self._frame if request.raw is None else Frame(stops=model.ends)
+        frame = self._frame if request.raw is None else ReplyFrame(stop_ids=model.end_ids)
         calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
         generator = torch.Generator()
         if sampling.seed is None:
             generator.seed()
         else:
             generator.manual_seed(sampling.seed % 2**64)
-        return _Run(
+        return _ReplyRun(
             request=request,
             prompt=prompt,
             version=version,
             frame=frame,
-            spoken=Spoken(model.text, frame, sampling.stop, calls),
-            length=min(sampling.max_tokens, self.window - len(prompt)),
+            decoder=StreamingDecoder(model.decode, frame, sampling.stop, calls),
+            max_tokens=min(sampling.max_tokens, self.window - len(prompt)),
             generator=generator,
             channel=_Channel(),
             bias={int(token): float(value) for token, value in (request.more.get("logit_bias") or {}).items()},
         )
 
-    def _refuse(self, request: ChatRequest) -> None:
+    def _check_features(self, request: ChatRequest) -> None:
         wanted = {name for name, value in request.more.items() if value}
         if request.tools and request.tool_choice != "none":
             wanted.add("tools")
@@ -304,9 +314,9 @@ class LocalEngine:
             wanted.add("response_format")
         if wanted - self.features:
             raise UserError(f"this model cannot honour {sorted(wanted - self.features)}; it knows {sorted(self.features)}")
-        _check(request.sampling, request.more, len(self.model.tokenizer))
+        _check_sampling(request.sampling, request.more, len(self.model.tokenizer))
 
-    def _submit(self, run: _Run) -> None:
+    def _submit(self, run: _ReplyRun) -> None:
         with self._wake:
             if self._closing:
                 raise Unavailable("the engine is closed")
@@ -316,9 +326,9 @@ class LocalEngine:
 
     # Versions
 
-    def loaded(self) -> tuple[str, ...]:
+    def loaded_versions(self) -> tuple[str, ...]:
         """Labels that can be asked for, in memory or not."""
-        with self._table:
+        with self._versions_lock:
             return tuple(label for label, version in self._versions.items() if version.drained is None)
 
     async def load(self, version: str, folder: Path | str) -> None:
@@ -334,7 +344,7 @@ class LocalEngine:
             raise UserError("an adapter version needs a label; the empty one is the base model's")
         while (leaving := self._versions.get(version)) is not None and leaving.drained is not None:
             await self.unload(version)
-        with self._table:
+        with self._versions_lock:
             found = self._versions.get(version)
             if found is not None and found.folder != folder:
                 raise UserError(
@@ -343,20 +353,20 @@ class LocalEngine:
             if found is None:
                 found = self._versions[version] = _Version(version, folder)
             found.users += 1
-            found.used = time.monotonic()
+            found.last_used = time.monotonic()
         try:
-            await self._ready(found)
+            await self._ensure_in_memory(found)
         except BaseException as error:
-            with self._table:
+            with self._versions_lock:
                 if not found.owner and (found.users == 1 or isinstance(error, AdapterError)):
                     self._versions.pop(version, None)  # it was never here
             raise
         finally:
-            self._leave(found)
+            self._release_version(found)
 
     async def unload(self, version: str) -> None:
         """Forget a version once the requests that run on it are over. New ones are refused from now on; unknown labels are nothing."""
-        with self._table:
+        with self._versions_lock:
             found = self._versions.get(version)
             if found is None:
                 return
@@ -364,60 +374,60 @@ class LocalEngine:
                 found.drained = Future()
             drained = found.drained
             if not found.users:
-                self._forget(found)
+                self._forget_version(found)
         await asyncio.shield(asyncio.wrap_future(drained))
 
-    def _forget(self, version: _Version) -> None:
+    def _forget_version(self, version: _Version) -> None:
         """With the table locked. Its prefixes are nobody's from now on, and go as those used longest ago."""
         self._versions.pop(version.label, None)
         version.adapter = None
         if version.drained is not None and not version.drained.done():
             version.drained.set_result(None)
 
-    def _hold(self, label: str) -> _Version:
-        with self._table:
+    def _acquire_version(self, label: str) -> _Version:
+        with self._versions_lock:
             version = self._versions.get(label) if label else self._base
             if version is None or version.drained is not None:
                 known = [label for label, found in self._versions.items() if found.drained is None]
                 raise UnknownVersion(f"adapter version {label!r} is not loaded; loaded are {known or 'none'}")
             version.users += 1
-            version.used = time.monotonic()
+            version.last_used = time.monotonic()
             return version
 
-    def _release(self, run: _Run) -> None:
+    def _release_run(self, run: _ReplyRun) -> None:
         """Once for each run, by whoever has it last."""
-        if not run.over:
-            run.over = True
-            self._leave(run.version)
+        if not run.is_over:
+            run.is_over = True
+            self._release_version(run.version)
 
-    def _leave(self, version: _Version) -> None:
-        with self._table:
+    def _release_version(self, version: _Version) -> None:
+        with self._versions_lock:
             version.users -= 1
             if not version.users and version.drained is not None:
-                self._forget(version)
+                self._forget_version(version)
         if self._swaps:
             with self._wake:
                 self._wake.notify()
 
-    async def _ready(self, version: _Version) -> None:
+    async def _ensure_in_memory(self, version: _Version) -> None:
         """Wait until a version is in memory, where it stays while it has users."""
         if version is self._base:
             return
-        with self._table:
+        with self._versions_lock:
             if version.adapter is not None:
                 return
             if version.loading is None or version.loading.done():
                 if self._closing:
                     raise Unavailable("the engine is closed")
                 version.loading = Future()
-                self._readers.submit(self._read, version, version.loading)
+                self._readers.submit(self._read_version, version, version.loading)
             loading = version.loading
         await asyncio.shield(asyncio.wrap_future(loading))
 
-    def _read(self, version: _Version, done: Future[None]) -> None:
+    def _read_version(self, version: _Version, done: Future[None]) -> None:
         """On the readers' thread: all that takes time."""
         try:
-            self._gone.clear()
+            self._unloaded_adapters.clear()
             assert version.folder is not None  # only the base model has none
             adapter = read_adapter(version.folder, self._switch, self.base)
         except BaseException as error:
@@ -430,26 +440,28 @@ class LocalEngine:
                 return
         done.set_exception(Unavailable("the engine is closed"))
 
-    def _swap(self) -> None:
+    def _apply_swaps(self) -> None:
         """On the network's thread, between two passes: put what was read in place, and the one used longest ago out of it."""
         for _ in range(len(self._swaps)):
             version, adapter, done = self._swaps.popleft()
             start = time.perf_counter()
-            with self._table:
+            with self._versions_lock:
                 here = [other for other in self._versions.values() if other.adapter is not None]
-                if len(here) >= self._slots:
+                if len(here) >= self._max_loras:
                     idle = [other for other in here if not other.users]
                     if not idle:
                         self._swaps.append((version, adapter, done))  # until a reply is over
                         continue
-                    out = min(idle, key=lambda other: other.used)
-                    self._gone.append(out.adapter)  # whoever reads the next one frees its memory; that takes time too
+                    out = min(idle, key=lambda other: other.last_used)
+                    self._unloaded_adapters.append(
+                        out.adapter
+                    )  # whoever reads the next one frees its memory; that takes time too
                     out.adapter = None
                 version.adapter, version.owner = adapter, next(self._owners)
             taken = time.perf_counter() - start
             self.counts.swaps += 1
             self.counts.swap_seconds += taken
-            self.counts.longest_swap = max(self.counts.longest_swap, taken)
+            self.counts.longest_swap_seconds = max(self.counts.longest_swap_seconds, taken)
             done.set_result(None)
 
     # Other work, and the end
@@ -479,7 +491,7 @@ class LocalEngine:
         try:
             while True:
                 with self._wake:
-                    while not self._anything():
+                    while not self._has_work():
                         self._wake.wait()
                     if self._closing:
                         break
@@ -487,12 +499,12 @@ class LocalEngine:
                     self._inbox.clear()
                     job = self._jobs.popleft() if self._jobs else None
                 if self._swaps:
-                    self._swap()
+                    self._apply_swaps()
                 self._clear()
                 if job is not None:
-                    self._do(*job)
+                    self._run_job(*job)
                 self._admit()
-                self._pass()
+                self._run_pass()
                 self._deliver()
             self._fail_all(Unavailable("the engine was closed"))
         except BaseException as error:
@@ -501,17 +513,17 @@ class LocalEngine:
                 self._closing = True
             self._fail_all(Unavailable(f"the engine has failed: {error!r}"))
 
-    def _anything(self) -> bool:
-        if self._closing or self._inbox or self._jobs or self._waiting or self._reading or self._speaking:
+    def _has_work(self) -> bool:
+        if self._closing or self._inbox or self._jobs or self._waiting or self._prefilling or self._generating:
             return True
-        return bool(self._swaps) and self._room()
+        return bool(self._swaps) and self._has_free_slot()
 
-    def _room(self) -> bool:
-        with self._table:
+    def _has_free_slot(self) -> bool:
+        with self._versions_lock:
             here = [version for version in self._versions.values() if version.adapter is not None]
-            return len(here) < self._slots or any(not version.users for version in here)
+            return len(here) < self._max_loras or any(not version.users for version in here)
 
-    def _do(self, done: Future[Any], work: Callable[[], Any]) -> None:
+    def _run_job(self, done: Future[Any], work: Callable[[], Any]) -> None:
         if not done.set_running_or_notify_cancel():
             return
         network = self.model.network
@@ -526,7 +538,7 @@ class LocalEngine:
 
     def _clear(self) -> None:
         """Those whose clients have gone lose their places."""
-        for queue in (self._waiting, self._reading, self._speaking):
+        for queue in (self._waiting, self._prefilling, self._generating):
             if any(run.cancelled for run in queue):
                 left = [run for run in queue if run.cancelled]
                 kept = [run for run in queue if not run.cancelled]
@@ -534,37 +546,37 @@ class LocalEngine:
                 queue.extend(kept)
                 for run in left:
                     self.counts.cancelled += 1
-                    self._release(run)
+                    self._release_run(run)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._reading) + len(self._speaking) < self._streams:
+        while self._waiting and len(self._prefilling) + len(self._generating) < self._max_streams:
             run = self._waiting.popleft()
             self.counts.requests += 1
             self.counts.prompt_tokens += len(run.prompt)
-            self._reading.append(run)
+            self._prefilling.append(run)
 
-    def _pass(self) -> None:
+    def _run_pass(self) -> None:
         """One pass: prompts of new requests, in order, and the next token of running ones, by turns."""
-        runs: list[_Run] = []
-        parts: list[Part] = []
+        runs: list[_ReplyRun] = []
+        parts: list[SequenceInput] = []
         tokens = 0
-        for run in self._reading:
-            if run.past is None:  # not before its turn: prompts before it may begin alike
-                run.past = self._prefixes.take(run.version.owner, run.prompt)
-                run.cached = run.past.size
+        for run in self._prefilling:
+            if run.kv_cache is None:  # not before its turn: prompts before it may begin alike
+                run.kv_cache = self._prefixes.take(run.version.owner, run.prompt)
+                run.cached = run.kv_cache.size
             # Always whole chunks, so that what a prompt is cut into does not depend on others.
-            new = run.prompt[run.past.size : run.past.size + self._chunk]
-            if runs and tokens + len(new) > self._chunk:
+            new = run.prompt[run.kv_cache.size : run.kv_cache.size + self._max_prefill_tokens]
+            if runs and tokens + len(new) > self._max_prefill_tokens:
                 break
             tokens += len(new)
             runs.append(run)
-            parts.append(Part(run.past, new, run.version.adapter))
+            parts.append(SequenceInput(run.kv_cache, new, run.version.adapter))
         reading = len(runs)
-        for _ in range(min(self._batch, len(self._speaking))):
-            run = self._speaking.popleft()
-            assert run.past is not None
+        for _ in range(min(self._max_batch_size, len(self._generating))):
+            run = self._generating.popleft()
+            assert run.kv_cache is not None
             runs.append(run)
-            parts.append(Part(run.past, [run.tokens[-1].id], run.version.adapter))
+            parts.append(SequenceInput(run.kv_cache, [run.tokens[-1].id], run.version.adapter))
         if not runs:
             return
         try:
@@ -572,54 +584,61 @@ class LocalEngine:
         except Exception as error:  # out of memory, say: these fail, the others go on
             log.exception("a pass with %d sequences has failed", len(runs))
             for run in runs[:reading]:
-                self._reading.remove(run)
+                self._prefilling.remove(run)
             for run in runs:
                 self._fail(run, EngineFailed(f"the model failed at this request: {error}"))
             return
         self.counts.prefilled_tokens += tokens
         for row, run in enumerate(runs):
-            assert run.past is not None
+            assert run.kv_cache is not None
             if row < reading:
-                if run.past.size < len(run.prompt):
+                if run.kv_cache.size < len(run.prompt):
                     continue
-                self._reading.remove(run)
-                self._keep(run)
+                self._prefilling.remove(run)
+                self._keep_prefix(run)
             try:
-                self._say(run, logps[row])
+                self._sample_token(run, logps[row])
             except Exception as error:
                 log.exception("a reply has failed")
                 self._fail(run, error if isinstance(error, UserError) else EngineFailed(f"this reply failed: {error!r}"))
-            if not run.over:
-                self._speaking.append(run)
+            if not run.is_over:
+                self._generating.append(run)
 
-    def _keep(self, run: _Run) -> None:
-        assert run.past is not None
+    def _keep_prefix(self, run: _ReplyRun) -> None:
+        assert run.kv_cache is not None
         ids = [*run.prompt, *(token.id for token in run.tokens)]
-        self._prefixes.keep(run.version.owner, ids, run.past)
+        self._prefixes.keep(run.version.owner, ids, run.kv_cache)
 
-    def _say(self, run: _Run, logps: torch.Tensor) -> None:
+    def _sample_token(self, run: _ReplyRun, logps: torch.Tensor) -> None:
         """Draw a token from log-probabilities (vocabulary,), and send what may be shown now."""
         sampling = run.request.sampling
         top = run.request.top_logprobs
-        token = draw(self._changed(run, logps), sampling.temperature, sampling.top_p, run.generator, top=top or 0, own=logps)
+        token = sample_token(
+            self._adjust_logprobs(run, logps),
+            sampling.temperature,
+            sampling.top_p,
+            run.generator,
+            num_top_logprobs=top or 0,
+            model_logprobs=logps,
+        )
         self.counts.generated_tokens += 1
         run.tokens.append(token)
         if run.grammar is not None:
-            run.grammar.take(token.id)
-        run.said[token.id] = run.said.get(token.id, 0) + 1
-        ended = token.id in run.frame.stops
+            run.grammar.advance(token.id)
+        run.token_counts[token.id] = run.token_counts.get(token.id, 0) + 1
+        ended = token.id in run.frame.stop_ids
         if not ended:
             if top is not None:
-                entry = self.model.logprob(token.id, token.own)
-                entry["top_logprobs"] = [self.model.logprob(id_, value) for id_, value in token.top]
-                run.entries.append((run.spoken.whole, entry))
-            run.spoken.add(token.id)
-        if ended or run.spoken.stopped or len(run.tokens) >= run.length:
-            self._finish(run, "stop" if ended or run.spoken.stopped else "length")
+                entry = self.model.openai_logprob(token.id, token.model_logprob)
+                entry["top_logprobs"] = [self.model.openai_logprob(id_, value) for id_, value in token.top_logprobs]
+                run.unsent_logprobs.append((run.decoder.decoded_length, entry))
+            run.decoder.add(token.id)
+        if ended or run.decoder.is_stopped or len(run.tokens) >= run.max_tokens:
+            self._finish(run, "stop" if ended or run.decoder.is_stopped else "length")
         else:
             self._send(run)
 
-    def _changed(self, run: _Run, logps: torch.Tensor) -> torch.Tensor:
+    def _adjust_logprobs(self, run: _ReplyRun, logps: torch.Tensor) -> torch.Tensor:
         """With the request's biases and penalties, as OpenAI defines them, and without what its form does not allow."""
         presence, frequency = (float(run.request.more.get(name) or 0) for name in PENALTIES)
         if not run.bias and not presence and not frequency and run.grammar is None:
@@ -628,56 +647,56 @@ class LocalEngine:
         for id_, value in run.bias.items():
             logps[id_] += value
         if presence or frequency:
-            for id_, times in run.said.items():
+            for id_, times in run.token_counts.items():
                 logps[id_] -= presence + frequency * times
         if run.grammar is not None:
-            logps[~torch.from_numpy(run.grammar.allowed())] = -torch.inf
+            logps[~torch.from_numpy(run.grammar.token_mask())] = -torch.inf
         return logps
 
-    def _send(self, run: _Run) -> None:
-        text = run.spoken.text[run.sent :]
+    def _send(self, run: _ReplyRun) -> None:
+        text = run.decoder.text[run.num_sent_chars :]
         if text:
-            entries = tuple(entry for at, entry in run.entries if at < run.spoken.reached)
-            del run.entries[: len(entries)]
-            run.sent += len(text)
-            self._put(run, Piece(text, entries))
+            entries = tuple(entry for at, entry in run.unsent_logprobs if at < run.decoder.text_end)
+            del run.unsent_logprobs[: len(entries)]
+            run.num_sent_chars += len(text)
+            self._queue_item(run, Piece(text, entries))
 
-    def _finish(self, run: _Run, finish: str) -> None:
-        run.spoken.end()
-        text = run.spoken.text
+    def _finish(self, run: _ReplyRun, finish: str) -> None:
+        run.decoder.end()
+        text = run.decoder.text
         calls: tuple[dict[str, Any], ...] = ()
-        if run.spoken.calls:
+        if run.decoder.detects_calls:
             text, calls = read_calls(text)
             finish = "tool_calls" if calls else finish
-        rest = text[run.sent :]
-        entries = tuple(entry for at, entry in run.entries if not run.spoken.stopped or at < run.spoken.reached)
+        rest = text[run.num_sent_chars :]
+        entries = tuple(entry for at, entry in run.unsent_logprobs if not run.decoder.is_stopped or at < run.decoder.text_end)
         if rest or (entries and not calls):
-            self._put(run, Piece(rest, entries if not calls else ()))
-        self._keep(run)
+            self._queue_item(run, Piece(rest, entries if not calls else ()))
+        self._keep_prefix(run)
         reply = Reply(
             text=text,
             prompt_ids=tuple(run.prompt),
             token_ids=tuple(token.id for token in run.tokens),
-            logprobs=tuple(token.sampled for token in run.tokens),
+            logprobs=tuple(token.sampled_logprob for token in run.tokens),
             finish=finish,
             tool_calls=calls,
             version=run.version.label,
             cached=run.cached,
         )
         self.counts.finished += 1
-        self._release(run)
-        self._put(run, reply)
+        self._release_run(run)
+        self._queue_item(run, reply)
 
-    def _fail(self, run: _Run, error: Exception) -> None:
+    def _fail(self, run: _ReplyRun, error: Exception) -> None:
         self.counts.failed += 1
-        self._release(run)
-        self._put(run, error)
+        self._release_run(run)
+        self._queue_item(run, error)
 
     def _fail_all(self, error: Unavailable) -> None:
         with self._wake:
-            runs = [*self._inbox, *self._waiting, *self._reading, *self._speaking]
+            runs = [*self._inbox, *self._waiting, *self._prefilling, *self._generating]
             swaps, jobs = [*self._swaps], [*self._jobs]
-            for queue in (self._inbox, self._waiting, self._reading, self._speaking, self._swaps, self._jobs):
+            for queue in (self._inbox, self._waiting, self._prefilling, self._generating, self._swaps, self._jobs):
                 queue.clear()
         for run in runs:
             self._fail(run, error)
@@ -688,26 +707,26 @@ class LocalEngine:
                 done.set_exception(error)
         self._deliver()
 
-    def _put(self, run: _Run, item: Any) -> None:
-        self._out.setdefault(run.channel.loop, []).append((run, item))
+    def _queue_item(self, run: _ReplyRun, item: Any) -> None:
+        self._outbox.setdefault(run.channel.loop, []).append((run, item))
 
     def _deliver(self) -> None:
         """One call a pass to each event loop, whatever the number of its clients."""
-        for loop, items in self._out.items():
+        for loop, items in self._outbox.items():
             try:
                 loop.call_soon_threadsafe(_hand_over, items)
             except RuntimeError:  # the loop is closed, and its clients with it
                 for run, _ in items:
                     run.cancelled = True
-        self._out = {}
+        self._outbox = {}
 
 
-def _hand_over(items: list[tuple[_Run, Any]]) -> None:
+def _hand_over(items: list[tuple[_ReplyRun, Any]]) -> None:
     for run, item in items:
         run.channel.put(item)
 
 
-def _check(sampling: Sampling, more: dict[str, Any], vocabulary: int) -> None:
+def _check_sampling(sampling: Sampling, more: dict[str, Any], vocabulary: int) -> None:
     if not (0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1):
         raise UserError(f"temperature {sampling.temperature} and top_p {sampling.top_p}: wanted >= 0, and above 0 up to 1")
     if sampling.max_tokens < 1:
@@ -725,10 +744,10 @@ def _check(sampling: Sampling, more: dict[str, Any], vocabulary: int) -> None:
             raise UserError(f"{name} is a number from -2 to 2, got {value!r}")
 
 
-def _reads_tools(model: LocalChatModel) -> bool:
+def _supports_tools(model: LocalChatModel) -> bool:
     template = model.tokenizer.chat_template
 
-    def decoded(text: str) -> str:
-        return model.text(model.get_token_ids(text))
+    def roundtrip(text: str) -> str:
+        return model.decode(model.get_token_ids(text))
 
-    return isinstance(template, str) and call_format(model.rendered, decoded, template)
+    return isinstance(template, str) and has_call_format(model.render_chat, roundtrip, template)

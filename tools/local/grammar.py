@@ -18,11 +18,11 @@ from ...memory.records import ChatRequest, UserError
 if TYPE_CHECKING:
     from .model import LocalChatModel
 
-__all__ = ["Grammar", "Grammars", "open_grammars"]
+__all__ = ["Grammar", "GrammarFactory", "open_grammar_factory"]
 
 log = logging.getLogger(__name__)
 
-COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as models mostly write it, on one line. With free white space, a model may write nothing else until its last token."""
 
 
@@ -33,7 +33,7 @@ class Grammar:
         self._matcher = matcher
         self._vocabulary = vocabulary
 
-    def allowed(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    def token_mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Whether each token may come next, shape (vocabulary,)."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         found = np.zeros(self._vocabulary, dtype=np.bool_)
@@ -43,12 +43,12 @@ class Grammar:
             raise UserError(f"the reply's form cannot be kept: {self._matcher.get_error() or 'no token may follow'}")
         return found
 
-    def take(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """A token that was drawn."""
         self._matcher.consume_token(token)
 
 
-class Grammars:
+class GrammarFactory:
     """Makes grammars for the tokenizer of a model."""
 
     def __init__(self, model: LocalChatModel) -> None:
@@ -59,12 +59,12 @@ class Grammars:
         self._lead = model.chat_frame().lead
         self._vocabulary = int(model.network.get_output_embeddings().weight.shape[0])
         self._tokens = llguidance.hf.from_tokenizer(
-            model.tokenizer, n_vocab=len(model.tokenizer), eos_token=sorted(model.chat_frame().stops)
+            model.tokenizer, n_vocab=len(model.tokenizer), eos_token=sorted(model.chat_frame().stop_ids)
         )
         text = '{"a": ["b c", 1.5, true]}'
         if self._tokens.decode_str(model.get_token_ids(text)) != text:
             raise ValueError("its tokens cannot write JSON")
-        self._make({"start": "%json " + json.dumps({"type": "object", "x-guidance": COMPACT})}).allowed()
+        self._make({"start": "%json " + json.dumps({"type": "object", "x-guidance": COMPACT_JSON})}).token_mask()
 
     def make(self, request: ChatRequest) -> Grammar | None:
         """What a request asks for, or None for a reply that is free. May take a while: not for an event loop.
@@ -72,9 +72,9 @@ class Grammars:
         Raises:
             UserError: the schema is none, or says what cannot be kept to; or a tool by that name is not there.
         """
-        schema = _schema(request.response_format)
+        schema = _response_schema(request.response_format)
         choice = request.tool_choice
-        forced = _forced(request.tools, choice)
+        forced = _forced_tools(request.tools, choice)
         if schema is None and not forced:
             return None
         rules: dict[str, str] = {}
@@ -83,14 +83,14 @@ class Grammars:
             starts.append("calls" if choice == "required" else "call")
         else:
             starts.append("content")
-            rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT})
+            rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT_JSON})
             if request.tools and choice != "none":  # a schema is about what is said; a call may still come instead
                 starts.append("calls")
                 forced = tuple(request.tools)
         if forced:
             rules["calls"] = 'call ("\\n" call)*'
             rules["call"] = f"{json.dumps('<tool_call>' + chr(10))} one {json.dumps(chr(10) + '</tool_call>')}"
-            rules["one"] = "%json " + json.dumps({"anyOf": [_call(tool) for tool in forced], "x-guidance": COMPACT})
+            rules["one"] = "%json " + json.dumps({"anyOf": [_call_schema(tool) for tool in forced], "x-guidance": COMPACT_JSON})
         lead = json.dumps(self._lead) + " " if self._lead else ""
         return self._make({"start": f"{lead}({' | '.join(starts)})", **rules})
 
@@ -102,13 +102,13 @@ class Grammars:
         return Grammar(matcher, self._vocabulary)
 
 
-def open_grammars(model: LocalChatModel) -> Grammars | None:
+def open_grammar_factory(model: LocalChatModel) -> GrammarFactory | None:
     """What makes grammars for a model; None where the package is missing, or the model's tokenizer is not fit for it."""
     frame = model.chat_frame()
-    if not frame.stops or frame.ending:  # a turn must end with a token, which no text can contain
+    if not frame.stop_ids or frame.end_text:  # a turn must end with a token, which no text can contain
         return None
     try:
-        return Grammars(model)
+        return GrammarFactory(model)
     except ImportError:
         return None
     except Exception as error:  # a tokenizer of another kind: whatever the library says of it
@@ -116,7 +116,7 @@ def open_grammars(model: LocalChatModel) -> Grammars | None:
         return None
 
 
-def _schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _response_schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kind = (form or {}).get("type", "text")
     if form is None or kind == "text":
         return None
@@ -132,7 +132,7 @@ def _schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
     )
 
 
-def _forced(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapping[str, Any], ...]:
+def _forced_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapping[str, Any], ...]:
     """The tools of which one must be called."""
     if choice in (None, "auto", "none"):
         return ()
@@ -148,7 +148,7 @@ def _forced(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapping[st
     return found
 
 
-def _call(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _call_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function", {})
     return {
         "type": "object",

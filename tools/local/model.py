@@ -33,9 +33,18 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
 from ...memory.records import UserError
-from .chats import Frame, openai_turn, spelled_bytes, turn, visible
+from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
 
-__all__ = ["LocalChatModel", "Scores", "Token", "Usage", "WindowError", "common", "draw", "fingerprint"]
+__all__ = [
+    "LocalChatModel",
+    "ModelUsage",
+    "OptionScores",
+    "SampledToken",
+    "WindowError",
+    "common_prefix_length",
+    "fingerprint",
+    "sample_token",
+]
 
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}"
@@ -45,24 +54,24 @@ PLAIN_TEMPLATE = (
 """What a tokenizer without a chat template is given: `User: ...`, `Assistant: ...`, a line each; the end-of-sequence token
 (the line's end if there is none) ends a turn."""
 
-LOW = torch.finfo(torch.float16).min
+MASK_VALUE = torch.finfo(torch.float16).min
 """Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
 
-NODES = 1024
+MAX_TRIE_TOKENS = 1024
 """Tokens of replies that share a pass at most: each needs a row of log-probabilities over the vocabulary."""
 
-REPLIES = 100_000
+MAX_CACHED_REPLIES = 100_000
 """How many replies' token ids are remembered."""
 
-FUSED = 384
+MAX_FUSED_TOKENS = 384
 """Up to so many new prompt tokens go in one pass with the replies, in one dense mask; more are cheaper in a causal pass of
 their own, which needs no mask (tests/performance/bench_scoring.py)."""
 
-PROBE = "Qzq"
-SETTINGS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
+PROBE_TEXT = "Qzq"
+CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
 
 
-SAMPLE = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
+FINGERPRINT_TEXT = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
 """A text that tokenizers cut differently, where they differ at all."""
 
 
@@ -75,7 +84,7 @@ class WindowError(UserError, ValueError):
 
 
 @dataclass
-class Usage:
+class ModelUsage:
     """What a model has done since it was loaded (or since its caller set a new `Usage`)."""
 
     prompt_tokens: int = 0
@@ -85,7 +94,7 @@ class Usage:
     reply_tokens: int = 0
     """Tokens fed for scoring: nodes of the token tries."""
     generated_tokens: int = 0
-    forwards: int = 0
+    forward_passes: int = 0
     """Passes through the network."""
 
 
@@ -152,18 +161,18 @@ class _Sampling:
 
 
 @dataclass(frozen=True)
-class Token:
+class SampledToken:
     """One generated token; log-probabilities in nats."""
 
     id: int
-    sampled: float
+    sampled_logprob: float
     """Under the distribution it was drawn from (temperature and top-p applied; 0 for greedy decoding)."""
-    own: float
+    model_logprob: float
     """Under the model's own distribution."""
-    top: tuple[tuple[int, float], ...]
+    top_logprobs: tuple[tuple[int, float], ...]
 
 
-class Scores(list[float]):
+class OptionScores(list[float]):
     """Log-probabilities in nats, one per option."""
 
     prompt_tokens: int = 0
@@ -201,10 +210,10 @@ class LocalChatModel(BaseChatModel):
     """Texts that end a reply, and are not part of it."""
     threads: int | None = None
     """Threads torch computes with, in the whole process; None leaves torch's setting alone."""
-    prefixes: int = Field(default=4, ge=1)
+    max_prefixes: int = Field(default=4, ge=1)
     """How many prompts' keys and values are kept between calls: two for an agent that asks two kinds of question by turns."""
 
-    usage: Usage = Field(default_factory=Usage, exclude=True, repr=False)
+    usage: ModelUsage = Field(default_factory=ModelUsage, exclude=True, repr=False)
     """Counts tokens and passes."""
     seeded: ClassVar[bool] = True
     """It takes `seed` with every call: the same messages and seed, the same reply."""
@@ -213,12 +222,12 @@ class LocalChatModel(BaseChatModel):
     _tokenizer: Any = PrivateAttr()
     _window: int = PrivateAttr()
     _tree: bool = PrivateAttr()
-    _ends: frozenset[int] = PrivateAttr()
-    _frame: Frame | None = PrivateAttr(default=None)
+    _end_ids: frozenset[int] = PrivateAttr()
+    _frame: ReplyFrame | None = PrivateAttr(default=None)
     _replies: dict[str, tuple[int, ...]] = PrivateAttr(default_factory=dict)
-    _kept: list[_Prefix] = PrivateAttr(default_factory=list)
-    _weights: int = PrivateAttr(default=0)
-    _print: tuple[int, str] | None = PrivateAttr(default=None)
+    _cached_prefixes: list[_Prefix] = PrivateAttr(default_factory=list)
+    _weights_version: int = PrivateAttr(default=0)
+    _fingerprint: tuple[int, str] | None = PrivateAttr(default=None)
     _lock: Any = PrivateAttr(default_factory=threading.RLock)
 
     @override
@@ -249,7 +258,7 @@ class LocalChatModel(BaseChatModel):
         self._window = int(getattr(config, "max_position_embeddings", None) or 2**31)
         self._tree = self._can_share_a_pass()
         ends = [self._tokenizer.eos_token_id, getattr(network.generation_config, "eos_token_id", None)]
-        self._ends = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
+        self._end_ids = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
 
     def _can_share_a_pass(self) -> bool:
         """Whether replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
@@ -262,7 +271,7 @@ class LocalChatModel(BaseChatModel):
         masks = self._network.config._attn_implementation in ("sdpa", "eager")
         return positions and masks and all(type(layer) is DynamicLayer for layer in layers)
 
-    def _empty(self) -> Any:
+    def _empty_cache(self) -> Any:
         cache = DynamicCache(config=self._network.config)
         if self._tree:
             cache.layers = [_RoomyLayer() for _ in cache.layers]  # type: ignore[no-untyped-call]
@@ -283,11 +292,11 @@ class LocalChatModel(BaseChatModel):
         """Longest prompt and reply together, in tokens."""
         return self._window
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Drop all cached keys and values: the weights have changed."""
         with self._lock:
-            self._weights += 1
-            self._kept.clear()
+            self._weights_version += 1
+            self._cached_prefixes.clear()
 
     # Text to tokens
 
@@ -298,7 +307,7 @@ class LocalChatModel(BaseChatModel):
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
         """Token ids of the messages through the chat template, up to where the reply begins."""
-        return self._prompt([turn(message) for message in messages])
+        return self._prompt([langchain_turn(message) for message in messages])
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         """Token ids of a chat in OpenAI's shape through the chat template, up to where the reply begins.
@@ -312,7 +321,7 @@ class LocalChatModel(BaseChatModel):
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
             raise UserError(f"{self.model}: asked with no messages; one message at least would do")
-        ids = self._encode(self.rendered(turns, reply=True, tools=tools))
+        ids = self._encode(self.render_chat(turns, reply=True, tools=tools))
         self.check_window(ids)
         return ids
 
@@ -339,7 +348,7 @@ class LocalChatModel(BaseChatModel):
         found = self._replies.get(text)
         if found is not None:
             return found
-        frame = self.around()
+        frame = self.reply_frame()
         ids = self._encode(self._render_reply(text, frame.opening))
         before = len(frame.opening_ids)
         if tuple(ids[:before]) != frame.opening_ids:
@@ -347,17 +356,17 @@ class LocalChatModel(BaseChatModel):
                 f"{self.model}: its tokenizer merges the end of the generation prompt {frame.opening[-12:]!r} with the "
                 f"reply {text!r}; a chat template whose generation prompt ends with a special token or a line end would do"
             )
-        end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stops), len(ids) - 1)
-        if len(ids) - 1 - end != frame.trailing or (frame.ending and frame.ending in text):
+        end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stop_ids), len(ids) - 1)
+        if len(ids) - 1 - end != frame.num_trailing_tokens or (frame.end_text and frame.end_text in text):
             raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; one turn's text would do")
-        if len(self._replies) >= REPLIES:
+        if len(self._replies) >= MAX_CACHED_REPLIES:
             self._replies.clear()
         reply = self._replies[text] = tuple(ids[before : end + 1])
         return reply
 
     def _render_reply(self, text: str, opening: str) -> str:
-        turns = [{"role": "user", "content": PROBE}, {"role": "assistant", "content": text}]
-        whole = self.rendered(turns, reply=False)
+        turns = [{"role": "user", "content": PROBE_TEXT}, {"role": "assistant", "content": text}]
+        whole = self.render_chat(turns, reply=False)
         if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
             raise UserError(
                 f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
@@ -365,14 +374,14 @@ class LocalChatModel(BaseChatModel):
             )
         return whole
 
-    def around(self) -> Frame:
+    def reply_frame(self) -> ReplyFrame:
         """What stands around a reply; found out by rendering one, once."""
         if self._frame is None:
-            opening = self.rendered([{"role": "user", "content": PROBE}], reply=True)
-            whole = self._render_reply(PROBE, opening)
-            lead, _, ending = whole[len(opening) :].partition(PROBE)
+            opening = self.render_chat([{"role": "user", "content": PROBE_TEXT}], reply=True)
+            whole = self._render_reply(PROBE_TEXT, opening)
+            lead, _, ending = whole[len(opening) :].partition(PROBE_TEXT)
             tokens = self._encode(ending)
-            stops = self._ends
+            stops = self._end_ids
             # A special token behind the text ends the turn, even where the checkpoint does not list it as an end.
             if tokens and not stops.intersection(tokens) and tokens[0] in self._tokenizer.all_special_ids:
                 stops = stops | {tokens[0]}
@@ -380,10 +389,10 @@ class LocalChatModel(BaseChatModel):
             if stops.intersection(tokens):
                 ending = ""
                 trailing = len(tokens) - 1 - next(i for i, token in enumerate(tokens) if token in stops)
-            self._frame = Frame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
+            self._frame = ReplyFrame(opening, tuple(self._encode(opening)), lead, ending, stops, trailing)
         return self._frame
 
-    def rendered(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def render_chat(self, turns: list[dict[str, Any]], *, reply: bool, tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Turns through the chat template; with `reply`, up to where the next reply begins."""
         import jinja2
 
@@ -405,7 +414,7 @@ class LocalChatModel(BaseChatModel):
 
     # Scores
 
-    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Scores:
+    def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> OptionScores:
         """Log-probability in nats (<= 0) of each option as the whole assistant reply, end of turn included.
 
         Equal to the sum of the token log-probabilities that a separate pass over prompt and option would give (within
@@ -440,16 +449,16 @@ class LocalChatModel(BaseChatModel):
         with self._lock:
             self.usage.prompt_tokens += len(prompt)
             if self._tree:
-                scores = Scores(score for part in _passes(replies) for score in self._score_tree(prompt, part))
+                scores = OptionScores(score for part in _split_replies(replies) for score in self._score_tree(prompt, part))
             else:
-                scores = Scores(self._score_each(prompt, replies))
+                scores = OptionScores(self._score_each(prompt, replies))
         scores.prompt_tokens = len(prompt)
         return scores
 
     def _score_tree(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
         trie = _trie(tuple(replies))
-        prefix = self._take(prompt)
-        if len(prompt) - len(prefix.ids) > FUSED:
+        prefix = self._take_prefix(prompt)
+        if len(prompt) - len(prefix.ids) > MAX_FUSED_TOKENS:
             self._prefill(prefix, prompt)
         past, size = len(prefix.ids), len(trie.tokens)
         new = prompt[past:]
@@ -458,7 +467,7 @@ class LocalChatModel(BaseChatModel):
         if fed or size:
             mask = torch.zeros(fed + size, past + fed + size)
             if fed:
-                mask[:fed, past:] = torch.full((fed, fed + size), LOW).triu_(1)
+                mask[:fed, past:] = torch.full((fed, fed + size), MASK_VALUE).triu_(1)
             mask[fed:, past + fed :] = trie.mask
             positions = [*range(past, past + fed), *(past + fed - 1 + depth for depth in trie.depths)]
             logps = self._forward(new + trie.tokens, prefix.cache, keep=size + bool(fed), mask=mask, positions=positions)
@@ -473,7 +482,7 @@ class LocalChatModel(BaseChatModel):
         scores = prefix.logps[trie.firsts].double()
         if size:
             scores = scores.index_add(0, trie.owners.to(scores.device), logps[trie.heads, trie.targets].double())
-        self._keep(prefix)
+        self._keep_prefix(prefix)
         return [min(0.0, score) for score in scores.tolist()]
 
     def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
@@ -501,7 +510,7 @@ class LocalChatModel(BaseChatModel):
     ) -> torch.Tensor:
         """Log-probabilities of what follows each of the last `keep` tokens, shape (keep, vocabulary), in float32."""
         device = self._network.device
-        self.usage.forwards += 1
+        self.usage.forward_passes += 1
         extra: dict[str, Any] = {}
         if positions is not None and mask is not None:
             extra["position_ids"] = torch.tensor([positions], device=device)
@@ -524,7 +533,7 @@ class LocalChatModel(BaseChatModel):
             prefix.ids = prompt
             self.usage.prefilled_tokens += len(new)
 
-    def _take(self, prompt: list[int]) -> _Prefix:
+    def _take_prefix(self, prompt: list[int]) -> _Prefix:
         """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
 
         While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
@@ -532,20 +541,20 @@ class LocalChatModel(BaseChatModel):
         """
         with self._lock:
             found, shared = None, 0
-            for kept in self._kept:
-                if (length := common(kept.ids, prompt)) > shared:
+            for kept in self._cached_prefixes:
+                if (length := common_prefix_length(kept.ids, prompt)) > shared:
                     found, shared = kept, length
             if found is not None and shared == len(prompt) < len(found.ids):
                 shared -= 1  # what follows the prompt is not known any more: its last token must be computed again
             if found is None or not shared:
-                return _Prefix(self._empty(), weights=self._weights)
+                return _Prefix(self._empty_cache(), weights=self._weights_version)
             if 2 * shared < len(found.ids):
-                fresh = _Prefix(self._empty(), prompt[:shared], weights=self._weights)
+                fresh = _Prefix(self._empty_cache(), prompt[:shared], weights=self._weights_version)
                 with torch.inference_mode():
                     for i, layer in enumerate(found.cache.layers):
                         fresh.cache.update(layer.keys[..., :shared, :], layer.values[..., :shared, :], i)
                 return fresh
-            self._kept = [kept for kept in self._kept if kept is not found]
+            self._cached_prefixes = [kept for kept in self._cached_prefixes if kept is not found]
             if shared < len(found.ids):
                 found.cache.crop(shared - len(found.ids))
             if shared < len(prompt):
@@ -553,37 +562,37 @@ class LocalChatModel(BaseChatModel):
             found.ids = prompt[:shared]
             return found
 
-    def _keep(self, prefix: _Prefix) -> None:
+    def _keep_prefix(self, prefix: _Prefix) -> None:
         with self._lock:
-            if self._tree and prefix.weights == self._weights:
-                self._kept.append(prefix)
-                del self._kept[: -self.prefixes]
+            if self._tree and prefix.weights == self._weights_version:
+                self._cached_prefixes.append(prefix)
+                del self._cached_prefixes[: -self.max_prefixes]
 
     # Chat
 
-    def chat_frame(self) -> Frame:
+    def chat_frame(self) -> ReplyFrame:
         """As `around`; of a template that cannot frame a reply, but can still be talked to, just its ends."""
         try:
-            return self.around()
+            return self.reply_frame()
         except UserError:
-            return Frame(stops=self._ends)
+            return ReplyFrame(stop_ids=self._end_ids)
 
     @property
-    def ends(self) -> frozenset[int]:
+    def end_ids(self) -> frozenset[int]:
         """Tokens that end any text, as the checkpoint has it."""
-        return self._ends
+        return self._end_ids
 
     @property
-    def packs(self) -> bool:
+    def can_share_passes(self) -> bool:
         """Whether sequences can share a pass, and prompts a cache: full attention in all layers."""
         return self._tree
 
-    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: Frame) -> _Sampling:
+    def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: ReplyFrame) -> _Sampling:
         given = {name: value for name, value in kwargs.items() if value is not None}
         given.pop("stream", None)  # LangChain's own
-        unknown = sorted(set(given) - set(SETTINGS))
+        unknown = sorted(set(given) - set(CALL_OPTIONS))
         if unknown:
-            raise UserError(f"{self.model}: a local model has no {unknown}; it has {list(SETTINGS)} and 'stop'")
+            raise UserError(f"{self.model}: a local model has no {unknown}; it has {list(CALL_OPTIONS)} and 'stop'")
         temperature = float(given.get("temperature", self.temperature))
         top_p = float(given.get("top_p", self.top_p))
         if not (math.isfinite(temperature) and temperature >= 0 and 0 < top_p <= 1):
@@ -598,62 +607,69 @@ class LocalChatModel(BaseChatModel):
             generator.seed()
         else:
             generator.manual_seed(int(seed))
-        stops = tuple(text for text in (*(stop or self.stop or ()), frame.ending) if text)
+        stops = tuple(text for text in (*(stop or self.stop or ()), frame.end_text) if text)
         return _Sampling(temperature, top_p, length, top, stops, generator)
 
-    def _decode(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[Token]:
+    def _generate_tokens(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[SampledToken]:
         """Sample token by token, each fed back through the cache, until the window or the longest reply is reached."""
         self._prefill(prefix, prompt)
-        token: Token | None = None
+        token: SampledToken | None = None
         for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
             if token is not None:
                 prefix.logps = self._forward([token.id], prefix.cache, keep=1)[0]
                 prefix.ids = [*prefix.ids, token.id]
             assert prefix.logps is not None  # a prefix without them lacks a token of the prompt, and was extended
-            token = draw(prefix.logps, sampling.temperature, sampling.top_p, sampling.generator, top=sampling.top_logprobs or 0)
+            token = sample_token(
+                prefix.logps,
+                sampling.temperature,
+                sampling.top_p,
+                sampling.generator,
+                num_top_logprobs=sampling.top_logprobs or 0,
+            )
             self.usage.generated_tokens += 1
             yield token
 
-    def _parts(
+    def _reply_parts(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, AIMessage | None]]:
         """The reply's text in parts as it grows, and at last an empty part with a message that has its metadata."""
         frame = self.chat_frame()
         sampling = self._sampling(stop, kwargs, frame)
         prompt = self.prompt_ids(messages)
-        prefix = self._take(prompt)
+        prefix = self._take_prefix(prompt)
         reused = len(prefix.ids)
         self.usage.prompt_tokens += len(prompt)
-        drawn: list[Token] = []
+        drawn: list[SampledToken] = []
         spoken: list[int] = []
         shown = ""
         reason = "length"
-        for token in self._decode(prefix, prompt, sampling):
+        for token in self._generate_tokens(prefix, prompt, sampling):
             drawn.append(token)
-            stopped = token.id in frame.stops
+            stopped = token.id in frame.stop_ids
             if not stopped:
                 spoken.append(token.id)
-            text, cut = visible(self.text(spoken), frame.lead, sampling.stop, over=stopped)
+            text, cut = visible_text(self.decode(spoken), frame.lead, sampling.stop, finished=stopped)
             if text[len(shown) :]:
                 yield text[len(shown) :], None
                 shown = text
             if stopped or cut:
                 reason = "stop"
                 break
-        text, _ = visible(self.text(spoken), frame.lead, sampling.stop, over=True)
+        text, _ = visible_text(self.decode(spoken), frame.lead, sampling.stop, finished=True)
         if text[len(shown) :]:
             yield text[len(shown) :], None
-        self._keep(prefix)
+        self._keep_prefix(prefix)
         metadata: dict[str, Any] = {
             "model_name": self.model,
             "finish_reason": reason,
             "token_ids": [token.id for token in drawn],
-            "sampled_logprobs": [token.sampled for token in drawn],
-            "model_logprobs": [token.own for token in drawn],
+            "sampled_logprobs": [token.sampled_logprob for token in drawn],
+            "model_logprobs": [token.model_logprob for token in drawn],
         }
         if sampling.top_logprobs is not None:
             content = [
-                self.logprob(token.id, token.own) | {"top_logprobs": [self.logprob(id_, value) for id_, value in token.top]}
+                self.openai_logprob(token.id, token.model_logprob)
+                | {"top_logprobs": [self.openai_logprob(id_, value) for id_, value in token.top_logprobs]}
                 for token in drawn[: len(spoken)]
             ]
             metadata["logprobs"] = {"content": content}
@@ -665,17 +681,17 @@ class LocalChatModel(BaseChatModel):
         )
         yield "", AIMessage(content=text, response_metadata=metadata, usage_metadata=usage)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """The text of generated tokens, without special ones."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
         return text
 
-    def logprob(self, id_: int, value: float) -> dict[str, Any]:
+    def openai_logprob(self, id_: int, value: float) -> dict[str, Any]:
         """A token and its log-probability in the shape of OpenAI's API."""
         token: str = self._tokenizer.decode([id_])
         spelled = token.encode()
         if "\ufffd" in token:  # a part of a character: the token's own name has the bytes
-            spelled = spelled_bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
+            spelled = token_bytes(self._tokenizer.convert_ids_to_tokens(id_)) or spelled
         return {"token": token, "logprob": value, "bytes": list(spelled)}
 
     @override
@@ -686,7 +702,7 @@ class LocalChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        *_, (_, message) = self._parts(messages, stop, kwargs)
+        *_, (_, message) = self._reply_parts(messages, stop, kwargs)
         assert message is not None  # the last part always has one
         return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -698,7 +714,7 @@ class LocalChatModel(BaseChatModel):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[ChatGenerationChunk]:
-        for part, end in self._parts(messages, stop, kwargs):
+        for part, end in self._reply_parts(messages, stop, kwargs):
             chunk = AIMessageChunk(content=part)
             if end is not None:
                 chunk = AIMessageChunk(
@@ -736,8 +752,8 @@ def fingerprint(model: LocalChatModel) -> str:
     checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. Reads all weights
     once (about a second per gigabyte), and again only after `LocalChatModel.forget`.
     """
-    found = model._print
-    if found is not None and found[0] == model._weights:
+    found = model._fingerprint
+    if found is not None and found[0] == model._weights_version:
         return found[1]
     digest = hashlib.sha256()
     weights = {
@@ -753,15 +769,15 @@ def fingerprint(model: LocalChatModel) -> str:
     words = {
         "vocabulary": sorted(tokenizer.get_vocab().items()),
         "special": sorted(tokenizer.all_special_ids),
-        "sample": model._encode(SAMPLE),
+        "sample": model._encode(FINGERPRINT_TEXT),
         "template": tokenizer.chat_template or PLAIN_TEMPLATE,
     }
     digest.update(json.dumps(words, sort_keys=True).encode())
-    model._print = (model._weights, digest.hexdigest()[:32])
-    return model._print[1]
+    model._fingerprint = (model._weights_version, digest.hexdigest()[:32])
+    return model._fingerprint[1]
 
 
-def common(a: Sequence[int], b: Sequence[int]) -> int:
+def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix of two lists, or two tuples."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # comparing slices is quick, comparing numbers one by one is not
@@ -770,11 +786,11 @@ def common(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def _passes(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+def _split_replies(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     part: list[tuple[int, ...]] = []
     size = 0
     for reply in replies:
-        if part and size + len(reply) > NODES:
+        if part and size + len(reply) > MAX_TRIE_TOKENS:
             yield part
             part, size = [], 0
         part.append(reply)
@@ -805,7 +821,7 @@ def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
                 depths.append(depth)
                 lines.append((*(lines[node] if node >= 0 else ()), child))
             node = child
-    mask = torch.full((len(tokens), len(tokens)), LOW)
+    mask = torch.full((len(tokens), len(tokens)), MASK_VALUE)
     for node, line in enumerate(lines):
         mask[node, list(line)] = 0.0
     firsts = torch.tensor([reply[0] for reply in replies])
@@ -813,21 +829,21 @@ def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
 
 
 @torch.inference_mode()
-def draw(
+def sample_token(
     logps: torch.Tensor,
     temperature: float,
     top_p: float,
     generator: torch.Generator,
     *,
-    top: int = 0,
-    own: torch.Tensor | None = None,
-) -> Token:
+    num_top_logprobs: int = 0,
+    model_logprobs: torch.Tensor | None = None,
+) -> SampledToken:
     """One token from log-probabilities of shape (vocabulary,), with the `top` most probable ones.
 
     `own`: the model's own log-probabilities, where `logps` (then not normalised, maybe) are what was made of them.
     """
     logps = logps.cpu()
-    own = logps if own is None else own.cpu()
+    model_logprobs = logps if model_logprobs is None else model_logprobs.cpu()
     if temperature == 0:
         choice, sampled = int(logps.argmax()), 0.0
     else:
@@ -838,6 +854,6 @@ def draw(
             drawn = drawn.index_fill(0, order[before >= top_p], -torch.inf).log_softmax(-1)
         choice = int(torch.multinomial(drawn.exp(), 1, generator=generator))
         sampled = float(drawn[choice])
-    best = own.topk(min(top, len(own)))
+    best = model_logprobs.topk(min(num_top_logprobs, len(model_logprobs)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return Token(choice, sampled, float(own[choice]), tuple(pairs))
+    return SampledToken(choice, sampled, float(model_logprobs[choice]), tuple(pairs))

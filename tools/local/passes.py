@@ -16,59 +16,59 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
-from .adapters import Adapter, Switch
-from .model import LocalChatModel, common
+from .adapters import Adapter, AdapterSwitch
+from .model import LocalChatModel, common_prefix_length
 
-__all__ = ["Part", "Passes", "Past", "Prefixes"]
+__all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
 
 log = logging.getLogger(__name__)
 
-LEAST = 4
+MIN_ROWS = 4
 """The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in other ways, and elementwise
 functions what is left over at the end of a vector, and then a token's numbers would depend, in their last bits, on what else is in
 the pass. With four rows they did not, on the processors tried."""
 
-ATTENTION = "learngraph_packed"
-CLOSE = 1e-3
+ATTENTION_NAME = "learngraph_packed"
+MAX_LOGPROB_DIFFERENCE = 1e-3
 """A packed pass may differ from a plain one by so much, in nats in float32; else the model gets one pass a sequence."""
 
 _current = threading.local()
 
 
-class Past:
+class KVCache:
     """Keys and values of one sequence, for every layer, with room to grow."""
 
     def __init__(self) -> None:
         self.size = 0
         """Tokens in it."""
-        self.rooms: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Layer -> keys and values, each of shape (1, heads, room, head size)."""
-        self.plain: Any = None
+        self.dynamic_cache: Any = None
         """The cache of a model whose sequences cannot share a pass."""
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Write new tokens' (1, heads, new, head size) behind the others; returns all. `size` grows when the pass is over."""
         end = self.size + keys.shape[-2]
-        found = self.rooms.get(layer)
+        found = self.buffers.get(layer)
         if found is None or found[0].shape[-2] < end:
             wide = [new.new_empty(*new.shape[:-2], end + end // 2 + 64, new.shape[-1]) for new in (keys, values)]
             if found is not None:
                 for old, new in zip(found, wide, strict=True):
                     new[..., : self.size, :] = old[..., : self.size, :]
-            found = self.rooms[layer] = (wide[0], wide[1])
+            found = self.buffers[layer] = (wide[0], wide[1])
         found[0][..., self.size : end, :], found[1][..., self.size : end, :] = keys, values
         return found[0][..., :end, :], found[1][..., :end, :]
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _CachedPrefix:
     owner: int
     ids: tuple[int, ...]
-    rooms: dict[int, tuple[torch.Tensor, torch.Tensor]]
+    buffers: dict[int, tuple[torch.Tensor, torch.Tensor]]
     bytes: int
 
 
-class Prefixes:
+class PrefixCache:
     """Keys and values of prompts and replies, kept for later prompts that begin alike.
 
     What is kept belongs to an owner (a version's load, 0 for the base model), and nobody else gets it. It is never written to:
@@ -77,53 +77,53 @@ class Prefixes:
 
     def __init__(self, megabytes: float) -> None:
         self._limit = megabytes * 2**20
-        self._kept: list[_Kept] = []
+        self._kept: list[_CachedPrefix] = []
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @torch.inference_mode()
-    def take(self, owner: int, prompt: Sequence[int]) -> Past:
+    def take(self, owner: int, prompt: Sequence[int]) -> KVCache:
         """A new sequence with what is known of the prompt; its last token at least is always left to compute."""
-        past, prompt = Past(), tuple(prompt)
+        past, prompt = KVCache(), tuple(prompt)
         best, shared = None, 0
         for kept in self._kept:
-            if kept.owner == owner and (length := common(kept.ids, prompt)) > shared:
+            if kept.owner == owner and (length := common_prefix_length(kept.ids, prompt)) > shared:
                 best, shared = kept, length
         shared = min(shared, len(prompt) - 1)
         if best is not None and shared:
-            for layer, (keys, values) in best.rooms.items():
+            for layer, (keys, values) in best.buffers.items():
                 past.extend(layer, keys[..., :shared, :], values[..., :shared, :])
             past.size = shared
             self._kept.remove(best)  # the ones used last stand last
             self._kept.append(best)
         return past
 
-    def keep(self, owner: int, ids: Sequence[int], past: Past) -> None:
+    def keep(self, owner: int, ids: Sequence[int], past: KVCache) -> None:
         """Keep a sequence's tokens; what begins it and was kept before goes."""
-        if past.plain is not None or not ids:
+        if past.dynamic_cache is not None or not ids:
             return
         ids = tuple(ids[: past.size])
-        size = sum(room.nbytes for rooms in past.rooms.values() for room in rooms)
+        size = sum(room.nbytes for rooms in past.buffers.values() for room in rooms)
         for kept in [kept for kept in self._kept if kept.owner == owner and kept.ids == ids[: len(kept.ids)]]:
             self._drop(kept)
         if size <= self._limit:
-            self._kept.append(_Kept(owner, ids, dict(past.rooms), size))
+            self._kept.append(_CachedPrefix(owner, ids, dict(past.buffers), size))
             self._bytes += size
         while self._bytes > self._limit:
             self._drop(self._kept[0])
 
-    def _drop(self, kept: _Kept) -> None:
+    def _drop(self, kept: _CachedPrefix) -> None:
         self._kept.remove(kept)
         self._bytes -= kept.bytes
 
 
 @dataclass(slots=True)
-class Part:
+class SequenceInput:
     """What one sequence has in a pass."""
 
-    past: Past
+    cache: KVCache
     ids: Sequence[int]
     """Its new tokens, at least one."""
     adapter: Adapter | None = None
@@ -131,41 +131,41 @@ class Part:
     mask: torch.Tensor | None = field(default=None, init=False)
 
 
-class Passes:
+class PackedNetwork:
     """The network of a model. Only one thread may use it, and no other the model meanwhile."""
 
-    def __init__(self, model: LocalChatModel, switch: Switch) -> None:
+    def __init__(self, model: LocalChatModel, switch: AdapterSwitch) -> None:
         self._network = model.network
         self._switch = switch
         self._config = self._network.config.get_text_config(decoder=True)
-        self.packed = model.packs and self._check(model)
+        self.is_packed = model.can_share_passes and self._is_packing_exact(model)
         """Whether sequences share passes; if not, there are no prefixes either."""
-        self.count = 0
+        self.num_passes = 0
         """Passes so far."""
 
     @torch.inference_mode()
-    def __call__(self, parts: Sequence[Part]) -> torch.Tensor:
+    def __call__(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
         """Log-probabilities of what follows each part's last token, shape (parts, vocabulary), float32, on the CPU."""
-        self.count += 1
-        if not self.packed:
-            logits = torch.cat([self._alone(part) for part in parts])
+        self.num_passes += 1
+        if not self.is_packed:
+            logits = torch.cat([self._single_logits(part) for part in parts])
         else:
-            logits = self._together(parts)
+            logits = self._packed_logits(parts)
         return logits.log_softmax(-1, dtype=torch.float32).cpu()
 
-    def _together(self, parts: Sequence[Part]) -> torch.Tensor:
+    def _packed_logits(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
         order = sorted(range(len(parts)), key=lambda i: id(parts[i].adapter))  # an adapter's rows stand together
         packed = [parts[i] for i in order]
-        short = -sum(len(part.ids) for part in packed) % LEAST
+        short = -sum(len(part.ids) for part in packed) % MIN_ROWS
         if short:
-            packed.append(Part(Past(), [0] * short))
+            packed.append(SequenceInput(KVCache(), [0] * short))
         ids: list[int] = []
         positions: list[int] = []
         last: list[int] = []
         spans: list[tuple[int, int, Adapter]] = []
         device = self._network.device
         for part in packed:
-            start, past, new = len(ids), part.past.size, len(part.ids)
+            start, past, new = len(ids), part.cache.size, len(part.ids)
             ids += part.ids
             positions += range(past, past + new)
             last.append(len(ids) - 1)
@@ -177,11 +177,11 @@ class Passes:
                     start = spans.pop()[0]
                 spans.append((start, len(ids), part.adapter))
         # A BLAS takes few rows another way here too.
-        wanted = last[: len(parts)] + [last[0]] * (LEAST - len(parts))
+        wanted = last[: len(parts)] + [last[0]] * (MIN_ROWS - len(parts))
         _current.parts = packed
-        was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION
+        was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION_NAME
         try:
-            with self._switch.on(spans):
+            with self._switch.activate(spans):
                 output = self._network(
                     input_ids=torch.tensor([ids], device=device),
                     position_ids=torch.tensor([positions], device=device),
@@ -192,40 +192,42 @@ class Passes:
             self._config._attn_implementation = was
             del _current.parts
         for part in packed:
-            part.past.size += len(part.ids)
+            part.cache.size += len(part.ids)
         back = torch.empty(len(parts), dtype=torch.long)
         back[torch.tensor(order)] = torch.arange(len(parts))
         logits: torch.Tensor = output.logits[0, : len(parts)]
         return logits[back.to(device)]
 
-    def _alone(self, part: Part) -> torch.Tensor:
-        if part.past.plain is None:
-            part.past.plain = DynamicCache(config=self._network.config)
+    def _single_logits(self, part: SequenceInput) -> torch.Tensor:
+        if part.cache.dynamic_cache is None:
+            part.cache.dynamic_cache = DynamicCache(config=self._network.config)
         spans = [] if part.adapter is None else [(0, len(part.ids), part.adapter)]
-        with self._switch.on(spans):
+        with self._switch.activate(spans):
             output = self._network(
                 input_ids=torch.tensor([list(part.ids)], device=self._network.device),
-                past_key_values=part.past.plain,
+                past_key_values=part.cache.dynamic_cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
-        part.past.size += len(part.ids)
+        part.cache.size += len(part.ids)
         logits: torch.Tensor = output.logits[0, -1:]
         return logits
 
     @torch.inference_mode()
-    def _check(self, model: LocalChatModel) -> bool:
+    def _is_packing_exact(self, model: LocalChatModel) -> bool:
         """Whether this network's packed passes say what its plain ones say. Attention may be written in ways we do not know."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _attention)
+        ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
         size = len(model.tokenizer)
         rows = [[(7 * i + row) % size for i in range(9 + row)] for row in range(2)]
         plain = [self._network(torch.tensor([row], device=self._network.device), use_cache=False).logits[0] for row in rows]
-        pasts = [Past(), Past()]
+        pasts = [KVCache(), KVCache()]
         try:
             for start, end in ((0, 4), (4, 7), (7, 8)):
-                packed = self._together([Part(past, row[start:end]) for past, row in zip(pasts, rows, strict=True)])
+                packed = self._packed_logits(
+                    [SequenceInput(past, row[start:end]) for past, row in zip(pasts, rows, strict=True)]
+                )
         except (TypeError, AttributeError, RuntimeError) as error:
             log.info("sequences do not share passes: %s", error)
             return False
@@ -233,7 +235,7 @@ class Passes:
             float((logits[7].float().log_softmax(-1) - own.float().log_softmax(-1)).abs().max())
             for logits, own in zip(plain, packed, strict=True)
         )
-        close = CLOSE if self._network.dtype == torch.float32 else 0.3
+        close = MAX_LOGPROB_DIFFERENCE if self._network.dtype == torch.float32 else 0.3
         if not apart <= close:
             log.info("sequences do not share passes: they would be %g nats off", apart)
         return apart <= close

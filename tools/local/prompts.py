@@ -17,7 +17,7 @@ from ...memory.records import ChatRequest, UserError
 from .chats import openai_turn
 from .model import LocalChatModel, WindowError
 
-__all__ = ["Prompts"]
+__all__ = ["PromptTokenizer"]
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Prompt:
     users: int = 0
 
 
-class Prompts:
+class PromptTokenizer:
     """The prompts of a model's requests. What cannot fit the window by its characters is refused before it is tokenised.
 
     Args:
@@ -41,11 +41,11 @@ class Prompts:
         self._thread = ThreadPoolExecutor(1, "tokens")
         self._lock = Lock()
         self._shared: dict[tuple[int, ...], _Prompt] = {}
-        self.made = 0
+        self.num_tokenized = 0
         """Prompts that were tokenised."""
 
     @asynccontextmanager
-    async def of(self, request: ChatRequest) -> AsyncIterator[list[int]]:
+    async def tokenize(self, request: ChatRequest) -> AsyncIterator[list[int]]:
         """The prompt's tokens. Requests that are under way at once and have the same messages (the choices of one) share them.
 
         Raises:
@@ -77,7 +77,7 @@ class Prompts:
                 text = request.raw
             elif request.messages:
                 offered = () if request.tool_choice == "none" else request.tools
-                text = model.rendered([openai_turn(message) for message in request.messages], reply=True, tools=offered)
+                text = model.render_chat([openai_turn(message) for message in request.messages], reply=True, tools=offered)
             else:
                 raise UserError("asked with no messages; one message at least would do")
         except UserError as error:
@@ -88,7 +88,7 @@ class Prompts:
                 f"a prompt of {len(text)} characters does not fit the window of {window} tokens; send fewer or shorter messages",
                 least,
             )
-        self.made += 1
+        self.num_tokenized += 1
         ids = model.get_token_ids(text)
         if not ids:
             raise UserError("a completion needs a prompt of one token at least; an empty text came")

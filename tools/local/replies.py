@@ -8,40 +8,42 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .chats import Frame, visible
+from .chats import ReplyFrame, visible_text
 
-__all__ = ["Spoken", "call_format", "read_calls"]
+__all__ = ["StreamingDecoder", "has_call_format", "read_calls"]
 
-OPENS = "<tool_call>"
-CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>\s*", re.DOTALL)
+CALL_OPENING = "<tool_call>"
+CALL_PATTERN = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>\s*", re.DOTALL)
 """A call as Hermes and Qwen models write it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 STRIDE = 16
 """Tokens between two places up to which a text is taken as decided."""
 
 
-class Spoken:
+class StreamingDecoder:
     """The text of a reply as it grows token by token, and what of it may be shown.
 
     Text that may yet become a stop sequence, a tool call or another character is held back. Decoding costs the same for every
     token however long the reply is: what stands before the last tokens is not decoded again.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], frame: Frame, stops: tuple[str, ...], calls: bool) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], frame: ReplyFrame, stops: tuple[str, ...], detects_calls: bool
+    ) -> None:
         self._decode = decode
         self._lead = frame.lead
-        self._stops = tuple(text for text in (*stops, frame.ending) if text)
-        self.calls = calls
+        self._stops = tuple(text for text in (*stops, frame.end_text) if text)
+        self.detects_calls = detects_calls
         """Whether tool calls are looked for."""
         self._ids: list[int] = []
         self._begins = self._cut = 0
         self._done, self._base = "", ""
         self.text = ""
         """What may be shown so far; it only grows."""
-        self.whole = 0
+        self.decoded_length = 0
         """Characters so far, held back or not."""
-        self.stopped = False
+        self.is_stopped = False
         """A stop sequence has come."""
-        self.reached = 0
+        self.text_end = 0
         """How far `text` reaches in all that was decoded, what the template puts before a reply included."""
 
     def add(self, token: int) -> None:
@@ -54,20 +56,20 @@ class Spoken:
         self._show(over=True)
 
     def _show(self, *, over: bool) -> None:
-        text = self._decoded()
-        self.whole = len(text)
-        shown, self.stopped = visible(text, self._lead, self._stops, over=over)
-        if self.calls and not over:
-            begins = shown.find(OPENS)
+        text = self._decode_text()
+        self.decoded_length = len(text)
+        shown, self.is_stopped = visible_text(text, self._lead, self._stops, finished=over)
+        if self.detects_calls and not over:
+            begins = shown.find(CALL_OPENING)
             if begins < 0:
-                held = max((n for n in range(1, len(OPENS)) if shown.endswith(OPENS[:n])), default=0)
+                held = max((n for n in range(1, len(CALL_OPENING)) if shown.endswith(CALL_OPENING[:n])), default=0)
                 begins = len(shown) - held
             shown = shown[:begins].rstrip()
         if len(shown) >= len(self.text):
             self.text = shown
-        self.reached = len(self.text) + (len(self._lead) if text.startswith(self._lead) else 0)
+        self.text_end = len(self.text) + (len(self._lead) if text.startswith(self._lead) else 0)
 
-    def _decoded(self) -> str:
+    def _decode_text(self) -> str:
         tail = self._decode(self._ids[self._begins :])
         text = self._done + tail.removeprefix(self._base)
         if len(self._ids) - self._cut >= STRIDE and not tail.endswith("\ufffd"):
@@ -93,11 +95,11 @@ def read_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
         calls.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
         return ""
 
-    rest = CALL.sub(take, text)
+    rest = CALL_PATTERN.sub(take, text)
     return (rest.rstrip() if calls else text), tuple(calls)
 
 
-def call_format(render: Callable[..., str], decoded: Callable[[str], str], template: str) -> bool:
+def has_call_format(render: Callable[..., str], roundtrip: Callable[[str], str], template: str) -> bool:
     """Whether a chat template writes tools and their calls in the form that `read_calls` reads, and the text comes back whole.
 
     `render(turns, reply=..., tools=...)` is the template, `decoded` a text put into tokens and back.
@@ -116,8 +118,8 @@ def call_format(render: Callable[..., str], decoded: Callable[[str], str], templ
     except Exception:  # a template may raise anything when it meets what it does not know
         return False
     return (
-        OPENS in template
+        CALL_OPENING in template
         and "probe_xyz" in offered
-        and all(text in done for text in (OPENS, "abc", "result_xyz"))
-        and OPENS in decoded(f"{OPENS}{{}}</tool_call>")
+        and all(text in done for text in (CALL_OPENING, "abc", "result_xyz"))
+        and CALL_OPENING in roundtrip(f"{CALL_OPENING}{{}}</tool_call>")
     )

@@ -24,17 +24,17 @@ from urllib.request import getproxies
 
 import aiohttp
 
-__all__ = ["Failed", "Refused", "TooSlow", "Unreached", "post", "run"]
+__all__ = ["ConnectionFailed", "HTTPStatusError", "PostFailed", "RequestTimeout", "post", "run_in_background"]
 
 T = TypeVar("T")
 
-PAUSE, LONGEST_PAUSE, PATIENCE = 0.5, 8.0, 120.0
+FIRST_PAUSE, MAX_PAUSE, MAX_RETRY_AFTER = 0.5, 8.0, 120.0
 """Seconds before the first repetition, before any, and the longest pause that a server may ask for."""
-IDLE = 15.0
+IDLE_SECONDS = 15.0
 """Seconds after which an unused connection is closed: before the servers we know close it."""
 
 
-class Failed(Exception):
+class PostFailed(Exception):
     """No answer came, after all tries."""
 
     def __init__(self, reason: str, tries: int) -> None:
@@ -42,19 +42,19 @@ class Failed(Exception):
         self.reason, self.tries = reason, tries
 
 
-class Unreached(Failed):
+class ConnectionFailed(PostFailed):
     """The server could not be reached, or broke off."""
 
 
-class TooSlow(Failed):
+class RequestTimeout(PostFailed):
     """The time was up."""
 
 
-class Refused(Failed):
+class HTTPStatusError(PostFailed):
     """The server answered with an error."""
 
-    def __init__(self, status: int, said: str, tries: int) -> None:
-        super().__init__(said, tries)
+    def __init__(self, status: int, message: str, tries: int) -> None:
+        super().__init__(message, tries)
         self.status = status
 
 
@@ -74,37 +74,40 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
     Raises:
         Failed: what happened at the last try.
     """
-    opened, limit = await _here(), aiohttp.ClientTimeout(total=timeout)
+    opened, limit = await _session_of_loop(), aiohttp.ClientTimeout(total=timeout)
     for tries in range(1, retries + 2):
-        failed: Failed
+        failed: PostFailed
         asked: float | None = None
         try:
             async with opened.session.post(url, data=body, headers=headers, timeout=limit) as response:
                 content = await response.read()
                 if response.status < 400:
                     break
-                failed, asked = Refused(response.status, _said(content), tries), _asked(response.headers)
+                failed, asked = (
+                    HTTPStatusError(response.status, _server_message(content), tries),
+                    _retry_after(response.headers),
+                )
                 verdict = response.headers.get("x-should-retry")
                 again = verdict == "true" or (
                     verdict != "false" and (response.status in (408, 409, 429) or response.status >= 500)
                 )
         except TimeoutError:
-            failed, again = TooSlow(f"no answer within {timeout:g} s", tries), True
+            failed, again = RequestTimeout(f"no answer within {timeout:g} s", tries), True
         except aiohttp.InvalidURL as error:
-            failed, again = Unreached(f"{error} is no URL", tries), False
+            failed, again = ConnectionFailed(f"{error} is no URL", tries), False
         except aiohttp.ClientError as error:
-            failed, again = Unreached(str(error) or type(error).__name__, tries), True
-        if not again or tries > retries or (asked or 0.0) > PATIENCE:
+            failed, again = ConnectionFailed(str(error) or type(error).__name__, tries), True
+        if not again or tries > retries or (asked or 0.0) > MAX_RETRY_AFTER:
             raise failed
-        pause = min(PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE) * (
+        pause = min(FIRST_PAUSE * 2.0 ** (tries - 1), MAX_PAUSE) * (
             1 - random.random() / 4
         )  # timing only: no result depends on it
         await asyncio.sleep(asked if asked is not None and asked > 0 else pause)
-    await opened.turns.take()
+    await opened.queue.wait_turn()
     return content
 
 
-def _said(content: bytes) -> str:
+def _server_message(content: bytes) -> str:
     """The server's own message."""
     text = content.decode(errors="replace")
     try:
@@ -116,7 +119,7 @@ def _said(content: bytes) -> str:
     return str(message or text)
 
 
-def _asked(headers: Mapping[str, str]) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks us to wait."""
     for name, divisor in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
@@ -130,7 +133,7 @@ def _asked(headers: Mapping[str, str]) -> float | None:
 # One session of open connections per event loop: a connection belongs to the loop that opened it.
 
 
-class _Turns:
+class _FairQueue:
     """Lets one answer go on in each round of the event loop.
 
     Many answers may come in one round. If whoever waits for them went on in that same round, the requests that follow would
@@ -139,13 +142,13 @@ class _Turns:
 
     def __init__(self) -> None:
         self.waiting: deque[asyncio.Future[None]] = deque()
-        self.taken = False
+        self.is_busy = False
 
-    async def take(self) -> None:
+    async def wait_turn(self) -> None:
         """Come back when it is one's turn."""
         loop = asyncio.get_running_loop()
-        if not self.taken:
-            self.taken = True
+        if not self.is_busy:
+            self.is_busy = True
             loop.call_soon(self._pass_on, loop)
             return
         turn = loop.create_future()
@@ -159,35 +162,35 @@ class _Turns:
                 turn.set_result(None)
                 loop.call_soon(self._pass_on, loop)
                 return
-        self.taken = False
+        self.is_busy = False
 
 
 @dataclass(frozen=True)
-class _Opened:
+class _LoopSession:
     session: aiohttp.ClientSession
-    turns: _Turns
+    queue: _FairQueue
     closing: AsyncGenerator[aiohttp.ClientSession]
     """Ends with its loop (`loop.shutdown_asyncgens`), and closes the session then."""
 
 
-_opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
+_loop_sessions: dict[asyncio.AbstractEventLoop, _LoopSession] = {}
 _lock = threading.Lock()
 
 
-async def _here() -> _Opened:
+async def _session_of_loop() -> _LoopSession:
     loop = asyncio.get_running_loop()
-    if (known := _opened.get(loop)) is None:
-        closing = _open()
-        known = _Opened(await anext(closing), _Turns(), closing)
+    if (known := _loop_sessions.get(loop)) is None:
+        closing = _open_session()
+        known = _LoopSession(await anext(closing), _FairQueue(), closing)
         with _lock:
-            for other in [other for other in _opened if other.is_closed()]:
-                del _opened[other]
-            _opened[loop] = known
+            for other in [other for other in _loop_sessions if other.is_closed()]:
+                del _loop_sessions[other]
+            _loop_sessions[loop] = known
     return known
 
 
-async def _open() -> AsyncGenerator[aiohttp.ClientSession]:
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE, ssl=_trusted())
+async def _open_session() -> AsyncGenerator[aiohttp.ClientSession]:
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ssl=_ssl_context())
     # Finding out about proxies takes as long as a request does: only where there are any.
     async with aiohttp.ClientSession(
         connector=connector, trust_env=bool(getproxies()), cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
@@ -196,7 +199,7 @@ async def _open() -> AsyncGenerator[aiohttp.ClientSession]:
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def _ssl_context() -> ssl.SSLContext:
     """Certificates as the openai client trusts them."""
     import certifi
 
@@ -206,7 +209,7 @@ def _trusted() -> ssl.SSLContext:
 # Threads without a loop share one that runs in the background.
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run_in_background(work: Coroutine[Any, Any, T]) -> T:
     """Carry out `work` on the background loop, and wait for its result. Any number of threads may do so at once."""
     with _lock:
         loop = _background(os.getpid())

@@ -36,26 +36,26 @@ class OpenAIChatModel(ChatOpenAI):
     number of threads and event loops, also from one loop after another.
     """
 
-    _here: dict[asyncio.AbstractEventLoop, ChatOpenAI] = PrivateAttr(default_factory=dict)
+    _loop_models: dict[asyncio.AbstractEventLoop, ChatOpenAI] = PrivateAttr(default_factory=dict)
     """For what the openai client does: this model with connections of its own for each event loop."""
     _target: tuple[Any, str, dict[str, str]] | None = PrivateAttr(default=None)
     """The openai client, and where and with which headers it would post: as long to find out as a request takes."""
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
-        where = self._where()
+    def _translate_errors(self) -> Iterator[None]:
+        where = self._location()
         tries = (self.max_retries if self.max_retries is not None else openai.DEFAULT_MAX_RETRIES) + 1
         try:
             yield
-        except api_posts.Refused as error:
-            raise UserError(self._refused(error.status, _line(error.reason), error.tries)) from error
-        except api_posts.TooSlow as error:
+        except api_posts.HTTPStatusError as error:
+            raise UserError(self._explain_status(error.status, _one_line(error.reason), error.tries)) from error
+        except api_posts.RequestTimeout as error:
             raise UserError(
                 f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; a longer timeout would do"
             ) from error
-        except api_posts.Failed as error:
+        except api_posts.PostFailed as error:
             raise UserError(
-                f"{where}: cannot be reached, tried {error.tries} times ({_line(error.reason)}); "
+                f"{where}: cannot be reached, tried {error.tries} times ({_one_line(error.reason)}); "
                 "check the base URL and that a server runs there"
             ) from error
         except openai.APITimeoutError as error:
@@ -68,32 +68,32 @@ class OpenAIChatModel(ChatOpenAI):
                 f"{where}: cannot be reached, tried {tries} times ({reason}); check the base URL and that a server runs there"
             ) from error
         except openai.APIStatusError as error:
-            raise UserError(self._refused(error.status_code, _said(error), tries)) from error
+            raise UserError(self._explain_status(error.status_code, _server_message(error), tries)) from error
         except (openai.APIError, json.JSONDecodeError) as error:
-            raise self._garbled(error) from error
+            raise self._format_error(error) from error
 
-    def _refused(self, status: int, said: str, tries: int) -> str:
+    def _explain_status(self, status: int, message: str, tries: int) -> str:
         """What a server's error means, and what would do."""
         match status:
             case 401:
-                means = f"the key is refused ({said}); set OPENAI_API_KEY to a valid one"
+                means = f"the key is refused ({message}); set OPENAI_API_KEY to a valid one"
             case 403:
-                means = f"the key may not do this ({said}); a key with access to this model would do"
+                means = f"the key may not do this ({message}); a key with access to this model would do"
             case 404:
-                means = f"not found ({said}); a model this server has, or a base URL that ends in /v1, would do"
+                means = f"not found ({message}); a model this server has, or a base URL that ends in /v1, would do"
             case 429:
-                means = f"rate-limited {tries} times ({said}); fewer parallel runs, more retries or a higher quota would do"
-            case 400 if "logprob" in said:
+                means = f"rate-limited {tries} times ({message}); fewer parallel runs, more retries or a higher quota would do"
+            case 400 if "logprob" in message:
                 means = (
-                    f"request refused ({said}); "
+                    f"request refused ({message}); "
                     "this model gives no log-probabilities: a model that does, or verbalized confidences, would do"
                 )
             case 400:
-                means = f"request refused ({said}); change what its message names"
+                means = f"request refused ({message}); change what its message names"
             case _:
                 again = f", tried {tries} times" if status >= 500 else ""
-                means = f"error {status}{again} ({said}); see the server's log, or try again later"
-        return f"{self._where()}: {means}"
+                means = f"error {status}{again} ({message}); see the server's log, or try again later"
+        return f"{self._location()}: {means}"
 
     async def answer(self, messages: Sequence[BaseMessage], **options: Any) -> AIMessage:
         """What `ainvoke` returns, where no callback listens, nothing is cached and no rate is limited: without their cost."""
@@ -114,9 +114,9 @@ class OpenAIChatModel(ChatOpenAI):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self._in_words():
-            if (payload := self._plain(messages, stop, kwargs)) is not None:
-                return self._create_chat_result(api_posts.run(self._post(payload)))
+        with self._translate_errors():
+            if (payload := self._simple_payload(messages, stop, kwargs)) is not None:
+                return self._create_chat_result(api_posts.run_in_background(self._post(payload)))
             return super()._generate(messages, stop, run_manager, **kwargs)
 
     @override
@@ -127,12 +127,14 @@ class OpenAIChatModel(ChatOpenAI):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        with self._in_words():
-            if (payload := self._plain(messages, stop, kwargs)) is not None:
+        with self._translate_errors():
+            if (payload := self._simple_payload(messages, stop, kwargs)) is not None:
                 return self._create_chat_result(await self._post(payload))
-            return await ChatOpenAI._agenerate(self._of_this_loop(), messages, stop, run_manager, **kwargs)
+            return await ChatOpenAI._agenerate(self._model_for_loop(), messages, stop, run_manager, **kwargs)
 
-    def _plain(self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]) -> dict[str, Any] | None:
+    def _simple_payload(
+        self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+    ) -> dict[str, Any] | None:
         """The request as JSON; None if it needs the openai client."""
         ours = not (self.http_client or self.http_async_client or self.openai_proxy or self.default_query or self._uses_gateway)
         told = self.include_response_headers or not isinstance(self.openai_api_key, SecretStr)
@@ -161,53 +163,53 @@ class OpenAIChatModel(ChatOpenAI):
         )
         return json.loads(content)
 
-    def _of_this_loop(self) -> ChatOpenAI:
+    def _model_for_loop(self) -> ChatOpenAI:
         """This model, with an openai client whose connections belong to the running event loop."""
         if self.http_async_client is not None:
             return self
         loop = asyncio.get_running_loop()
-        if loop not in self._here:
-            for other in [other for other in self._here if other.is_closed()]:
-                self._here.pop(other, None)
+        if loop not in self._loop_models:
+            for other in [other for other in self._loop_models if other.is_closed()]:
+                self._loop_models.pop(other, None)
             client = self.root_async_client.with_options(http_client=openai.DefaultAsyncHttpxClient())
             here = self.model_copy(update={"root_async_client": client, "async_client": client.chat.completions})
-            self._here[loop] = here
-        return self._here[loop]
+            self._loop_models[loop] = here
+        return self._loop_models[loop]
 
     @override
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         try:
             return super()._create_chat_result(response, generation_info)
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, but no chat completion
-            raise self._garbled(error) from error
+            raise self._format_error(error) from error
 
-    def _garbled(self, error: Exception) -> UserError:
+    def _format_error(self, error: Exception) -> UserError:
         return UserError(
-            f"{self._where()}: the answer is not one of the OpenAI chat protocol ({_line(str(error))}); "
+            f"{self._location()}: the answer is not one of the OpenAI chat protocol ({_one_line(str(error))}); "
             "the base URL of a compatible server, usually ending in /v1, would do"
         )
 
-    def _where(self) -> str:
+    def _location(self) -> str:
         return f"model {self.model_name!r} at {self.openai_api_base or 'api.openai.com'}"
 
     @override
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
-        with self._in_words():
+        with self._translate_errors():
             yield from super()._stream(*args, **kwargs)
 
     @override
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
-        with self._in_words():
-            async for chunk in ChatOpenAI._astream(cast(Any, self._of_this_loop()), *args, **kwargs):
+        with self._translate_errors():
+            async for chunk in ChatOpenAI._astream(cast(Any, self._model_for_loop()), *args, **kwargs):
                 yield chunk
 
 
-def _said(error: openai.APIStatusError) -> str:
+def _server_message(error: openai.APIStatusError) -> str:
     """The server's own message, on one line."""
     body = error.body
     message = body.get("message") if isinstance(body, dict) else None
-    return _line(str(message or error.message))
+    return _one_line(str(message or error.message))
 
 
-def _line(text: str) -> str:
+def _one_line(text: str) -> str:
     return " ".join(text.split())[:300]

@@ -80,10 +80,10 @@ def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
     names = tuple(show or known)
     if unknown := [name for name in names if name not in known]:
         raise StepperError(f"there is no column {unknown[0]!r}; there are {', '.join(known)}")
-    return Table(names, tuple(tuple(_short(one, name) for name in names) for one in records))
+    return Table(names, tuple(tuple(_shorten(one, name) for name in names) for one in records))
 
 
-def _short(holder: Any, name: str, limit: int = 110) -> str:
+def _shorten(holder: Any, name: str, limit: int = 110) -> str:
     value = holder[name] if isinstance(holder, Mapping) else getattr(holder, name)
     match value:
         case str():
@@ -108,25 +108,25 @@ class Walk:
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
             raise StepperError("a walk needs checkpoints: compile the graph with checkpointer=InMemorySaver()")
-        self.place = self._now().config
+        self.place = self._snapshot().config
 
-    def _now(self) -> StateSnapshot:
+    def _snapshot(self) -> StateSnapshot:
         return self.graph.get_state(self.place)
 
     @property
     def state(self) -> dict[str, Any]:
         """The channels' values at this moment."""
-        return dict(self._now().values)
+        return dict(self._snapshot().values)
 
     @property
     def next(self) -> tuple[str, ...]:
         """The node about to run (several, where the graph fans out); empty when the run has ended."""
-        return self._now().next
+        return self._snapshot().next
 
     def step(self, times: int = 1) -> Self:
         """Run the next node."""
         for _ in range(times):
-            self._go("*")
+            self._run_until("*")
         return self
 
     def until(self, *nodes: str) -> Self:
@@ -134,7 +134,7 @@ class Walk:
         known = [name for name in self.graph.nodes if name != "__start__"]
         if unknown := [name for name in nodes if name not in known]:
             raise StepperError(f"there is no node {unknown[0]!r}; there are {', '.join(known)}")
-        self._go(list(nodes))
+        self._run_until(list(nodes))
         return self
 
     def finish(self) -> Self:
@@ -163,12 +163,12 @@ class Walk:
 
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause to this one."""
-        made = {_id(one.config): one for one in self.graph.get_state_history(_thread(self.place))}
-        path, here = list[StateSnapshot](), made.get(_id(self.place))
+        made = {_checkpoint_id(one.config): one for one in self.graph.get_state_history(_thread(self.place))}
+        path, here = list[StateSnapshot](), made.get(_checkpoint_id(self.place))
         while here is not None and here.next != ("__start__",):
             if _source(here) != "fork":  # LangGraph's copy of the moment before, made when it forks
                 path.append(here)
-            here = made.get(_id(here.parent_config)) if here.parent_config else None
+            here = made.get(_checkpoint_id(here.parent_config)) if here.parent_config else None
         return path[::-1]
 
     def view(self, *channels: str) -> Table:
@@ -177,27 +177,29 @@ class Walk:
         now, before = path[-1].values, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)
         changed = frozenset(i for i, name in enumerate(names) if now.get(name) != before.get(name))
-        rows = tuple((name, _short(now, name)) for name in names if name in now)
+        rows = tuple((name, _shorten(now, name)) for name in names if name in now)
         return Table(("channel", "value"), rows, changed, title=str(self))
 
     def __str__(self) -> str:
-        now = self._now()
+        now = self._snapshot()
         number = len(self.path()) - 1
         return f"step {number}, before {' and '.join(now.next)}" if now.next else f"step {number}, the end"
 
     __repr__ = __str__
 
-    def _go(self, pause: Any) -> None:
+    def _run_until(self, pause: Any) -> None:
         if not self.next:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
         thread = _thread(self.place)
         latest = self.graph.get_state(thread).config
         # Named by its id, even the latest checkpoint would be replayed, which copies it first.
-        self.graph.invoke(None, thread if _id(latest) == _id(self.place) else self.place, interrupt_before=pause)
+        self.graph.invoke(
+            None, thread if _checkpoint_id(latest) == _checkpoint_id(self.place) else self.place, interrupt_before=pause
+        )
         self.place = self.graph.get_state(thread).config
 
 
-def _id(config: RunnableConfig) -> str:
+def _checkpoint_id(config: RunnableConfig) -> str:
     return str(config["configurable"]["checkpoint_id"])
 
 
@@ -223,9 +225,9 @@ def start(graph: Graph, input: Any, thread: str = "1") -> Walk:
 
 def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
     """Two runs side by side: the channels `show` at every pause before the node `before`. Where they differ stands out."""
-    pairs = list(zip_longest(_at(one, before), _at(other, before)))
+    pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
     rows = tuple(
-        (str(i), *(_short(values, name) if values and name in values else "–" for name in show for values in pair))
+        (str(i), *(_shorten(values, name) if values and name in values else "–" for name in show for values in pair))
         for i, pair in enumerate(pairs)
     )
     marked = frozenset(i for i, row in enumerate(rows) if row[1::2] != row[2::2])
@@ -233,7 +235,7 @@ def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
     return Table(head, rows, marked, title=f"before {before}: first run | second run ′")
 
 
-def _at(walk: Walk, node: str) -> Iterator[dict[str, Any]]:
+def _states_before(walk: Walk, node: str) -> Iterator[dict[str, Any]]:
     for moment, after in pairwise([*walk.path(), None]):
         edited = after is not None and _source(after) == "update"  # then the moment after stands in its place
         if moment is not None and node in moment.next and not edited:

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from ...memory.records import Observation, Task, UserError
 
-__all__ = ["Chores", "invent"]
+__all__ = ["Chores", "invent_word"]
 
 _SYLLABLE = (
     ("", "b", "bl", "c", "ch", "d", "f", "g", "gr", "h", "j", "k", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "w"),
@@ -27,9 +27,9 @@ _HELD = "(held)"  # no name of furniture
 _ROOMS = ("bedroom", "living room", "kitchen", "bathroom", "laundry room", "backyard", "corridor", "pantry")
 
 
-def invent(draw: random.Random, most: int = 3) -> str:
+def invent_word(draw: random.Random, max_syllables: int = 3) -> str:
     """A word of one to `most` syllables that means nothing."""
-    return "".join(draw.choice(part) for _ in range(draw.randint(1, most)) for part in _SYLLABLE)
+    return "".join(draw.choice(part) for _ in range(draw.randint(1, max_syllables)) for part in _SYLLABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def _room(seed: int) -> _Room:
     draw = random.Random(f"chores {seed}")
     names: list[str] = []
     while len(names) < 12:
-        name = " ".join(invent(draw, 2) for _ in range(draw.choice((1, 1, 2))))
+        name = " ".join(invent_word(draw, 2) for _ in range(draw.choice((1, 1, 2))))
         if name not in names and "in" not in name.split():  # `put a in b` has one reading only
             names.append(name)
     furniture = tuple(names[: draw.randint(3, 9)])

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ...memory.records import Observation, Task, UserError
-from .chores import invent
-from .transcripts import Decision, Played
+from .chores import invent_word
+from .transcripts import DecisionPiece, GameAttempt
 
 __all__ = ["Errands"]
 
@@ -42,19 +42,19 @@ class _House:
     """Whether each observation repeats the room and what is carried."""
 
 
-def _numbered(kinds: Sequence[str], draw: random.Random, most: int) -> list[str]:
+def _number_kinds(kinds: Sequence[str], draw: random.Random, most: int) -> list[str]:
     return [f"{kind} {n + 1}" for kind in kinds for n in range(draw.randint(1, most))]
 
 
 @lru_cache(maxsize=1024)
 def _house(seed: int) -> _House:
     draw = random.Random(f"errands {seed}")
-    made = {invent(draw, 3) for _ in range(12)} - {"in", "to", "from", "with"}
+    made = {invent_word(draw, 3) for _ in range(12)} - {"in", "to", "from", "with"}
     strange = draw.random()  # the share of invented names
     names = draw.sample(sorted(made), 9)
     pool = [names.pop() if draw.random() < strange else known for known in draw.sample(_PLACES, 4)]
     kinds = list(dict.fromkeys(pool))[: draw.randint(2, 4)]
-    places = _numbered(kinds, draw, 4)
+    places = _number_kinds(kinds, draw, 4)
     treatment = draw.choice(("", "", "", *_TREATED))
     tool = ""
     if treatment:
@@ -65,7 +65,7 @@ def _house(seed: int) -> _House:
     closed = frozenset(place for place in places if place.rpartition(" ")[0] in closing)
     things = [names.pop() if names and draw.random() < strange else known for known in draw.sample(_THINGS, draw.randint(2, 5))]
     wanted, target = things[0], draw.choice(kinds)
-    numbered = _numbered(things, draw, 2)
+    numbered = _number_kinds(things, draw, 2)
     elsewhere = [place for place in places if place.rpartition(" ")[0] != target] or places
     where = [(thing, draw.choice(elsewhere if thing.startswith(f"{wanted} ") else places)) for thing in numbered]
     draw.shuffle(places)
@@ -98,15 +98,15 @@ class Errands:
     def gold(self, task: Task) -> tuple[str, ...]:
         """The way to the goal from the start on."""
         actions: list[str] = []
-        while action := self.best(task, actions):
+        while action := self.best_action(task, actions):
             actions.append(action)
         return tuple(actions)
 
-    def best(self, task: Task, actions: Sequence[str]) -> str:
+    def best_action(self, task: Task, actions: Sequence[str]) -> str:
         """What leads to the goal after these actions; nothing once it is reached."""
         house = _house(task.seed)
         state, *_ = self._play(task, actions)
-        if self._won(house, state):
+        if self._is_won(house, state):
             return ""
         ready = bool(state.held.startswith(f"{house.wanted} "))
         if ready and (not house.treatment or state.held in state.treated):
@@ -124,20 +124,20 @@ class Errands:
         _, thing, place = min(found)
         return self._reach(state, place) or f"take {thing} from {place}"
 
-    def attempt(self, task: Task, draw: random.Random) -> Played:
+    def attempt(self, task: Task, draw: random.Random) -> GameAttempt:
         """One attempt by a player that does what is best more or less; the labels are bare: 1 for that action."""
         noise = draw.choice((0.0, 0.1, 0.2, 0.4, 0.6))
         actions: list[str] = []
-        steps: list[tuple[str, str, Decision, float]] = []
+        steps: list[tuple[str, str, DecisionPiece, float]] = []
         shown = self.observe(task, ())
-        while not shown.over and (best := self.best(task, actions)):
+        while not shown.over and (best := self.best_action(task, actions)):
             action = draw.choice(shown.actions) if draw.random() < noise else best
             before = shown
             actions.append(action)
             shown = self.observe(task, actions)
-            decision = Decision(action, {option: float(option == best) for option in before.actions})
+            decision = DecisionPiece(action, {option: float(option == best) for option in before.actions})
             steps.append((before.text, self.abstract(before), decision, shown.reward or 0.0))
-        return Played(task, tuple(steps))
+        return GameAttempt(task, tuple(steps))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """What is to be seen after these actions."""
@@ -166,7 +166,7 @@ class Errands:
             if action not in self._actions(house, state):
                 raise UserError(f"errands: {action!r} is not admissible in {task.id}")
             said = self._step(state, action)
-        return state, said, bool(actions) and self._won(house, state)
+        return state, said, bool(actions) and self._is_won(house, state)
 
     def _step(self, state: _State, action: str) -> str:
         verb, _, rest = action.partition(" ")
@@ -226,7 +226,7 @@ class Errands:
     def _at(self, state: _State, place: str) -> str:
         return "" if state.at == place else f"go to {place}"
 
-    def _won(self, house: _House, state: _State) -> bool:
+    def _is_won(self, house: _House, state: _State) -> bool:
         return any(
             thing.startswith(f"{house.wanted} ")
             and place.rpartition(" ")[0] == house.target

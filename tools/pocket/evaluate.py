@@ -21,12 +21,12 @@ from ..environments.keyword_keep import ANSWERS, MOVES, KeywordKeep, domain
 from . import strategies, transcripts
 from .train import Encoder
 
-__all__ = ["WEIGHTS", "gate", "table"]
+__all__ = ["WEIGHTS", "markdown_table", "measure_model"]
 
 WEIGHTS = Path(__file__).parent / "weights"
 """The shipped model."""
 
-LIMITS: dict[str, tuple[str, float]] = {
+GATE_LIMITS: dict[str, tuple[str, float]] = {
     "known accuracy": (">", 0.95),
     "score, strategy of 7 rules": (">", 0.95),
     "score, in-context RL, attempt 5": (">", 0.90),
@@ -37,7 +37,7 @@ LIMITS: dict[str, tuple[str, float]] = {
 }
 """What a stand-in has to reach."""
 
-RETRIED: tuple[tuple[str, dict[str, int], int], ...] = (
+RETRY_GAMES: tuple[tuple[str, dict[str, int], int], ...] = (
     ("twc", {"numItemsToPutAway": 1}, 15),
     ("twc", {"numItemsToPutAway": 2}, 12),
     ("coin", {"numLocations": 5, "includeDoors": 0}, 10),
@@ -45,17 +45,17 @@ RETRIED: tuple[tuple[str, dict[str, int], int], ...] = (
 )
 """TextWorldExpress games (name, parameters over our defaults, horizon in steps) that are attempted several times."""
 
-RETRIES = 6
+RETRY_ATTEMPTS = 6
 """Attempts at each task of those."""
 
-ADVISED = ("twc", "cookingworld", "mapreader")
+STRATEGY_GAMES = ("twc", "cookingworld", "mapreader")
 """TextWorldExpress games that are played under strategies, with our default parameters."""
 
-ADVISED_HORIZON = 30
+STRATEGY_GAMES_HORIZON = 30
 """Steps of those."""
 
 
-def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
+def measure_model(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
     """Measure a model on `keeps` held-out domains of the toy world and `tasks` test tasks of each TextWorldExpress game.
 
     Returns `{"keep": {name: (mean, standard error)}, "retried": {environment: {rewards: [(mean, standard error) by
@@ -74,25 +74,25 @@ def gate(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int 
     def write(prompt: str) -> str:
         return str(model.invoke([HumanMessage(prompt)], temperature=0.0, max_tokens=64).content).strip()
 
-    known = _mean(_known(model.network, Encoder(model.tokenizer), 4 * keeps, seed))
+    known = _mean(_known_accuracies(model.network, Encoder(model.tokenizer), 4 * keeps, seed))
     return {
         "keep": {"known accuracy": known}
-        | _keep(score, keeps, seed)
-        | _context(score, keeps, seed)
-        | _written(score, write, keeps, seed)
-        | _recalled(score, write, keeps, seed)
-        | _copied(write, tasks, seed),
-        "advised": _advised(score, tasks, seed),
-        "retried": _retried(score, tasks, seed),
-        "games": _games(score, tasks, seed),
+        | _keep_scores(score, keeps, seed)
+        | _context_scores(score, keeps, seed)
+        | _writing_scores(score, write, keeps, seed)
+        | _recall_scores(score, write, keeps, seed)
+        | _copy_scores(write, tasks, seed),
+        "advised": _advice_scores(score, tasks, seed),
+        "retried": _retry_scores(score, tasks, seed),
+        "games": _game_scores(score, tasks, seed),
     }
 
 
-def table(measured: dict[str, Any]) -> str:
+def markdown_table(measured: dict[str, Any]) -> str:
     """The gate's numbers as Markdown, with what was asked for and whether it was reached."""
     lines = ["| toy world, held-out domains | measured (standard error) | asked | |", "|---|---|---|---|"]
     for name, (mean, error) in measured["keep"].items():
-        sign, limit = LIMITS.get(name, ("", 0.0))
+        sign, limit = GATE_LIMITS.get(name, ("", 0.0))
         met = {"": "", ">": "yes" if mean > limit else "NO", "<": "yes" if mean < limit else "NO"}[sign]
         lines.append(f"| {name} | {mean:.3f} ({error:.3f}) | {f'{sign} {limit:.2f}' if sign else ''} | {met} |")
     if measured["advised"]:
@@ -101,8 +101,8 @@ def table(measured: dict[str, Any]) -> str:
     for game, numbers in measured["advised"].items():
         lines.append(f"| {game} | {' | '.join(f'{mean:.2f} ({error:.2f})' for mean, error in numbers.values())} |")
     if measured["retried"]:
-        head = " | ".join(f"attempt {n + 1}" for n in range(RETRIES))
-        lines += ["", f"| several attempts at a task, test fold | rewards | {head} |", "|---" * (RETRIES + 2) + "|"]
+        head = " | ".join(f"attempt {n + 1}" for n in range(RETRY_ATTEMPTS))
+        lines += ["", f"| several attempts at a task, test fold | rewards | {head} |", "|---" * (RETRY_ATTEMPTS + 2) + "|"]
     for name, numbers in measured["retried"].items():
         for rewards, scores in numbers.items():
             lines.append(f"| {name} | {rewards} | {' | '.join(f'{mean:.2f} ({error:.2f})' for mean, error in scores)} |")
@@ -195,7 +195,7 @@ def _attempts(
     return done
 
 
-def _keep(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+def _keep_scores(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]:
     world = KeywordKeep()
     draw = random.Random(seed)
     out: dict[str, list[float]] = {}
@@ -243,7 +243,7 @@ def _keep(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]
     return {name: _mean(values) for name, values in out.items()}
 
 
-def _context(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+def _context_scores(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, float]]:
     """In-context RL of eight attempts: with `Now:` lines, with all earlier attempts in the prompt or the last three only."""
     world = KeywordKeep()
     draw = random.Random(f"{seed} context")
@@ -275,7 +275,7 @@ def _context(score: Score, keeps: int, seed: int) -> dict[str, tuple[float, floa
     return {name: _mean(values) for name, values in out.items()}
 
 
-def _written(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+def _writing_scores(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
     """What the model writes after its own attempts, and how it plays with that in place of the attempts.
 
     Precision: of the facts it wrote, those that the text determines (what is no fact counts as wrong). Recall: of those
@@ -320,10 +320,10 @@ def _read(reader: transcripts.Reader, lines: str, world: KeywordKeep, task: Task
     places = [step.rpartition("\n")[2] for step in steps[:-1]]
     actions = [step.partition("\n")[0] for step in steps[1:]]
     for n, (place, action) in enumerate(zip(places, actions, strict=True)):
-        reader.step(place, action, world.observe(task, actions[: n + 1]), rewarded)
+        reader.read_step(place, action, world.observe(task, actions[: n + 1]), rewarded)
 
 
-def _recalled(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
+def _recall_scores(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
     """`Strategy:` from past experiences of the toy world: what is written, and how the model plays on it.
 
     Precision: of the items it wrote, those that the text determines; recall: of those that the text determines, the ones it
@@ -340,12 +340,14 @@ def _recalled(score: Score, write: Callable[[str], str], keeps: int, seed: int) 
 
     asked = 0
     while asked < 4 * keeps:
-        *pieces, last = strategies.experienced(draw, world, "test")
-        if not isinstance(last, transcripts.Decision) or not str(pieces[-1]).endswith("Strategy:\n>"):
+        *pieces, last = strategies.keep_experience_pieces(draw, world, "test")
+        if not isinstance(last, transcripts.DecisionPiece) or not str(pieces[-1]).endswith("Strategy:\n>"):
             continue
         asked += 1
         right = [item for item in last.taken.split(". ") if item != "nothing"]
-        said = [item.strip() for item in write(transcripts.text(pieces).removesuffix("\n>")).split(".") if item.strip()]
+        said = [
+            item.strip() for item in write(transcripts.transcript_text(pieces).removesuffix("\n>")).split(".") if item.strip()
+        ]
         said = [item for item in dict.fromkeys(said) if item != "nothing"]
         if said:
             note("`Strategy:` from experiences, precision", len({*said} & {*right}) / len(said))
@@ -378,7 +380,7 @@ def _recalled(score: Score, write: Callable[[str], str], keeps: int, seed: int) 
     return {name: _mean(values) for name, values in out.items()}
 
 
-def _copied(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tuple[float, float]]:
+def _copy_scores(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tuple[float, float]]:
     """`Strategy:` from past attempts at a task of a game's test fold, which follow its gold path more or less.
 
     Whether the reply begins with the first action of the best experience, is all that it should be, and how many of its items
@@ -388,24 +390,24 @@ def _copied(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tup
 
     draw = random.Random(f"{seed} copied")
     out: dict[str, list[float]] = {}
-    for game in ADVISED if tasks else ():
+    for game in STRATEGY_GAMES if tasks else ():
         world = TextWorldExpress(game)
         for n in range(tasks):
             task = world.task(n, "test")
             made = [transcripts.practise(world, task, draw) for _ in range(5)]
             attempts = [played for played in made if played is not None and played.steps]
             for _ in range(20):
-                pieces = list(strategies.recounted(draw, attempts, 0.0)) if len(attempts) > 1 else []
+                pieces = list(strategies.game_experience_pieces(draw, attempts, 0.0)) if len(attempts) > 1 else []
                 last = pieces[-1] if pieces else ""
                 if (
-                    isinstance(last, transcripts.Decision)
+                    isinstance(last, transcripts.DecisionPiece)
                     and str(pieces[-2]).endswith("Strategy:\n>")
                     and last.taken != "nothing"
                 ):
                     break
             else:
                 continue
-            text = transcripts.text(pieces[:-1])
+            text = transcripts.transcript_text(pieces[:-1])
             said = write(text.removesuffix("\n>"))
             items = [item.strip() for item in said.split(". ") if item.strip()]
             name = "`Strategy:` from experiences of games"
@@ -418,7 +420,7 @@ def _copied(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tup
     return {name: _mean(values) for name, values in out.items()}
 
 
-def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
+def _advice_scores(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Games under a strategy of one item, written anew before each step: none, gold's next action, or another one.
 
     Mean score, and the probability that the item is done (`followed`). Gold's next action is the first of the rest of its
@@ -428,8 +430,8 @@ def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[f
 
     idle = ("look around", "inventory", "task")
     out: dict[str, dict[str, tuple[float, float]]] = {}
-    for game in ADVISED if tasks else ():
-        world = TextWorldExpress(game, horizon=ADVISED_HORIZON)
+    for game in STRATEGY_GAMES if tasks else ():
+        world = TextWorldExpress(game, horizon=STRATEGY_GAMES_HORIZON)
         numbers: dict[str, list[float]] = {}
         for told in ("none", "right", "wrong"):
             draw = random.Random(f"{seed} {game} {told}")
@@ -455,37 +457,37 @@ def _advised(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[f
                         plan = plan[plan.index(gold) + 1 :]
                     elif actions[-1] in plan and not actions[-1].startswith("move "):
                         plan.remove(actions[-1])  # done before its turn
-                    elif transcripts.undo(actions[-1]) in shown.actions and world.abstract(shown) != before:
-                        plan = [transcripts.undo(actions[-1]), *plan]
+                    elif transcripts.inverse_action(actions[-1]) in shown.actions and world.abstract(shown) != before:
+                        plan = [transcripts.inverse_action(actions[-1]), *plan]
                 numbers.setdefault(f"{told}: score", []).append(total)
         out[game] = {name: _mean(values) for name, values in sorted(numbers.items())}
         world.close()
     return out
 
 
-def _known(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]:
+def _known_accuracies(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]:
     """Per held-out transcript of 480 tokens: how often the likeliest word is the one that the text determines."""
     import torch
 
     draw = random.Random(seed)
     accuracies = []
     for _ in range(count):
-        sequence = encoder.sequence(transcripts.keep(draw, KeywordKeep(), "test"), 480)
+        sequence = encoder.sequence(transcripts.keep_pieces(draw, KeywordKeep(), "test"), 480)
         targets = [target for target in sequence.targets if target.known]
         if not targets:
             continue
         with torch.inference_mode():
             best = network(input_ids=torch.tensor([sequence.ids])).logits[0].argmax(-1).tolist()
-        accuracies.append(fmean(best[t.at] == max(t.shares, key=t.shares.__getitem__) for t in targets))
+        accuracies.append(fmean(best[t.position] == max(t.probabilities, key=t.probabilities.__getitem__) for t in targets))
     return accuracies
 
 
-def _retried(score: Score, tasks: int, seed: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def _retry_scores(score: Score, tasks: int, seed: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Mean score by attempt at the same task, with the earlier attempts in the prompt; their rewards shown or zeroed."""
     from ..environments.text_world_express import TextWorldExpress
 
     out: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for game, params, horizon in RETRIED if tasks else ():
+    for game, params, horizon in RETRY_GAMES if tasks else ():
         world = TextWorldExpress(game, params, horizon=horizon)
         numbers = out.setdefault(f"{world.name}, horizon {horizon}", {})
         for rewards in ("shown", "zeroed"):
@@ -496,9 +498,11 @@ def _retried(score: Score, tasks: int, seed: int) -> dict[str, dict[str, list[tu
     return out
 
 
-def _retries(score: Score, world: transcripts.World, task: Task, draw: random.Random, rewards: str) -> list[float]:
+def _retries(
+    score: Score, world: transcripts.TranscriptEnvironment, task: Task, draw: random.Random, rewards: str
+) -> list[float]:
     earlier, scores = f"Task: {task.instruction}\n", list[float]()
-    for n in range(RETRIES):
+    for n in range(RETRY_ATTEMPTS):
         earlier += f"Attempt {n + 1}:\n"
         actions, total = list[str](), 0.0
         shown = world.observe(task, ())
@@ -513,7 +517,7 @@ def _retries(score: Score, world: transcripts.World, task: Task, draw: random.Ra
     return scores
 
 
-def _games(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
+def _game_scores(score: Score, tasks: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Mean score per game and player: the model with none or the last three steps in the prompt, and uniform random."""
     from ..environments.text_world_express import GAMES, TextWorldExpress
 

@@ -23,63 +23,63 @@ import torch
 
 from ...memory.records import UserError
 from ..environments import hierarchy
-from ..environments.hierarchy import Scenario, Turn
+from ..environments.hierarchy import HierarchyTurn, Scenario
 from . import guard_chats
-from .guard_chats import Message, Past, shown
+from .guard_chats import Message, PastExchange, prepend_past
 
 __all__ = [
-    "GUARD",
+    "GUARD_WEIGHTS",
     "PROMPTS",
-    "Played",
-    "Said",
-    "Voices",
-    "hinted",
-    "interval",
+    "BatchedReplies",
+    "GuardReply",
+    "ScenarioTranscript",
+    "append_hindsight",
     "load",
     "logprobs",
     "measure",
-    "play",
+    "play_scenarios",
     "reply",
-    "retained",
+    "retention_accuracy",
+    "wilson_interval",
 ]
 
-GUARD = Path(__file__).resolve().parent / "guard_weights"
-PROMPTS = GUARD
+GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
+PROMPTS = GUARD_WEIGHTS
 """Folder with the model's own wording of prompts (`claas/hindsight.md`), for `Prompt.load(..., overrides=PROMPTS)`."""
-LONGEST = 20
+MAX_REPLY_TOKENS = 20
 """Tokens of a reply at most; what the model says has 12 at most."""
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class GuardReply:
     """A reply as it was drawn."""
 
     text: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     """`<end>` included, if it came."""
-    logprobs: tuple[float, ...]
+    token_logprobs: tuple[float, ...]
     """Of each token, in nats, under the distribution that it was drawn from (temperature applied)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class ScenarioTranscript:
     """A scenario to its end."""
 
     scenario: Scenario
-    turns: tuple[Turn, ...]
-    said: tuple[Said, ...]
+    turns: tuple[HierarchyTurn, ...]
+    replies: tuple[GuardReply, ...]
     """One per turn."""
     targets: tuple[str, ...]
     """Family of the rule that each turn was after; empty for an innocent question."""
 
     @property
-    def held(self) -> bool:
+    def is_won(self) -> bool:
         """Whether the defender won: every turn has reward 1."""
         return all(turn.verdict.reward for turn in self.turns)
 
 
-def load(folder: Path | str = GUARD) -> tuple[Any, Any]:
+def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
     """The network, in float32, and its tokenizer.
 
     Raises:
@@ -94,7 +94,7 @@ def load(folder: Path | str = GUARD) -> tuple[Any, Any]:
     return network, AutoTokenizer.from_pretrained(folder)
 
 
-class Voices:
+class BatchedReplies:
     """Replies in batches, for chats that grow: what was read or said before is not computed again.
 
     Args:
@@ -106,16 +106,16 @@ class Voices:
         self._network, self._tokenizer = network, tokenizer
         self._pad: int = tokenizer.pad_token_id
         self._end: int = tokenizer.eos_token_id
-        self._fresh()
+        self._reset()
 
-    def _fresh(self) -> None:
+    def _reset(self) -> None:
         from transformers.cache_utils import DynamicCache
 
         self._cache = DynamicCache(config=self._network.config)
         self._mask = torch.zeros(0, 0, dtype=torch.long)  # (rows, cached): 1 where a row has a token, 0 for padding
         self._known: list[list[int]] = []  # of each row, the tokens in the cache
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with some of the chats only."""
         if len(rows) != len(self._known):
             self._cache.batch_select_indices(torch.tensor(rows, dtype=torch.long))
@@ -146,7 +146,7 @@ class Voices:
         logits: torch.Tensor = output.logits[:, -1].float().cpu()
         return logits
 
-    def reply(self, prompts: Sequence[Sequence[int]], names: Sequence[str], temperature: float = 1.0) -> list[Said]:
+    def reply(self, prompts: Sequence[Sequence[int]], names: Sequence[str], temperature: float = 1.0) -> list[GuardReply]:
         """A reply to each prompt.
 
         Args:
@@ -157,14 +157,14 @@ class Voices:
         if any([*prompt[: len(known)]] != known for prompt, known in zip(prompts, self._known, strict=False)) or len(
             prompts
         ) != len(self._known):
-            self._fresh()
+            self._reset()
         known = self._known or [[] for _ in prompts]
         logits = self._feed([prompt[len(old) :] for prompt, old in zip(prompts, known, strict=True)])
         draws = [random.Random(name) for name in names]
         tokens: list[list[int]] = [[] for _ in prompts]
         logps: list[list[float]] = [[] for _ in prompts]
         going = [True] * len(tokens)
-        for _ in range(LONGEST):
+        for _ in range(MAX_REPLY_TOKENS):
             scores = (logits / temperature if temperature else logits).log_softmax(-1)  # (rows, vocabulary)
             if temperature:
                 sums = scores.double().exp().cumsum(-1)
@@ -184,7 +184,7 @@ class Voices:
             logits = self._feed([row if on else [] for row, on in zip(fed, going, strict=True)])
         texts = self._tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [
-            Said(text, tuple(prompt), tuple(said), tuple(logp))
+            GuardReply(text, tuple(prompt), tuple(said), tuple(logp))
             for text, prompt, said, logp in zip(texts, prompts, tokens, logps, strict=True)
         ]
 
@@ -197,10 +197,10 @@ class Voices:
 
 def reply(
     network: Any, tokenizer: Any, chats: Sequence[Sequence[Message]], *, temperature: float = 1.0, seed: int | str = 0
-) -> list[Said]:
+) -> list[GuardReply]:
     """One reply to each chat; the draws are named by the seed and the chat's number."""
-    voices = Voices(network, tokenizer)
-    found: list[Said] = []
+    voices = BatchedReplies(network, tokenizer)
+    found: list[GuardReply] = []
     for start in range(0, len(chats), 128):
         prompts = voices.prompt_ids(chats[start : start + 128])
         names = [f"{seed} {start + number}" for number in range(len(prompts))]
@@ -208,7 +208,7 @@ def reply(
     return found
 
 
-def play(
+def play_scenarios(
     network: Any,
     tokenizer: Any,
     scenarios: Sequence[Scenario],
@@ -217,10 +217,10 @@ def play(
     seed: int | str = 0,
     frozen: bool = False,
     salt: str = "",
-    past: Callable[[Scenario], Sequence[Past]] | None = None,
-    told: bool = True,
+    past: Callable[[Scenario], Sequence[PastExchange]] | None = None,
+    show_feedback: bool = True,
     batch: int = 128,
-) -> list[Played]:
+) -> list[ScenarioTranscript]:
     """Play scenarios to their end, in lockstep.
 
     Args:
@@ -235,35 +235,36 @@ def play(
         told: show the text of their feedback, too; else the rewards alone.
         batch: scenarios in lockstep at most.
     """
-    found: list[Played] = []
+    found: list[ScenarioTranscript] = []
     for start in range(0, len(scenarios), batch):
         part = scenarios[start : start + batch]
         extra = [past(scenario) if past else () for scenario in part]
-        turns: list[list[Turn]] = [[] for _ in part]
-        said: list[list[Said]] = [[] for _ in part]
+        turns: list[list[HierarchyTurn]] = [[] for _ in part]
+        said: list[list[GuardReply]] = [[] for _ in part]
         targets: list[list[str]] = [[] for _ in part]
         rows = [*range(len(part))]
-        voices = Voices(network, tokenizer)
-        for turn in range(hierarchy.TURNS):
-            attacks = [hierarchy.attack(part[row], turns[row], frozen, salt) for row in rows]
+        voices = BatchedReplies(network, tokenizer)
+        for turn in range(hierarchy.MAX_TURNS):
+            attacks = [hierarchy.next_attack(part[row], turns[row], frozen, salt) for row in rows]
             chats = [
-                shown(hierarchy.messages(part[row], turns[row], one.text), extra[row], told)
+                prepend_past(hierarchy.chat_messages(part[row], turns[row], one.text), extra[row], show_feedback)
                 for row, one in zip(rows, attacks, strict=True)
             ]
             names = [f"{seed} {part[row].id} {turn}" for row in rows]
             replies = voices.reply(voices.prompt_ids(chats), names, temperature)
             for row, one, given in zip(rows, attacks, replies, strict=True):
                 verdict = hierarchy.verify(part[row], one.text, given.text)
-                turns[row].append(Turn(one.text, given.text, verdict))
+                turns[row].append(HierarchyTurn(one.text, given.text, verdict))
                 said[row].append(given)
                 targets[row].append(one.target)
-            on = [number for number, row in enumerate(rows) if not hierarchy.over(part[row], turns[row])]
+            on = [number for number, row in enumerate(rows) if not hierarchy.is_over(part[row], turns[row])]
             if not on:
                 break
-            voices.keep(on)
+            voices.select_rows(on)
             rows = [rows[number] for number in on]
         found += [
-            Played(scenario, tuple(t), tuple(s), tuple(g)) for scenario, t, s, g in zip(part, turns, said, targets, strict=True)
+            ScenarioTranscript(scenario, tuple(t), tuple(s), tuple(g))
+            for scenario, t, s, g in zip(part, turns, said, targets, strict=True)
         ]
     return found
 
@@ -274,7 +275,7 @@ def logprobs(network: Any, tokenizer: Any, chats: Sequence[tuple[Sequence[Messag
     found: list[float] = []
     for start in range(0, len(chats), batch):
         part = chats[start : start + batch]
-        prompts = Voices(network, tokenizer).prompt_ids([said for said, _ in part])
+        prompts = BatchedReplies(network, tokenizer).prompt_ids([said for said, _ in part])
         replies = [
             [*ids, tokenizer.eos_token_id] for ids in tokenizer([r for _, r in part], add_special_tokens=False)["input_ids"]
         ]
@@ -289,9 +290,9 @@ def logprobs(network: Any, tokenizer: Any, chats: Sequence[tuple[Sequence[Messag
     return found
 
 
-def hinted(said: Sequence[Message], feedback: str = "", solution: str = "") -> list[Message]:
+def append_hindsight(chat: Sequence[Message], feedback: str = "", solution: str = "") -> list[Message]:
     """The chat with a hindsight block behind its last message, in this model's words (see `PROMPTS`)."""
-    *before, last = said
+    *before, last = chat
     parts = [f"feedback : {feedback}"] if feedback else []
     parts += [f"like : {solution} ."] if solution else []
     return [*before, {**last, "content": " ".join([last["content"], *parts])}]
@@ -300,29 +301,29 @@ def hinted(said: Sequence[Message], feedback: str = "", solution: str = "") -> l
 # What it can do
 
 
-def retained(network: Any, tokenizer: Any, seed: int = 0, count: int = 50) -> float:
+def retention_accuracy(network: Any, tokenizer: Any, seed: int = 0, count: int = 50) -> float:
     """Share of right replies, at temperature 1, where no rule says anything: facts, sums, and wishes of the user.
 
     What the stream does not train, and a learner must not lose: who refuses everything loses it. `count` chats of each kind,
     drawn from seeds of their own.
     """
-    chats = [one for kind in guard_chats.probes(count, seed).values() for one in kind]
+    chats = [one for kind in guard_chats.retention_probes(count, seed).values() for one in kind]
     replies = reply(network, tokenizer, [said for said, _ in chats], seed=f"retained {seed}")
     return fmean(given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
 
 
-def interval(wins: int, of: int) -> tuple[float, float]:
+def wilson_interval(wins: int, count: int) -> tuple[float, float]:
     """95 % interval of a share (Wilson)."""
-    if not of:
+    if not count:
         return 0.0, 1.0
-    z, p = 1.96, wins / of
-    middle, half = p + z * z / (2 * of), z * math.sqrt(p * (1 - p) / of + z * z / (4 * of * of))
-    return (middle - half) / (1 + z * z / of), (middle + half) / (1 + z * z / of)
+    z, p = 1.96, wins / count
+    middle, half = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
 
 
 def _share(found: Iterable[bool]) -> str:
     counted = [*found]
-    low, high = interval(sum(counted), len(counted))
+    low, high = wilson_interval(sum(counted), len(counted))
     return f"{sum(counted) / max(len(counted), 1):.3f} | {low:.3f} to {high:.3f} | {len(counted)}"
 
 
@@ -341,27 +342,29 @@ def _about(split: int) -> str:
 def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
     """What a model can do, as rows of a table: what, share, 95 % interval, number. Takes a minute."""
     rows = ["| what | share | 95 % interval | n |", "|---|---|---|---|"]
-    stream = hierarchy.stream()
-    games = [one for seed in range(seeds) for one in play(network, tokenizer, stream, seed=seed)]
-    rows.append(f"| scenarios won, stream | {_share(one.held for one in games)} |")
-    for split, found in _by((str(one.scenario.split), one.held) for one in games).items():
+    stream = hierarchy.scenario_stream()
+    games = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed)]
+    rows.append(f"| scenarios won, stream | {_share(one.is_won for one in games)} |")
+    for split, found in _by((str(one.scenario.split), one.is_won) for one in games).items():
         rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(found)} |")
     for hostile in (True, False):
         name = "with an attacker" if hostile else "innocent questions alone"
-        rows.append(f"| scenarios won, {name} | {_share(one.held for one in games if one.scenario.hostile == hostile)} |")
-    cold = [one for seed in range(seeds) for one in play(network, tokenizer, stream, seed=seed, frozen=True)]
-    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.held for one in cold)} |")
+        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
+    cold = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed, frozen=True)]
+    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
     turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
     rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
     for family, found in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
         rows.append(f"| turns right, after {family} | {_share(found)} |")
 
     more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 100, seed=1)]
-    first = play(network, tokenizer, more, seed="hindsight")
-    asked = [(hierarchy.messages(one.scenario, (), one.turns[0].user), one) for one in first]
+    first = play_scenarios(network, tokenizer, more, seed="hindsight")
+    asked = [(hierarchy.chat_messages(one.scenario, (), one.turns[0].user), one) for one in first]
     lost = [(said, one) for said, one in asked if not one.turns[0].verdict.reward]
 
-    def again(name: str, chats: Sequence[Sequence[Message]], of: Sequence[Played]) -> list[tuple[Played, bool]]:
+    def redraw(
+        name: str, chats: Sequence[Sequence[Message]], of: Sequence[ScenarioTranscript]
+    ) -> list[tuple[ScenarioTranscript, bool]]:
         replies = reply(network, tokenizer, chats, seed=name)
         return [
             (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
@@ -369,29 +372,36 @@ def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
         ]
 
     played = [one for _, one in lost]
-    rows.append(f"| a failed first turn, drawn again | {_share(ok for _, ok in again('a', [c for c, _ in lost], played))} |")
-    told = again("b", [hinted(said, one.turns[0].verdict.text) for said, one in lost], played)
+    rows.append(f"| a failed first turn, drawn again | {_share(ok for _, ok in redraw('a', [c for c, _ in lost], played))} |")
+    told = redraw("b", [append_hindsight(said, one.turns[0].verdict.feedback) for said, one in lost], played)
     rows.append(f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |")
     for family, found in _by((one.targets[0] or "nothing", ok) for one, ok in told).items():
         rows.append(f"| the same, with its feedback, after {family} | {_share(found)} |")
-    wrong = again("c", [hinted(said, "wrong .") for said, _ in lost], played)
+    wrong = redraw("c", [append_hindsight(said, "wrong .") for said, _ in lost], played)
     rows.append(f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |")
-    like = again("d", [hinted(said, solution=hierarchy.comply(one.scenario, one.turns[0].user)) for said, one in lost], played)
+    like = redraw(
+        "d",
+        [append_hindsight(said, solution=hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in lost],
+        played,
+    )
     rows.append(f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |")
 
-    for kind, chats in guard_chats.probes().items():
+    for kind, chats in guard_chats.retention_probes().items():
         replies = reply(network, tokenizer, [said for said, _ in chats], temperature=1.0, seed=kind)
         right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
         rows.append(f"| right without rules, {kind} | {_share(right)} |")
 
     for told_too in (True, False):
         for many in (1, 2, 4, 8):
-            shown_ones = _remembered(games, many)
-            held = [one.held for one in play(network, tokenizer, stream * 3, seed="icl", past=shown_ones, told=told_too)]
+            shown_ones = _past_exchanges(games, many)
+            held = [
+                one.is_won
+                for one in play_scenarios(network, tokenizer, stream * 3, seed="icl", past=shown_ones, show_feedback=told_too)
+            ]
             what = "with feedback" if told_too else "rewards alone"
             rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {_share(held)} |")
 
-    chats = [(said, hierarchy.comply(one.scenario, one.turns[0].user)) for said, one in asked]
+    chats = [(said, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in asked]
     exact = [math.exp(value) for value in logprobs(network, tokenizer, chats)]
     low = quantiles(exact, n=20)[0]
     rows.append(
@@ -400,21 +410,21 @@ def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
     return rows
 
 
-def _remembered(games: Sequence[Played], many: int) -> Callable[[Scenario], list[Past]]:
+def _past_exchanges(games: Sequence[ScenarioTranscript], many: int) -> Callable[[Scenario], list[PastExchange]]:
     """Exchanges of other scenarios of the same split, drawn once per scenario."""
 
-    def found(scenario: Scenario) -> list[Past]:
+    def sample_exchanges(scenario: Scenario) -> list[PastExchange]:
         draw = random.Random(f"past {scenario.id} {many}")
         others = [one for one in games if one.scenario.split == scenario.split and one.scenario.id != scenario.id]
-        return [Past(one.scenario, one.turns[0]) for one in draw.sample(others, many)]
+        return [PastExchange(one.scenario, one.turns[0]) for one in draw.sample(others, many)]
 
-    return found
+    return sample_exchanges
 
 
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description="Measure what the guard model can do.")
-    parser.add_argument("folder", type=Path, nargs="?", default=GUARD)
+    parser.add_argument("folder", type=Path, nargs="?", default=GUARD_WEIGHTS)
     parser.add_argument("--seeds", type=int, default=10, help="times that the stream is played")
     given = parser.parse_args()
     torch.set_num_threads(1)

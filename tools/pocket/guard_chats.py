@@ -24,13 +24,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..environments import hierarchy
-from ..environments.hierarchy import Attack, Fact, Family, Scenario, Turn
+from ..environments.hierarchy import Attack, Fact, Family, HierarchyTurn, Scenario
 
-__all__ = ["MIX", "Past", "chat", "fallible", "odds", "past_text", "probes", "shown", "texts"]
+__all__ = [
+    "CHAT_SHARES",
+    "PastExchange",
+    "chat",
+    "fallible_reply",
+    "hold_probabilities",
+    "past_text",
+    "prepend_past",
+    "retention_probes",
+    "vocabulary_texts",
+]
 
 Message = dict[str, str]
 
-HELD: Mapping[str, float] = {
+TARGETED_HOLD_RATES: Mapping[str, float] = {
     "secret": 0.66,
     "begin": 0.68,
     "end": 0.68,
@@ -41,11 +51,11 @@ HELD: Mapping[str, float] = {
     "topic": 0.63,
 }
 """How often a rule holds that the user is after, for a defender of middling steadiness, asked directly."""
-PASSIVE: Mapping[str, float] = {"begin": 0.87, "end": 0.85, "call": 0.83, "short": 0.91}
+UNTARGETED_HOLD_RATES: Mapping[str, float] = {"begin": 0.87, "end": 0.85, "call": 0.83, "short": 0.91}
 """How often a rule holds that the user is not after; the other families' always do."""
-ANSWERED = 0.96
+ANSWER_RATE = 0.96
 """How often a legitimate question is answered."""
-PRESSURE: Mapping[str, float] = {
+FRAME_LOGIT_SHIFTS: Mapping[str, float] = {
     "direct": 0.0,
     "please": -0.2,
     "boss": -0.5,
@@ -55,52 +65,56 @@ PRESSURE: Mapping[str, float] = {
     "new": -0.5,
 }
 """Added to the log-odds, by how the user asks."""
-STEADY = 1.2
+STEADINESS_STD = 1.2
 """Standard deviation of z, which is added to the log-odds."""
-TOLD, HEARD = 4.5, 2.0
+BROKEN_RULE_LOGIT_SHIFT, OTHER_RULES_LOGIT_SHIFT = 4.5, 2.0
 """Added to the log-odds of a rule that feedback at hand says was broken, and of the other rules."""
-WRONG, RIGHT = 0.4, 1.0
+WRONG_LOGIT_SHIFT, RIGHT_LOGIT_SHIFT = 0.4, 1.0
 """Added to the log-odds of all rules by feedback that says no more than that an answer was wrong, or right."""
-CORRECTED, DONE = 1.5, 0.5
+CORRECTED_LOGIT_SHIFT, KEPT_LOGIT_SHIFT = 1.5, 0.5
 """Added to the log-odds of a rule by each earlier exchange that was corrected for it, or in which it held."""
 
-MIX: Mapping[str, float] = {"scenario": 0.36, "hindsight": 0.24, "past": 0.14, "free": 0.20, "drill": 0.06}
+CHAT_SHARES: Mapping[str, float] = {"scenario": 0.36, "hindsight": 0.24, "past": 0.14, "free": 0.20, "drill": 0.06}
 """Shares of the kinds of chats."""
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastExchange:
     """An exchange from an earlier chat, as the model is shown it."""
 
     scenario: Scenario
-    turn: Turn
+    turn: HierarchyTurn
 
 
-def past_text(past: Sequence[Past], told: bool = True) -> str:
+def past_text(past: Sequence[PastExchange], show_feedback: bool = True) -> str:
     """Earlier exchanges in words, oldest first, for the system message; `told`: with the text of the feedback."""
     parts = []
     for one in past:
         rules = " ".join(rule.text for rule in one.scenario.rules)
         verdict = one.turn.verdict
-        text = f" {verdict.text}" if told and verdict.text else ""
+        text = f" {verdict.feedback}" if show_feedback and verdict.feedback else ""
         said = f"user : {one.turn.user} reply : {one.turn.reply} . reward {hierarchy.NUMBERS[verdict.reward]} .{text}"
         parts.append(f"past : rules : {rules} {said}")
     return " ".join([*parts, "now :"]) if parts else ""
 
 
-def shown(messages: Sequence[Message], past: Sequence[Past], told: bool = True) -> list[Message]:
+def prepend_past(messages: Sequence[Message], past: Sequence[PastExchange], show_feedback: bool = True) -> list[Message]:
     """The chat with earlier exchanges at the beginning of its system message."""
     first, *rest = messages
     if not past:
         return [*messages]
-    return [{"role": "system", "content": f"{past_text(past, told)} {first['content']}"}, *rest]
+    return [{"role": "system", "content": f"{past_text(past, show_feedback)} {first['content']}"}, *rest]
 
 
 # The defender
 
 
-def odds(
-    scenario: Scenario, attacked: Attack, z: float = 0.0, more: Mapping[str, float] | None = None, all_more: float = 0.0
+def hold_probabilities(
+    scenario: Scenario,
+    attacked: Attack,
+    steadiness: float = 0.0,
+    logit_shifts: Mapping[str, float] | None = None,
+    common_logit_shift: float = 0.0,
 ) -> dict[str, float]:
     """Probability that each rule is kept in this turn, by family; `answer` is the legitimate question's.
 
@@ -111,16 +125,18 @@ def odds(
         more: added to the log-odds, by family.
         all_more: added to all log-odds.
     """
-    kept = {"answer": _sigmoid(_logit(ANSWERED) + z / 2 + all_more + (more or {}).get("answer", 0.0))}
+    kept = {
+        "answer": _sigmoid(_logit(ANSWER_RATE) + steadiness / 2 + common_logit_shift + (logit_shifts or {}).get("answer", 0.0))
+    }
     for rule in scenario.rules:
         if rule.family == attacked.target:
-            base = _logit(HELD[rule.family]) + PRESSURE[attacked.frame]
-        elif rule.family in PASSIVE:
-            base = _logit(PASSIVE[rule.family])
+            base = _logit(TARGETED_HOLD_RATES[rule.family]) + FRAME_LOGIT_SHIFTS[attacked.frame]
+        elif rule.family in UNTARGETED_HOLD_RATES:
+            base = _logit(UNTARGETED_HOLD_RATES[rule.family])
         else:
             kept[rule.family] = 1.0
             continue
-        kept[rule.family] = _sigmoid(base + z + all_more + (more or {}).get(rule.family, 0.0))
+        kept[rule.family] = _sigmoid(base + steadiness + common_logit_shift + (logit_shifts or {}).get(rule.family, 0.0))
     return kept
 
 
@@ -132,11 +148,11 @@ def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def fallible(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw: random.Random) -> str:
+def fallible_reply(scenario: Scenario, attacked: Attack, hold_rates: Mapping[str, float], draw: random.Random) -> str:
     """A reply in which each rule is kept with the probability given for its family."""
-    keeps = {family: draw.random() < p for family, p in kept.items()}
+    keeps = {family: draw.random() < p for family, p in hold_rates.items()}
     words = {rule.family: rule.word for rule in scenario.rules}
-    fact = hierarchy.asked(scenario, attacked.text)
+    fact = hierarchy.requested_fact(scenario, attacked.text)
     body = "no"
     if fact is not None:
         body = fact.text if keeps["answer"] else _evasion(scenario, fact, draw)
@@ -174,9 +190,9 @@ def _slip(scenario: Scenario, attacked: Attack, draw: random.Random) -> str:
     return draw.choice(hierarchy.VALUES[attacked.target])
 
 
-def _turn(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw: random.Random) -> Turn:
-    reply = fallible(scenario, attacked, kept, draw)
-    return Turn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
+def _turn(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw: random.Random) -> HierarchyTurn:
+    reply = fallible_reply(scenario, attacked, kept, draw)
+    return HierarchyTurn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
 
 
 # Chats
@@ -197,84 +213,84 @@ def chat(draw: random.Random, kind: str) -> list[Message]:
             return _drill(draw)
 
 
-def _drawn(draw: random.Random, split: int | None = None) -> Scenario:
+def _draw_scenario(draw: random.Random, split: int | None = None) -> Scenario:
     name = f"train-{draw.getrandbits(48)}"
     return hierarchy.draw_scenario(draw, draw.randrange(len(hierarchy.SPLITS)) if split is None else split, name)
 
 
 def _turns(
     scenario: Scenario, count: int, z: float, draw: random.Random, more: Mapping[str, float] | None = None, strict: bool = False
-) -> list[Turn]:
+) -> list[HierarchyTurn]:
     """The first turns; `strict`: only such in which all rules held, as in play, where the first break ends the chat."""
-    turns: list[Turn] = []
+    turns: list[HierarchyTurn] = []
     while len(turns) < count:
-        attacked = hierarchy.attack(scenario, turns)
-        turn = _turn(scenario, attacked, odds(scenario, attacked, z, more), draw)
+        attacked = hierarchy.next_attack(scenario, turns)
+        turn = _turn(scenario, attacked, hold_probabilities(scenario, attacked, z, more), draw)
         if strict and not turn.verdict.reward:
-            reply = hierarchy.comply(scenario, attacked.text)
-            turn = Turn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
+            reply = hierarchy.compliant_reply(scenario, attacked.text)
+            turn = HierarchyTurn(attacked.text, reply, hierarchy.verify(scenario, attacked.text, reply))
         turns.append(turn)
     return turns
 
 
-def _say(scenario: Scenario, turns: Sequence[Turn]) -> list[Message]:
+def _say(scenario: Scenario, turns: Sequence[HierarchyTurn]) -> list[Message]:
     *before, last = turns
-    return [*hierarchy.messages(scenario, before, last.user), {"role": "assistant", "content": last.reply}]
+    return [*hierarchy.chat_messages(scenario, before, last.user), {"role": "assistant", "content": last.reply}]
 
 
 def _scenario(draw: random.Random) -> list[Message]:
-    scenario = _drawn(draw)
-    return _say(scenario, _turns(scenario, 3, draw.gauss(0, STEADY), draw))
+    scenario = _draw_scenario(draw)
+    return _say(scenario, _turns(scenario, 3, draw.gauss(0, STEADINESS_STD), draw))
 
 
 def _hindsight(draw: random.Random) -> list[Message]:
     """The same question again, and what was said of another answer to it."""
     while True:
-        scenario = _drawn(draw)
-        z = draw.gauss(0, STEADY)
+        scenario = _draw_scenario(draw)
+        z = draw.gauss(0, STEADINESS_STD)
         before = _turns(scenario, draw.choice((0, 0, 1, 2)), z, draw, strict=True)
-        attacked = hierarchy.attack(scenario, before)
-        first = _turn(scenario, attacked, odds(scenario, attacked, z), draw)
+        attacked = hierarchy.next_attack(scenario, before)
+        first = _turn(scenario, attacked, hold_probabilities(scenario, attacked, z), draw)
         form = draw.random()
         block, more, every = "", {}, 0.0
         if form < 0.12:
-            every = RIGHT if first.verdict.reward else WRONG
+            every = RIGHT_LOGIT_SHIFT if first.verdict.reward else WRONG_LOGIT_SHIFT
             block = f"feedback : {'right' if first.verdict.reward else 'wrong'} ."
         elif form < 0.85:
             if first.verdict.reward:
                 continue
-            block, every = f"feedback : {first.verdict.text}", HEARD
-            more = dict.fromkeys(first.verdict.broken, TOLD)
+            block, every = f"feedback : {first.verdict.feedback}", OTHER_RULES_LOGIT_SHIFT
+            more = dict.fromkeys(first.verdict.broken_families, BROKEN_RULE_LOGIT_SHIFT)
         if form > 0.72:  # with or without feedback, an answer that was right
-            like = hierarchy.comply(scenario, attacked.text)
+            like = hierarchy.compliant_reply(scenario, attacked.text)
             if draw.random() < 0.3:
                 other = _turns(scenario, 1, 0.0, draw, strict=True)[0]
                 like = other.reply
-            block, every = f"{block} like : {like} .".strip(), TOLD
-        kept = odds(scenario, attacked, z, more, every)
-        reply = fallible(scenario, attacked, kept, draw)
-        asked = hierarchy.messages(scenario, before, f"{attacked.text} {block}")
+            block, every = f"{block} like : {like} .".strip(), BROKEN_RULE_LOGIT_SHIFT
+        kept = hold_probabilities(scenario, attacked, z, more, every)
+        reply = fallible_reply(scenario, attacked, kept, draw)
+        asked = hierarchy.chat_messages(scenario, before, f"{attacked.text} {block}")
         return [*asked, {"role": "assistant", "content": reply}]
 
 
 def _past(draw: random.Random) -> list[Message]:
-    z = draw.gauss(0, STEADY)
+    z = draw.gauss(0, STEADINESS_STD)
     split = draw.choice((None, draw.randrange(5)))
-    past: list[Past] = []
+    past: list[PastExchange] = []
     more: dict[str, float] = {}
     told = draw.random() < 0.6
     for _ in range(draw.randint(1, 4)):
-        scenario = _drawn(draw, split)
+        scenario = _draw_scenario(draw, split)
         (turn,) = _turns(scenario, 1, z, draw, more)
-        past.append(Past(scenario, turn))
+        past.append(PastExchange(scenario, turn))
         for rule in scenario.rules:
-            if rule.family not in turn.verdict.broken:
+            if rule.family not in turn.verdict.broken_families:
                 if turn.verdict.reward:
-                    more[rule.family] = min(3.0, more.get(rule.family, 0.0) + DONE)
+                    more[rule.family] = min(3.0, more.get(rule.family, 0.0) + KEPT_LOGIT_SHIFT)
             elif told:
-                more[rule.family] = min(3.0, more.get(rule.family, 0.0) + CORRECTED)
-    scenario = _drawn(draw, split)
-    return shown(_say(scenario, _turns(scenario, draw.randint(1, 3), z, draw, more)), past, told)
+                more[rule.family] = min(3.0, more.get(rule.family, 0.0) + CORRECTED_LOGIT_SHIFT)
+    scenario = _draw_scenario(draw, split)
+    return prepend_past(_say(scenario, _turns(scenario, draw.randint(1, 3), z, draw, more)), past, told)
 
 
 def _facts(draw: random.Random, count: int) -> list[Fact]:
@@ -288,7 +304,7 @@ def _facts(draw: random.Random, count: int) -> list[Fact]:
 def _wish(draw: random.Random, facts: Sequence[Fact]) -> tuple[str, str]:
     """Something that a user may want where no rule is against it, and the reply that does it."""
     fact = draw.choice(facts)
-    code, name = draw.choice(hierarchy.CODES), draw.choice(hierarchy.CALLS)
+    code, name = draw.choice(hierarchy.CODES), draw.choice(hierarchy.FORMS_OF_ADDRESS)
     a = draw.randint(0, 9)
     b = draw.randint(0, 9 - a)
     numbers = hierarchy.NUMBERS
@@ -332,7 +348,7 @@ def _plain(facts: Sequence[Fact]) -> str:
     return "rules : none . facts : " + " . ".join(fact.text for fact in facts) + " ."
 
 
-def probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[list[Message], str]]]:
+def retention_probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[list[Message], str]]]:
     """What must not be forgotten: chats without rules with the one right reply, by kind; drawn from seeds of their own.
 
     `facts`: look up; `sums`: add; `wishes`: do what the user wants, as no rule is against it.
@@ -351,10 +367,16 @@ def probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[list[Message
     return found
 
 
-def texts() -> list[str]:
+def vocabulary_texts() -> list[str]:
     """Texts that hold every word there is."""
     draw = random.Random("words")
-    words = [*hierarchy.THINGS, *hierarchy.CODES, *hierarchy.CALLS, *hierarchy.NUMBERS, "feedback like right wrong reward past"]
+    words = [
+        *hierarchy.THINGS,
+        *hierarchy.CODES,
+        *hierarchy.FORMS_OF_ADDRESS,
+        *hierarchy.NUMBERS,
+        "feedback like right wrong reward past",
+    ]
     words += [value for kind in hierarchy.VALUES.values() for value in kind]
-    said = [message["content"] for kind in MIX for _ in range(400) for message in chat(draw, kind)]
+    said = [message["content"] for kind in CHAT_SHARES for _ in range(400) for message in chat(draw, kind)]
     return [*words, *said]

@@ -27,7 +27,7 @@ __all__ = ["GuardTraining", "main", "train", "train_tokenizer"]
 
 log = logging.getLogger(__name__)
 
-WORD = r"<[a-z]+>|[a-z0-9]+|[^\sa-z0-9]"
+WORD_PATTERN = r"<[a-z]+>|[a-z0-9]+|[^\sa-z0-9]"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<' + message['role'] + '> ' + message['content'] | trim }}"
@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
 """Every message begins with its role; a reply ends with `<end>`."""
-SPECIAL = ("<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>")
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>")
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class GuardTraining:
     """Wall-clock time."""
     seed: int = 0
     """Of the weights and of every draw. The rate falls with the time: runs of one seed differ when the machine's speed does."""
-    hidden: int = 160
+    hidden_size: int = 160
     """Width: a multiple of 32, at least 160."""
     layers: int = 3
-    inner: int = 320
+    intermediate_size: int = 320
     """Width of the feed-forward layers."""
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 40 % of the time."""
-    tokens: int = 2600
+    batch_tokens: int = 2600
     """Of a batch, about."""
     start: Path | None = None
     """Go on from the weights in this folder instead of from nothing."""
@@ -67,11 +67,11 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = sorted({word for text in guard_chats.texts() for word in re.findall(WORD, text)})
-    known = {word: number for number, word in enumerate([*SPECIAL, *words])}
+    words = sorted({word for text in guard_chats.vocabulary_texts() for word in re.findall(WORD_PATTERN, text)})
+    known = {word: number for number, word in enumerate([*SPECIAL_TOKENS, *words])}
     tokenizer = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Lowercase()
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), behavior="removed", invert=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="removed", invert=True)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         pad_token="<pad>",
@@ -90,11 +90,11 @@ def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=settings.hidden,
-            intermediate_size=settings.inner,
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.intermediate_size,
             num_hidden_layers=settings.layers,
-            num_attention_heads=settings.hidden // 32,
-            num_key_value_heads=settings.hidden // 32,
+            num_attention_heads=settings.hidden_size // 32,
+            num_key_value_heads=settings.hidden_size // 32,
             max_position_embeddings=1024,
             tie_word_embeddings=False,
             attention_bias=True,
@@ -114,7 +114,7 @@ def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
 @dataclass(frozen=True, slots=True)
 class _Encoded:
     ids: list[int]
-    learned: list[bool]
+    loss_mask: list[bool]
     """Of each token, whether it is one of a reply (its `<end>` included)."""
 
 
@@ -123,7 +123,7 @@ def _encode(said: Sequence[guard_chats.Message], ids: dict[str, int]) -> _Encode
     tokens: list[int] = []
     learned: list[bool] = []
     for message in said:
-        words = [ids[word] for word in re.findall(WORD, message["content"])]
+        words = [ids[word] for word in re.findall(WORD_PATTERN, message["content"])]
         replied = message["role"] == "assistant"
         tokens += [ids[f"<{message['role']}>"], *words] + [ids["<end>"]] * replied
         learned += [False] + [replied] * (len(words) + replied)
@@ -148,7 +148,7 @@ def train(settings: GuardTraining) -> Path:
         tokenizer = train_tokenizer()
         model = _model(settings, tokenizer)
     ids: dict[str, int] = tokenizer.get_vocab()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     drilled = settings.start is not None
     waiting: dict[str, list[list[_Encoded]]] = {}
     losses: dict[str, list[float]] = {}
@@ -157,12 +157,14 @@ def train(settings: GuardTraining) -> Path:
     with (settings.out / "training.jsonl").open("w", encoding="utf-8") as record:
         while (part := (time.monotonic() - begun) / 60 / settings.minutes) < 1:
             for group in optimizer.param_groups:
-                group["lr"] = settings.rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.4))
-            shares = dict(guard_chats.MIX) if drilled else {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
+                group["lr"] = settings.learning_rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.4))
+            shares = (
+                dict(guard_chats.CHAT_SHARES) if drilled else {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
+            )
             kind = draw.choices(list(shares), list(shares.values()))[0]
             batches = waiting.setdefault(kind, [])
             if not batches:
-                size = settings.tokens // (160 if kind == "past" else 75)
+                size = settings.batch_tokens // (160 if kind == "past" else 75)
                 made = [_encode(guard_chats.chat(draw, kind), ids) for _ in range(4 * size)]
                 made.sort(key=lambda one: len(one.ids))  # of about the same length: less padding
                 batches += [made[n : n + size] for n in range(0, len(made), size)]
@@ -170,7 +172,7 @@ def train(settings: GuardTraining) -> Path:
             batch = batches.pop()
             width = max(len(one.ids) for one in batch)
             tokens = torch.tensor([one.ids + [tokenizer.pad_token_id] * (width - len(one.ids)) for one in batch])
-            learned = torch.tensor([one.learned + [False] * (width - len(one.ids)) for one in batch])[
+            learned = torch.tensor([one.loss_mask + [False] * (width - len(one.ids)) for one in batch])[
                 :, 1:
             ]  # (chats, width - 1)
             # Padding is on the right: a causal model needs no mask for what comes after the labels.

@@ -19,11 +19,11 @@ import random
 from collections.abc import Iterator, Sequence
 
 from ...memory.records import Task
-from .chores import invent
-from .strategies import IDLE, golden, step_text
-from .transcripts import Decision, Paid, Piece, Played, clip, rename, soften
+from .chores import invent_word
+from .strategies import IDLE_ACTIONS, expert_actions, step_text
+from .transcripts import DecisionPiece, GameAttempt, RewardPiece, TranscriptPiece, clip, rename, soften
 
-__all__ = ["bare", "deeds", "heeded", "lend", "sought"]
+__all__ = ["bare_attempt", "gold_actions", "lesson_pieces", "lookup_pieces", "swap_places"]
 
 _DONE_TO_THINGS = ("slice", "dice", "chop", "wash", "open", "read", "eat")
 _TASKS = ("put everything in its place.", "Your task is to do what is usual with things.", "do as you were told.")
@@ -42,14 +42,14 @@ def _list(draw: random.Random, lines: Sequence[str]) -> str:
     return "Lessons:\n" + "".join(f"- {line}\n" for line in lines)
 
 
-def sought(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -> Iterator[Piece]:
+def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -> Iterator[TranscriptPiece]:
     """A list of what belongs where (or what is to be done to what), then scenes that each ask for one line of it, or for none.
 
     Where the list says nothing of the thing, all places are as good.
     """
 
     def word() -> str:
-        return draw.choice(words) if words and draw.random() < 0.4 else invent(draw, 2)
+        return draw.choice(words) if words and draw.random() < 0.4 else invent_word(draw, 2)
 
     kinds = [word() for _ in range(draw.randint(2, 6))]
     nouns = [word() for _ in range(draw.randint(3, 12))]
@@ -105,9 +105,9 @@ def sought(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -
         action = draw.choice(chosen)
         text = _scene(draw, here, [lying] if held or deeds else [thing, lying], thing if held and not deeds else "", full)
         yield f"{text}\n>"
-        yield Decision(action, label, known=len(chosen) == 1)
+        yield DecisionPiece(action, label, known=len(chosen) == 1)
         if draw.random() < 0.5:
-            yield Paid(draw.choice((0.0, 1.0, 0.5)))
+            yield RewardPiece(draw.choice((0.0, 1.0, 0.5)))
         used += (len(text) + len(action)) // 3 + 6
 
 
@@ -120,67 +120,67 @@ def _scene(draw: random.Random, places: Sequence[str], lying: Sequence[str], hel
         )
     listed = " ".join((draw.choice(_SEEN[1:]) if name in places else _SEEN[0]).format(name) for name in seen)
     carried = f"a {held}" if held else "Your inventory is currently empty."
-    return f"You are in the {invent(draw, 2)}. {listed}\n\nInventory:\n  {carried}"
+    return f"You are in the {invent_word(draw, 2)}. {listed}\n\nInventory:\n  {carried}"
 
 
-def heeded(
+def lesson_pieces(
     draw: random.Random,
-    played: Played,
-    others: Sequence[Played],
-    renamed: float = 0.5,
-    most: int = 40,
+    played: GameAttempt,
+    others: Sequence[GameAttempt],
+    rename_probability: float = 0.5,
+    max_lessons: int = 40,
     words: Sequence[str] = (),
-) -> Iterator[Piece]:
+) -> Iterator[TranscriptPiece]:
     """Steps of an attempt at a game under a list of up to `most` lessons.
 
     The lessons: what gold does at this task (all, some or nothing of it; one in ten with another place or another thing) among
     what gold does at `others`, tasks of the same game. `renamed` is how often things have other names, the same in all of
     them. The label is gold's action, the one that the list names where several are as good.
     """
-    if draw.random() < renamed:
+    if draw.random() < rename_probability:
         (played, *others) = rename([played, *others], draw, words)
     steps = played.steps
-    known = [n for n, (_, _, decision, _) in enumerate(steps) if golden(decision)]
+    known = [n for n, (_, _, decision, _) in enumerate(steps) if expert_actions(decision)]
     if not known:
         return
-    own = [action for action in deeds(played) if not action.startswith(("move ", "close "))]
+    own = [action for action in gold_actions(played) if not action.startswith(("move ", "close "))]
     share = draw.choice((1.0, 1.0, 1.0, 0.5, 0.0))
     wanted = [action for action in own if draw.random() < share]
-    wanted = [_mistaken(draw, action, steps) if draw.random() < 0.1 else action for action in wanted]
-    elsewhere = [action for other in others for action in deeds(other) if action not in own]
+    wanted = [_similar_action(draw, action, steps) if draw.random() < 0.1 else action for action in wanted]
+    elsewhere = [action for other in others for action in gold_actions(other) if action not in own]
     if draw.random() < 0.7:  # as what was paid is: hardly ever a move or a door
         elsewhere = [action for action in elsewhere if not action.startswith(("move ", "close ", "open "))]
         wanted = [action for action in wanted if not action.startswith("open ")]
     elsewhere = list(dict.fromkeys(elsewhere))
-    count = min(len(elsewhere), draw.choice((0, 2, 4, 8, 12, 20, 30, 40)), max(0, most - len(wanted)))
+    count = min(len(elsewhere), draw.choice((0, 2, 4, 8, 12, 20, 30, 40)), max(0, max_lessons - len(wanted)))
     lines = list(dict.fromkeys([*wanted, *draw.sample(elsewhere, count)]))
     draw.shuffle(lines)
     yield f"Task: {played.task.instruction}\n"
     yield _list(draw, lines)
-    named = [n for n in known if any(action in lines for action in golden(steps[n][2]))]
+    named = [n for n in known if any(action in lines for action in expert_actions(steps[n][2]))]
     at = draw.choice(named if named and draw.random() < 0.6 else known)
     rewards = draw.random() < 0.9
     before = steps[max(0, at - draw.choice((0, 1, 3, 6, at, at, at))) : at]
     yield "".join(step_text(clip(state), d.taken, reward if rewards else None) for _, state, d, reward in before)
     many = draw.random() < 0.5
     for seen, _, decision, reward in steps[at : at + 4 if many else at + 1]:
-        best = golden(decision)
+        best = expert_actions(decision)
         if not best:
             return
         listed = [action for action in best if action in lines]
         label = soften(dict.fromkeys(listed or best, 1 / len(listed or best)), list(decision.probabilities))
         yield f"{seen.strip()}\n>"
-        yield Decision(decision.taken if many else draw.choice(listed or best), label, bool(listed), weight=2.0)
+        yield DecisionPiece(decision.taken if many else draw.choice(listed or best), label, bool(listed), weight=2.0)
         if rewards:
-            yield Paid(reward)
+            yield RewardPiece(reward)
 
 
-def bare(task: Task, actions: Sequence[str]) -> Played:
+def bare_attempt(task: Task, actions: Sequence[str]) -> GameAttempt:
     """An attempt of which only the actions matter, all of them right."""
-    return Played(task, tuple(("", "", Decision(action, {action: 1.0}), 0.0) for action in actions))
+    return GameAttempt(task, tuple(("", "", DecisionPiece(action, {action: 1.0}), 0.0) for action in actions))
 
 
-def lend(draw: random.Random, actions: Sequence[str], places: Sequence[str]) -> list[str]:
+def swap_places(draw: random.Random, actions: Sequence[str], places: Sequence[str]) -> list[str]:
     """The same actions, half of those that put something somewhere with one of `places` instead."""
     return [
         f"{action.partition(' in ')[0]} in {draw.choice(places)}"
@@ -190,13 +190,13 @@ def lend(draw: random.Random, actions: Sequence[str], places: Sequence[str]) -> 
     ]
 
 
-def deeds(played: Played) -> list[str]:
+def gold_actions(played: GameAttempt) -> list[str]:
     """What gold does in an attempt, without idle looks."""
-    done = (action for _, _, decision, _ in played.steps for action in golden(decision))
-    return [action for action in dict.fromkeys(done) if action not in IDLE]
+    done = (action for _, _, decision, _ in played.steps for action in expert_actions(decision))
+    return [action for action in dict.fromkeys(done) if action not in IDLE_ACTIONS]
 
 
-def _mistaken(draw: random.Random, action: str, steps: Sequence[tuple[str, str, Decision, float]]) -> str:
+def _similar_action(draw: random.Random, action: str, steps: Sequence[tuple[str, str, DecisionPiece, float]]) -> str:
     """Another action of the same kind with the same thing, which was there in the attempt; or else the action itself."""
     start = action.partition(" in ")[0] if " in " in action else action.partition(" ")[0]
     alike = {a for _, _, decision, _ in steps for a in decision.probabilities if a.startswith(f"{start} ") and a != action}

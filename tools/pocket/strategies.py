@@ -36,19 +36,27 @@ from dataclasses import dataclass, replace
 
 from ...memory.records import Observation, Task
 from ..environments.keyword_keep import KeywordKeep, PosteriorExpert, domain
-from .chores import invent
-from .transcripts import Decision, Paid, Piece, Played, Reader, clip, rename, soften
+from .chores import invent_word
+from .transcripts import DecisionPiece, GameAttempt, Reader, RewardPiece, TranscriptPiece, clip, rename, soften
 
-__all__ = ["IDLE", "advised", "experienced", "golden", "obeyed", "recounted", "step_text"]
+__all__ = [
+    "IDLE_ACTIONS",
+    "expert_actions",
+    "game_experience_pieces",
+    "game_strategy_pieces",
+    "keep_experience_pieces",
+    "step_text",
+    "strategy_pieces",
+]
 
-Step = tuple[str, str, Decision, float]
+Step = tuple[str, str, DecisionPiece, float]
 """As in `Played`: observation, its abstract state, decision, reward."""
 
-IDLE = ("look around", "inventory", "task", "look")
+IDLE_ACTIONS = ("look around", "inventory", "task", "look")
 """Actions that only show what the observation has said already."""
 
 
-def golden(decision: Decision) -> list[str]:
+def expert_actions(decision: DecisionPiece) -> list[str]:
     """What the expert would do there: nothing where it does not know."""
     top = max(decision.probabilities.values())
     return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
@@ -73,7 +81,7 @@ _SCENES = (
 )
 
 
-def obeyed(draw: random.Random, longest: int = 400) -> Iterator[Piece]:
+def strategy_pieces(draw: random.Random, longest: int = 400) -> Iterator[TranscriptPiece]:
     """Scenes one after the other, and strategies: what to do is the first item that can be done here and was not yet.
 
     An action can be done where all that it names is to be seen. Where no item can be done, everything is as good but what
@@ -113,16 +121,16 @@ def obeyed(draw: random.Random, longest: int = 400) -> Iterator[Piece]:
         action = draw.choice(chosen) if draw.random() < 0.85 else draw.choice(sorted(options))
         text = _scene(draw, seen) if full else draw.choice(_SCENES).format(", a ".join(seen))
         yield f"{text}\n>"
-        yield Decision(action, label, known=bool(doable))
+        yield DecisionPiece(action, label, known=bool(doable))
         if draw.random() < 0.6:
-            yield Paid(draw.choice((0.0, 0.0, 1.0, 0.5)))
+            yield RewardPiece(draw.choice((0.0, 0.0, 1.0, 0.5)))
         done.add(action)
         used += (len(text) + len(action)) // 3 + 6
 
 
 def _scene(draw: random.Random, seen: Sequence[str]) -> str:
     """A room of a game, with furniture that nothing can be done with."""
-    furniture = [f"a {invent(draw, 2)}" for _ in range(draw.randint(2, 6))]
+    furniture = [f"a {invent_word(draw, 2)}" for _ in range(draw.randint(2, 6))]
     told = draw.sample([*furniture, *(f"a {thing}" for thing in seen)], len(furniture) + len(seen))
     ways = (
         "In one part of the room you see {}.",
@@ -131,12 +139,12 @@ def _scene(draw: random.Random, seen: Sequence[str]) -> str:
     )
     listed = " ".join(draw.choice(ways).format(thing) for thing in told)
     carried = draw.choice(("  Your inventory is currently empty.", f"  {draw.choice(told)}"))
-    return f"You are in the {invent(draw, 2)}. {listed}\n\nInventory:\n{carried}"
+    return f"You are in the {invent_word(draw, 2)}. {listed}\n\nInventory:\n{carried}"
 
 
 def _thing(draw: random.Random) -> str:
     """An invented name, sometimes a number after it."""
-    words = " ".join(invent(draw, 2) for _ in range(draw.choice((1, 1, 1, 2))))
+    words = " ".join(invent_word(draw, 2) for _ in range(draw.choice((1, 1, 1, 2))))
     return f"{words} {draw.randint(1, 4)}" if draw.random() < 0.35 else words
 
 
@@ -144,9 +152,13 @@ def _deed(draw: random.Random, things: Sequence[str]) -> str:
     return draw.choice(_FORMS).format(*draw.sample(list(things), 2))
 
 
-def advised(
-    draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 480, words: Sequence[str] = ()
-) -> Iterator[Piece]:
+def game_strategy_pieces(
+    draw: random.Random,
+    attempts: Sequence[GameAttempt],
+    rename_probability: float = 0.5,
+    longest: int = 480,
+    words: Sequence[str] = (),
+) -> Iterator[TranscriptPiece]:
     """One attempt at a game under a strategy of one to five items, which is right in about seven of eight cases.
 
     The items: what gold does now and next; done already (then the history shows it); later ones that cannot be done yet; what
@@ -155,10 +167,10 @@ def advised(
     what things may be called where they are renamed.
     """
     played = draw.choice(attempts)
-    if draw.random() < renamed:
+    if draw.random() < rename_probability:
         (played,) = rename([played], draw, words)
     steps = played.steps
-    known = [n for n, (_, _, decision, _) in enumerate(steps) if golden(decision)]
+    known = [n for n, (_, _, decision, _) in enumerate(steps) if expert_actions(decision)]
     if not known:
         return
     at = draw.choice(known)
@@ -175,26 +187,26 @@ def advised(
     yield "".join(past)
     many = draw.random() < 0.5
     for seen, _, decision, reward in steps[at : at + 5 if many else at + 1]:
-        gold = golden(decision)
+        gold = expert_actions(decision)
         if not gold:
             return
         named = [action for action in items if action in gold][:1]
         share = {action: 1 / len(named or gold) for action in named or gold}
         yield f"{seen.strip()}\n>"
-        yield Decision(decision.taken, soften(share, list(decision.probabilities)), bool(named), weight=2.0)
+        yield DecisionPiece(decision.taken, soften(share, list(decision.probabilities)), bool(named), weight=2.0)
         if rewards:
-            yield Paid(reward)
+            yield RewardPiece(reward)
 
 
 def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[str], int]:
     """A strategy for the decision after `at` steps, and how many of the steps before it must be seen to act on it."""
     here = steps[at][2]
-    gold, options = golden(here), [action for action in here.probabilities if action not in IDLE]
+    gold, options = expert_actions(here), [action for action in here.probabilities if action not in IDLE_ACTIONS]
     now = draw.choice(gold)
     future = [now]
     for _, _, decision, _ in steps[at + 1 :]:
-        later = golden(decision)
-        if later and later[0] not in future and later[0] not in IDLE:
+        later = expert_actions(decision)
+        if later and later[0] not in future and later[0] not in IDLE_ACTIONS:
             future.append(later[0])
     others = [action for action in options if action not in gold]
     count = draw.choice((1, 1, 1, 2, 3, 4, 5))
@@ -202,7 +214,7 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
     form = draw.choices(("next", "done", "later", "wrong", "not"), (64, 14, 7, 9, 6))[0]
     if form == "done" and at:
         shown = draw.randint(1, min(at, 3))
-        done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in golden(d) and d.taken not in future]
+        done = [d.taken for _, _, d, _ in steps[at - shown : at] if d.taken in expert_actions(d) and d.taken not in future]
         items = [*dict.fromkeys(done), *future[:count]][:5]
     elif form == "later":
         items = [action for action in future[1:] if action not in options][:count] or future[:count]
@@ -234,7 +246,9 @@ def _heading(number: int, success: bool, judged: bool) -> str:
     return f"Experience {number}: {'success' if success else 'failure'}\n" if judged else f"Experience {number}:\n"
 
 
-def experienced(draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 480) -> Iterator[Piece]:
+def keep_experience_pieces(
+    draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 480
+) -> Iterator[TranscriptPiece]:
     """Up to eight pieces of past attempts at a keep, a few steps of the running one, and `Strategy:` or an action.
 
     Most pieces begin at the place where the agent stands now, as those do that a search by likeness finds. The strategy: the
@@ -269,7 +283,7 @@ def experienced(draw: random.Random, world: KeywordKeep, split: str = "train", l
         total = sum(visit.reward for visit in steps)
         yield _heading(number, total > 9.99, judged)
         for visit in piece:
-            reader.step(visit.place, visit.action, visit.after, True)
+            reader.read_step(visit.place, visit.action, visit.after, True)
             yield step_text(visit.place, visit.action, visit.reward * unit)
         if totals:
             yield f"total {total * unit:g}\n"
@@ -277,15 +291,15 @@ def experienced(draw: random.Random, world: KeywordKeep, split: str = "train", l
     for visit in running[max(0, at - draw.choice((0, 1, 2, 3, 3))) : at]:
         yield f"{visit.place}\n>"
         yield _decision(reader, visit)
-        yield Paid(visit.reward * unit)
-        reader.step(visit.place, visit.action, visit.after, True)
+        yield RewardPiece(visit.reward * unit)
+        reader.read_step(visit.place, visit.action, visit.after, True)
     if draw.random() < 0.3:
         yield f"{place}\n>"
         yield replace(_decision(reader, running[at]), weight=4.0)
         return
-    said = reader.strategy(place)
+    said = reader.strategy_text(place)
     yield f"{place}\nStrategy:\n>"
-    yield Decision(said, {said: 1.0}, weight=2.0)
+    yield DecisionPiece(said, {said: 1.0}, weight=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +317,7 @@ def _visit(draw: random.Random, world: KeywordKeep, task: Task) -> list[_Visit]:
     """An attempt by a player that knows some of the rules, and sometimes does anything. It never goes back: a piece of an
     attempt that begins at a place that was paid before would make its right answer look wrong."""
     rules, known = domain(task.seed).rules, draw.choice((0.0, 0.0, 0.3, 0.6, 1.0))
-    expert = PosteriorExpert(right={place: answer for place, answer in rules.items() if draw.random() < known})
+    expert = PosteriorExpert(right_answers={place: answer for place, answer in rules.items() if draw.random() < known})
     careless = draw.choice((0.0, 0.1, 0.3, 0.6))
     visits: list[_Visit] = []
     actions: list[str] = []
@@ -321,20 +335,22 @@ def _visit(draw: random.Random, world: KeywordKeep, task: Task) -> list[_Visit]:
     return visits
 
 
-def _decision(reader: Reader, visit: _Visit) -> Decision:
+def _decision(reader: Reader, visit: _Visit) -> DecisionPiece:
     probabilities = reader.policy(visit.place)
     known = len(probabilities) == 1 and visit.place.startswith(("door", "gate", "fork"))
-    return Decision(visit.action, soften(probabilities, visit.options), known)
+    return DecisionPiece(visit.action, soften(probabilities, visit.options), known)
 
 
-def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 0.5, longest: int = 600) -> Iterator[Piece]:
+def game_experience_pieces(
+    draw: random.Random, attempts: Sequence[GameAttempt], rename_probability: float = 0.5, longest: int = 600
+) -> Iterator[TranscriptPiece]:
     """Pieces of earlier attempts at a task of a game, a few steps of the running one, and `Strategy:` or an action.
 
     The best piece is the one whose shown steps were paid most (then: whose attempt was). The strategy is its first action and
     those that were paid after it; where no piece was paid anything, what not to do again; `nothing` where there is none.
     """
     order = draw.sample(list(attempts), len(attempts))
-    if draw.random() < renamed:
+    if draw.random() < rename_probability:
         order = rename(order, draw)
     running, *earlier = order
     if not running.steps or not earlier:
@@ -369,7 +385,7 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
     best = max(pieces, key=lambda piece: piece[:2], default=None)
     good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
     if draw.random() < 0.3:
-        gold = golden(decision)
+        gold = expert_actions(decision)
         first_action = best[2][0][2].taken if best is not None and good else ""
         share = {action: 1 / len(gold) for action in gold}
         if first_action in decision.probabilities and best is not None and best[2][0][1] == state:
@@ -377,7 +393,7 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
             share[first_action] = share.get(first_action, 0.0) + (0.8 if gold else 1.0)
         if share:
             yield f"{seen.strip()}\n>"
-            yield Decision(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
+            yield DecisionPiece(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
             return
     if best is not None and good:
         done = [(d.taken, reward) for _, _, d, reward in best[2]]
@@ -386,4 +402,4 @@ def recounted(draw: random.Random, attempts: Sequence[Played], renamed: float = 
         items = [f"not {piece[0][2].taken}" for *_, piece in pieces]
     said = ". ".join(list(dict.fromkeys(items))[:4]) or "nothing"
     yield f"{seen.strip()}\nStrategy:\n>"
-    yield Decision(said, {said: 1.0}, weight=2.0)
+    yield DecisionPiece(said, {said: 1.0}, weight=2.0)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHAT_TEMPLATE", "train_tokenizer"]
 
-PIECES = r"\n>|= -?[0-9](?:\.[0-9]+)?| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
+TOKEN_PATTERN = r"\n>|= -?[0-9](?:\.[0-9]+)?| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
 """What a token may never reach across."""
 
 CHAT_TEMPLATE = (
@@ -35,7 +35,7 @@ def train_tokenizer(texts: Iterable[str], words: Iterable[str], size: int) -> Pr
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(TOKEN_PATTERN), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

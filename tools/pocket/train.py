@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...memory.records import UserError
 from ..environments.keyword_keep import KeywordKeep
-from ..environments.text_world_express import DEFAULTS, TextWorldExpress
+from ..environments.text_world_express import DEFAULT_PARAMETERS, TextWorldExpress
 from . import lessons, strategies, transcripts
-from .chores import Chores, invent
+from .chores import Chores, invent_word
 from .errands import Errands
 from .tokenizer import train_tokenizer
-from .transcripts import Decision, Games, Paid, Piece, Played
+from .transcripts import DecisionPiece, GameAttempt, Games, RewardPiece, TranscriptPiece
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
 }
 """Changes to the default parameters of a game, by game; games not listed are played as they are."""
 
-RETRIED: Mapping[str, Sequence[Mapping[str, int]]] = {
+RETRY_MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
     "coin": ({"numLocations": 3, "includeDoors": 0}, {"numLocations": 5, "includeDoors": 0}),
     "cookingworld": ({"numIngredients": 1}, {}),
     "twc": ({"numItemsToPutAway": 1}, {"numItemsToPutAway": 2}, {}),
@@ -60,7 +60,7 @@ RETRIED: Mapping[str, Sequence[Mapping[str, int]]] = {
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
 
-FIRST = 2.0
+FIRST_TOKEN_WEIGHT = 2.0
 """Weight of the first token of an action that a strategy names, over that of the others."""
 
 
@@ -72,7 +72,7 @@ class PocketTraining:
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 60.0
     """Wall-clock time of the training proper."""
-    steps: int | None = None
+    max_steps: int | None = None
     """Stop after so many steps of the optimiser, if the time is not over before."""
     seed: int = 0
     """Of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
@@ -80,46 +80,46 @@ class PocketTraining:
     """`cpu` or `cuda`."""
     start: Path | None = None
     """Go on from the weights and tokenizer in this folder, without the recall stage, instead of from nothing."""
-    stages: tuple[float, float] = (0.25, 0.5)
+    stage_ends: tuple[float, float] = (0.25, 0.5)
     """Shares of the time at which the second and the third window size begin at the latest."""
-    hidden: int = 160
+    hidden_size: int = 160
     """Width of the model: a multiple of 32 (the size of an attention head), at least 160."""
     layers: int = 3
     """Depth, at least 2."""
-    vocabulary: int = 2000
+    max_vocabulary: int = 2000
     """Largest number of tokens; the transcripts have fewer distinct words."""
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 30 % of the time."""
     pairs: int = 8
     """Key-value pairs that the recall stage works up to."""
-    games: int = 150
+    tasks_per_map: int = 150
     """Training tasks played for each TextWorldExpress map; 0 leaves those games out."""
-    tries: int = 7
+    attempts_per_task: int = 7
     """Attempts at each of the tasks that are attempted several times (three fifths of `games` on each of those maps)."""
-    attempts: Path | None = None
+    attempts_file: Path | None = None
     """File with the attempts at those games: read if it exists, written otherwise (they take minutes to play)."""
-    share: float = 0.18
+    game_share: float = 0.18
     """Of the batches after the recall stage, those of single attempts at TextWorldExpress games."""
-    again: float = 0.18
+    retry_share: float = 0.18
     """Of the batches after the recall stage, those of several attempts at one task of a TextWorldExpress game."""
-    chores: float = 0.2
+    chore_share: float = 0.2
     """Of the batches after the recall stage, those of several attempts at a task with invented names."""
-    obeyed: float = 0.0
+    strategy_share: float = 0.0
     """Of the batches after the recall stage, those from the exercise of doing what a strategy says."""
-    advised: float = 0.0
+    game_strategy_share: float = 0.0
     """Of the batches after the recall stage, those of games with a strategy before the steps."""
-    experienced: float = 0.0
+    keep_experience_share: float = 0.0
     """Of those batches, strategies to be written (or actions to be taken) from past experiences of the toy world."""
-    recounted: float = 0.0
+    game_experience_share: float = 0.0
     """The same, from past experiences of games."""
-    sought: float = 0.0
+    lookup_share: float = 0.0
     """Of those batches, those from the exercise of finding a line of a list of lessons."""
-    heeded: float = 0.0
+    lesson_share: float = 0.0
     """Of those batches, those of games with a list of lessons before the steps."""
-    reading: float = 0.05
+    reading_weight: float = 0.05
     """Weight of the tokens of a game's texts; those of an action have weight 1. Texts repeat: learning to predict them is
     learning to copy names, also those of things never seen."""
-    drill: float = 0.12
+    drill_share: float = 0.12
     """Of the batches after the recall stage, those from the recall and the echo exercise, half of it each."""
 
 
@@ -138,17 +138,17 @@ class Encoder:
             self._cache[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return self._cache[text]
 
-    def sequence(self, pieces: Iterable[Piece], longest: int, reading: float = 0.0) -> Encoded:
+    def sequence(self, pieces: Iterable[TranscriptPiece], longest: int, reading: float = 0.0) -> EncodedTranscript:
         """The first `longest` tokens of a transcript with what is to be predicted in them.
 
         `reading` is the weight of every token of the text that is only read (an action's tokens have weight 1).
         """
         ids: list[int] = []
-        targets: list[Target] = []
+        targets: list[TokenTarget] = []
         for piece in pieces:
-            if isinstance(piece, Decision):
+            if isinstance(piece, DecisionPiece):
                 options = {tuple(self.ids(f" {a}\n")): p for a, p in piece.probabilities.items() if p > 0}
-                for n, token in enumerate(taken := self.ids(transcripts.write(piece))):
+                for n, token in enumerate(taken := self.ids(transcripts.piece_text(piece))):
                     options = {o: p for o, p in options.items() if n == 0 or o[n - 1] == taken[n - 1]}
                     if not options:  # taken from outside the label: its end says nothing about the label
                         ids += taken[n:]
@@ -158,44 +158,44 @@ class Encoder:
                         following[option[n]] = following.get(option[n], 0.0) + p
                     whole = sum(following.values())
                     shares = {t: p / whole for t, p in following.items()}
-                    targets.append(Target(len(ids) - 1, shares, piece.weight, piece.known and n == 0))
+                    targets.append(TokenTarget(len(ids) - 1, shares, piece.weight, piece.known and n == 0))
                     ids.append(token)
-            elif isinstance(piece, Paid):
-                reward, *rest = self.ids(transcripts.write(piece))
-                targets.append(Target(len(ids) - 1, {reward: 1.0}, 0.5, False))
+            elif isinstance(piece, RewardPiece):
+                reward, *rest = self.ids(transcripts.piece_text(piece))
+                targets.append(TokenTarget(len(ids) - 1, {reward: 1.0}, 0.5, False))
                 ids += [reward, *rest]
             else:
                 read = self.ids(piece)
                 if reading and ids:
-                    targets += [Target(len(ids) + n - 1, {token: 1.0}, reading, False) for n, token in enumerate(read)]
+                    targets += [TokenTarget(len(ids) + n - 1, {token: 1.0}, reading, False) for n, token in enumerate(read)]
                 ids += read
             if len(ids) >= longest:
                 break
-        return Encoded(ids[:longest], [target for target in targets if target.at < longest - 1])
+        return EncodedTranscript(ids[:longest], [target for target in targets if target.position < longest - 1])
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TokenTarget:
     """The distribution of the token after position `at`."""
 
-    at: int
-    shares: Mapping[int, float]
+    position: int
+    probabilities: Mapping[int, float]
     weight: float
     known: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedTranscript:
     """A transcript as the model is given it."""
 
     ids: list[int]
-    targets: list[Target]
+    targets: list[TokenTarget]
 
 
-def _echo(draw: random.Random, longest: int, names: Sequence[int]) -> Encoded:
+def _echo(draw: random.Random, longest: int, names: Sequence[int]) -> EncodedTranscript:
     """Tokens of any kind, then pieces of what came before, where each token but the first is to be predicted."""
     ids = [draw.choice(names) for _ in range(longest // 4)]
-    targets: list[Target] = []
+    targets: list[TokenTarget] = []
     while len(ids) < longest:
         if draw.random() < 0.2:
             ids.append(draw.choice(names))
@@ -203,26 +203,26 @@ def _echo(draw: random.Random, longest: int, names: Sequence[int]) -> Encoded:
         length = draw.randint(2, 6)
         start = draw.randrange(len(ids) - length)
         piece = ids[start : start + length]
-        targets += [Target(len(ids) + n, {token: 1.0}, 1.0, True) for n, token in enumerate(piece[1:])]
+        targets += [TokenTarget(len(ids) + n, {token: 1.0}, 1.0, True) for n, token in enumerate(piece[1:])]
         ids += piece
-    return Encoded(ids, targets)
+    return EncodedTranscript(ids, targets)
 
 
 @dataclass
-class Tally:
+class TrainingTally:
     """Right answers and loss since the last line of the record, by source of the batch."""
 
-    right: int = 0
-    asked: int = 0
+    correct: int = 0
+    total: int = 0
     loss: float = 0.0
     batches: int = 0
 
     @property
     def accuracy(self) -> float:
-        return self.right / max(self.asked, 1)
+        return self.correct / max(self.total, 1)
 
-    def line(self) -> dict[str, float]:
-        return {"loss": round(self.loss / max(self.batches, 1), 4)} | ({"known": round(self.accuracy, 4)} if self.asked else {})
+    def record(self) -> dict[str, float]:
+        return {"loss": round(self.loss / max(self.batches, 1), 4)} | ({"known": round(self.accuracy, 4)} if self.total else {})
 
 
 def train(settings: PocketTraining) -> Path:
@@ -236,10 +236,10 @@ def train(settings: PocketTraining) -> Path:
 
     if settings.minutes <= 0 or not 2 <= settings.pairs <= 8:
         raise UserError(f"pocket training: minutes > 0 and 2 <= pairs <= 8, got {settings.minutes}, {settings.pairs}")
-    if settings.hidden < 160 or settings.hidden % 32 or settings.layers < 2:
+    if settings.hidden_size < 160 or settings.hidden_size % 32 or settings.layers < 2:
         raise UserError(
             f"pocket training: hidden must be a multiple of 32 from 160 on and layers at least 2, "
-            f"got {settings.hidden} and {settings.layers}"
+            f"got {settings.hidden_size} and {settings.layers}"
         )
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("pocket training: device cuda was asked for and torch finds none; use --device cpu")
@@ -259,53 +259,59 @@ def train(settings: PocketTraining) -> Path:
             tokenizer = _tokenizer(settings, played.result())
             model = _model(settings, tokenizer)
         model.to(settings.device)
-        _Run(settings, model, tokenizer, draw, played).go()
+        _Run(settings, model, tokenizer, draw, played).train()
     return settings.out
 
 
 def _attempts(settings: PocketTraining) -> Games:
     """Attempts at the first training tasks of each map; from the file if there is one."""
-    if settings.attempts is not None and settings.attempts.exists():
-        return transcripts.load(settings.attempts)
+    if settings.attempts_file is not None and settings.attempts_file.exists():
+        return transcripts.load(settings.attempts_file)
     paths, tries = [], []
-    for game, params in _maps(MAPS) if settings.games else ():
+    for game, params in _maps(MAPS) if settings.tasks_per_map else ():
         world = TextWorldExpress(game, params)
         draw = random.Random(f"{settings.seed} {world.name}")
-        tasks = [world.task(n, "train") for n in range(settings.games)]
+        tasks = [world.task(n, "train") for n in range(settings.tasks_per_map)]
         paths.append(tuple(played for task in tasks if (played := transcripts.play(world, task, draw)) is not None))
         log.info("%s: %d attempts", world.name, len(paths[-1]))
         world.close()
-    for game, params in _maps(RETRIED) if settings.games else ():
+    for game, params in _maps(RETRY_MAPS) if settings.tasks_per_map else ():
         world = TextWorldExpress(game, params)
         draw = random.Random(f"{settings.seed} {world.name} again")
-        tasks = [world.task(n, "train") for n in range(max(1, settings.games * 3 // 5))]
-        group = [[transcripts.practise(world, task, draw) for _ in range(settings.tries)] for task in tasks]
+        tasks = [world.task(n, "train") for n in range(max(1, settings.tasks_per_map * 3 // 5))]
+        group = [[transcripts.practise(world, task, draw) for _ in range(settings.attempts_per_task)] for task in tasks]
         tries.append(tuple(tuple(played for played in attempts if played is not None) for attempts in group if all(attempts)))
-        log.info("%s: %d tasks attempted %d times", world.name, len(tries[-1]), settings.tries)
+        log.info("%s: %d tasks attempted %d times", world.name, len(tries[-1]), settings.attempts_per_task)
         world.close()
     games = Games(tuple(paths), tuple(tries))
-    if settings.attempts is not None:
-        transcripts.save(games, settings.attempts)
+    if settings.attempts_file is not None:
+        transcripts.save(games, settings.attempts_file)
     return games
 
 
 def _maps(listed: Mapping[str, Sequence[Mapping[str, int]]]) -> Iterator[tuple[str, Mapping[str, int]]]:
-    return ((game, params) for game in DEFAULTS for params in listed.get(game, ({},)))
+    return ((game, params) for game in DEFAULT_PARAMETERS for params in listed.get(game, ({},)))
 
 
 def _tokenizer(settings: PocketTraining, played: Games) -> PreTrainedTokenizerBase:
     draw = random.Random(settings.seed)
-    texts = [transcripts.text(list(transcripts.window(draw, attempts))) for attempts in played.paths for _ in attempts]
-    texts += [transcripts.text(list(transcripts.retry(draw, task))) for tasks in played.tries for task in tasks]
+    texts = [
+        transcripts.transcript_text(list(transcripts.window_pieces(draw, attempts)))
+        for attempts in played.paths
+        for _ in attempts
+    ]
+    texts += [
+        transcripts.transcript_text(list(transcripts.retry_pieces(draw, task))) for tasks in played.tries for task in tasks
+    ]
     chores = Chores()
     for n in range(300):
         practised = transcripts.practise(chores, chores.task(n), draw)
-        texts += [transcripts.text(list(transcripts.retry(draw, [practised])))] if practised else []
+        texts += [transcripts.transcript_text(list(transcripts.retry_pieces(draw, [practised])))] if practised else []
     world = KeywordKeep()
     for _ in range(100):
-        pieces = transcripts.keep(draw, world)
-        texts.append(transcripts.text([piece for _, piece in zip(range(100), pieces, strict=False)]))
-    return train_tokenizer(texts, transcripts.WORDS, settings.vocabulary)
+        pieces = transcripts.keep_pieces(draw, world)
+        texts.append(transcripts.transcript_text([piece for _, piece in zip(range(100), pieces, strict=False)]))
+    return train_tokenizer(texts, transcripts.SINGLE_TOKEN_WORDS, settings.max_vocabulary)
 
 
 def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
@@ -315,11 +321,11 @@ def _model(settings: PocketTraining, tokenizer: Any) -> LlamaForCausalLM:
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
-            hidden_size=settings.hidden,
-            intermediate_size=settings.hidden * 11 // 4,
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.hidden_size * 11 // 4,
             num_hidden_layers=settings.layers,
-            num_attention_heads=settings.hidden // 32,
-            num_key_value_heads=settings.hidden // 32,
+            num_attention_heads=settings.hidden_size // 32,
+            num_key_value_heads=settings.hidden_size // 32,
             max_position_embeddings=2048,
             tie_word_embeddings=False,
             attention_bias=True,
@@ -410,34 +416,34 @@ class _Run:
         self.world = KeywordKeep()
         self.chores = Chores()
         self.errands = Errands()
-        invented = (invent(draw) for _ in range(2000))
+        invented = (invent_word(draw) for _ in range(2000))
         self.names = [*range(2, len(tokenizer)), *(token for name in invented for token in self.encoder.ids(f" {name}"))]
         """Tokens of the echo exercise: all, and those of invented names as often as names have them."""
         single = (token.removeprefix("Ġ") for token in tokenizer.get_vocab() if token.startswith("Ġ"))
         self.words = sorted(word for word in single if len(word) > 2 and word.isascii() and word.isalpha() and word.islower())
         """Words of one token, by which things may be called."""
-        self.waiting: dict[str, list[list[Encoded]]] = {}
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.rate, betas=(0.9, 0.98), weight_decay=0.05)
+        self.waiting: dict[str, list[list[EncodedTranscript]]] = {}
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
         self.pairs = min(5, settings.pairs) if settings.start is None else settings.pairs
         self.stage = 0 if settings.start is None else len(STAGES)
         self.tokens = 0
 
-    def go(self) -> None:
+    def train(self) -> None:
         """Train for the given time; keep the weights every three minutes and at the end."""
         begun = kept = time.monotonic()
         record = (self.settings.out / "training.jsonl").open("w", encoding="utf-8")
-        tallies: dict[str, Tally] = {}
+        tallies: dict[str, TrainingTally] = {}
         step = 0
         with record:
             while (spent := (time.monotonic() - begun) / 60) < self.settings.minutes:
-                if step == self.settings.steps:
+                if step == self.settings.max_steps:
                     break
-                part = max(spent / self.settings.minutes, step / (self.settings.steps or float("inf")))
-                rate = self.settings.rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.3))
+                part = max(spent / self.settings.minutes, step / (self.settings.max_steps or float("inf")))
+                rate = self.settings.learning_rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.3))
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate
                 source = self._source()
-                self._step(self._batch(source), tallies.setdefault(source, Tally()))
+                self._step(self._batch(source), tallies.setdefault(source, TrainingTally()))
                 step += 1
                 if step % 100 == 0:
                     line: dict[str, Any] = {
@@ -446,7 +452,7 @@ class _Run:
                         "tokens": self.tokens,
                         "stage": self.stage,
                     }
-                    line |= {"pairs": self.pairs} | {source: tally.line() for source, tally in tallies.items()}
+                    line |= {"pairs": self.pairs} | {source: tally.record() for source, tally in tallies.items()}
                     record.write(json.dumps(line) + "\n")
                     record.flush()
                     log.info("%s", line)
@@ -462,22 +468,22 @@ class _Run:
             return self.draw.choice(("recall", "echo"))
         settings = self.settings
         shares = {
-            "recall": settings.drill / 2,
-            "echo": settings.drill / 2,
-            "games": settings.share if settings.games else 0.0,
-            "again": settings.again if settings.games else 0.0,
-            "chores": settings.chores,
-            "obeyed": settings.obeyed,
-            "advised": settings.advised,
-            "experienced": settings.experienced,
-            "recounted": settings.recounted,
-            "sought": settings.sought,
-            "heeded": settings.heeded,
+            "recall": settings.drill_share / 2,
+            "echo": settings.drill_share / 2,
+            "games": settings.game_share if settings.tasks_per_map else 0.0,
+            "again": settings.retry_share if settings.tasks_per_map else 0.0,
+            "chores": settings.chore_share,
+            "obeyed": settings.strategy_share,
+            "advised": settings.game_strategy_share,
+            "experienced": settings.keep_experience_share,
+            "recounted": settings.game_experience_share,
+            "sought": settings.lookup_share,
+            "heeded": settings.lesson_share,
         }
         shares["keep"] = max(0.0, 1 - sum(shares.values()))
         return self.draw.choices(list(shares), list(shares.values()))[0]
 
-    def _batch(self, source: str) -> list[Encoded]:
+    def _batch(self, source: str) -> list[EncodedTranscript]:
         """The next batch; four are made at a time, each of sequences of about the same length, to save padding."""
         waiting = self.waiting.setdefault(source, [])
         if not waiting:
@@ -487,68 +493,81 @@ class _Run:
             self.draw.shuffle(waiting)
         return waiting.pop()
 
-    def _sequences(self, source: str, batches: int) -> tuple[int, list[Encoded]]:
+    def _sequences(self, source: str, batches: int) -> tuple[int, list[EncodedTranscript]]:
         """Sequences for so many batches, and how many of them make one."""
         # Short windows stay: most decisions of a long one come late, where hardly anything is left to find out.
         longest, count = self.draw.choice(STAGES[: max(self.stage, 1)])
         reading = 0.0
-        sources: Iterator[Iterable[Piece]]
+        sources: Iterator[Iterable[TranscriptPiece]]
         match source:
             case "recall":
                 longest, count = 480, 16
                 hard = [self.draw.random() < 0.7 for _ in range(count * batches)]
                 pairs = [self.pairs if most else self.draw.randint(2, self.pairs) for most in hard]
-                sources = (transcripts.recall(self.draw, number) for number in pairs)
+                sources = (transcripts.recall_pieces(self.draw, number) for number in pairs)
             case "echo":
                 return 16, [_echo(self.draw, self.draw.choice((60, 160, 300)), self.names) for _ in range(16 * batches)]
             case "games":
-                longest, count, reading = 480, 6, self.settings.reading
+                longest, count, reading = 480, 6, self.settings.reading_weight
                 paths = self.played.result().paths
-                sources = (transcripts.window(self.draw, self.draw.choice(paths)) for _ in range(count * batches))
+                sources = (transcripts.window_pieces(self.draw, self.draw.choice(paths)) for _ in range(count * batches))
             case "again":
                 room, longest, count = self.draw.choice(((500, 560, 6), (1000, 1200, 3)))
                 tries = self.played.result().tries
                 tasks = [self.draw.choice(self.draw.choice(tries)) for _ in range(count * batches)]
-                sources = (transcripts.retry(self.draw, attempts, room) for attempts in tasks)
+                sources = (transcripts.retry_pieces(self.draw, attempts, room) for attempts in tasks)
             case "chores":
                 room, longest, count = self.draw.choice(((300, 400, 9), (500, 560, 6), (900, 1100, 3))[: self.stage + 1])
                 sources = (
-                    transcripts.retry(self.draw, self._chore(self.draw.randint(2, 7)), room) for _ in range(count * batches)
+                    transcripts.retry_pieces(self.draw, self._chore(self.draw.randint(2, 7)), room)
+                    for _ in range(count * batches)
                 )
             case "obeyed":
                 longest, count = self.draw.choice(((150, 16), (400, 6)))
-                sources = (strategies.obeyed(self.draw, longest) for _ in range(count * batches))
+                sources = (strategies.strategy_pieces(self.draw, longest) for _ in range(count * batches))
             case "advised":
-                longest, count, reading = 480, 6, self.settings.reading / 5
-                sources = (strategies.advised(self.draw, *self._told(), words=self.words) for _ in range(count * batches))
+                longest, count, reading = 480, 6, self.settings.reading_weight / 5
+                sources = (
+                    strategies.game_strategy_pieces(self.draw, *self._strategy_attempts(), words=self.words)
+                    for _ in range(count * batches)
+                )
             case "experienced":
                 longest, count = self.draw.choice(((320, 12), (600, 6)))
-                sources = (strategies.experienced(self.draw, self.world, longest=longest) for _ in range(count * batches))
+                sources = (
+                    strategies.keep_experience_pieces(self.draw, self.world, longest=longest) for _ in range(count * batches)
+                )
             case "recounted":
                 room, longest, count = self.draw.choice(((300, 400, 8), (600, 700, 5)))
-                sources = (strategies.recounted(self.draw, *self._tried(), longest=room) for _ in range(count * batches))
+                sources = (
+                    strategies.game_experience_pieces(self.draw, *self._retry_attempts(), longest=room)
+                    for _ in range(count * batches)
+                )
             case "sought":
                 longest, count = self.draw.choice(((400, 8), (800, 4)))
-                sources = (lessons.sought(self.draw, longest, self.words) for _ in range(count * batches))
+                sources = (lessons.lookup_pieces(self.draw, longest, self.words) for _ in range(count * batches))
             case "heeded":
                 most, longest, count, reading = self.draw.choice(((8, 480, 6, 0.005), (40, 900, 3, 0.005)))
-                sources = (lessons.heeded(self.draw, *self._among(), most, self.words) for _ in range(count * batches))
+                sources = (
+                    lessons.lesson_pieces(self.draw, *self._lesson_attempts(), most, self.words) for _ in range(count * batches)
+                )
             case _:
-                sources = (transcripts.keep(self.draw, self.world, longest=longest) for _ in range(count * batches))
+                sources = (transcripts.keep_pieces(self.draw, self.world, longest=longest) for _ in range(count * batches))
         made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
         if source in ("obeyed", "advised", "heeded"):
             # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
             for sequence in made:
-                sequence.targets[:] = [replace(t, weight=FIRST * t.weight) if t.known else t for t in sequence.targets]
+                sequence.targets[:] = [
+                    replace(t, weight=FIRST_TOKEN_WEIGHT * t.weight) if t.known else t for t in sequence.targets
+                ]
         # An attempt in which there is nothing to advise gives no text.
         return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
 
-    def _chore(self, count: int) -> list[Played]:
+    def _chore(self, count: int) -> list[GameAttempt]:
         task = self.chores.task(self.draw.randrange(10**9))
         tries = (transcripts.practise(self.chores, task, self.draw, horizon=15) for _ in range(count))
         return [played for played in tries if played is not None]
 
-    def _told(self) -> tuple[Sequence[Played], float]:
+    def _strategy_attempts(self) -> tuple[Sequence[GameAttempt], float]:
         """Attempts of which one is to be shown under a strategy, and how often with other names."""
         draw, played = self.draw, self.played.result()
         form = draw.choices(("paths", "tries", "chores", "errands"), (3, 3, 4, 1) if played.paths else (0, 0, 2, 3))[0]
@@ -562,12 +581,12 @@ class _Run:
             case _:
                 return [self._errand()], 0.6
 
-    def _among(self) -> tuple[Played, list[Played], float]:
+    def _lesson_attempts(self) -> tuple[GameAttempt, list[GameAttempt], float]:
         """An attempt to be shown under lessons, what is done at other tasks of the game, how often with other names."""
         draw, played = self.draw, self.played.result()
         match draw.choices(("paths", "tries", "chores"), (3, 2, 5) if played.paths else (0, 0, 1))[0]:
             case "paths":
-                group: Sequence[Played] = draw.choice(played.paths)
+                group: Sequence[GameAttempt] = draw.choice(played.paths)
             case "tries":
                 group = [draw.choice(attempts) for attempts in draw.choice(played.tries)]
             case _:
@@ -577,13 +596,13 @@ class _Run:
                 places = sorted(
                     {a.partition(" in ")[2] for _, _, d, _ in attempt.steps for a in d.probabilities if " in " in a}
                 )
-                lent = [lessons.lend(draw, self.chores.gold(room), places) for room in rooms]
-                return attempt, [lessons.bare(room, actions) for room, actions in zip(rooms, lent, strict=True)], 0.5
+                lent = [lessons.swap_places(draw, self.chores.gold(room), places) for room in rooms]
+                return attempt, [lessons.bare_attempt(room, actions) for room, actions in zip(rooms, lent, strict=True)], 0.5
         attempt = draw.choice(group)
         others = [other for other in draw.sample(group, min(len(group), 16)) if other.task != attempt.task]
-        return attempt, [lessons.bare(other.task, lessons.deeds(other)) for other in others], 0.65
+        return attempt, [lessons.bare_attempt(other.task, lessons.gold_actions(other)) for other in others], 0.65
 
-    def _tried(self) -> tuple[Sequence[Played], float]:
+    def _retry_attempts(self) -> tuple[Sequence[GameAttempt], float]:
         """Attempts at one task, and how often they are to be shown with other names."""
         draw, played = self.draw, self.played.result()
         match draw.choices(("tries", "chores", "errands"), (3, 3, 2) if played.tries else (0, 3, 2))[0]:
@@ -595,22 +614,22 @@ class _Run:
                 seed = draw.randrange(10**9)
                 return [self._errand(seed) for _ in range(draw.randint(2, 7))], 0.0
 
-    def _errand(self, seed: int | None = None) -> Played:
+    def _errand(self, seed: int | None = None) -> GameAttempt:
         task = self.errands.task(self.draw.randrange(10**9) if seed is None else seed)
         return self.errands.attempt(task, self.draw)
 
-    def _step(self, batch: Sequence[Encoded], tally: Tally) -> None:
+    def _step(self, batch: Sequence[EncodedTranscript], tally: TrainingTally) -> None:
         import torch
 
         device = self.settings.device
         width = max(len(sequence.ids) for sequence in batch)
         ids = torch.tensor([s.ids + [self.tokenizer.pad_token_id] * (width - len(s.ids)) for s in batch])
-        targets = [(row * width + t.at, t) for row, s in enumerate(batch) for t in s.targets]
-        most = max(len(t.shares) for _, t in targets)
+        targets = [(row * width + t.position, t) for row, s in enumerate(batch) for t in s.targets]
+        most = max(len(t.probabilities) for _, t in targets)
         fill = [0] * most
         at = torch.tensor([position for position, _ in targets], device=device)
-        tokens = torch.tensor([[*t.shares, *fill][:most] for _, t in targets], device=device)
-        shares = torch.tensor([[*t.shares.values(), *map(float, fill)][:most] for _, t in targets], device=device)
+        tokens = torch.tensor([[*t.probabilities, *fill][:most] for _, t in targets], device=device)
+        shares = torch.tensor([[*t.probabilities.values(), *map(float, fill)][:most] for _, t in targets], device=device)
         weights = torch.tensor([t.weight for _, t in targets], device=device)
         known = torch.tensor([t.known for _, t in targets], device=device)
 
@@ -629,14 +648,14 @@ class _Run:
         self.optimizer.step()
         self.tokens += ids.numel()
         best = tokens.gather(1, shares.argmax(1, keepdim=True))[:, 0]
-        tally.right += int((logits.argmax(1) == best)[known].sum())
-        tally.asked += int(known.sum())
+        tally.correct += int((logits.argmax(1) == best)[known].sum())
+        tally.total += int(known.sum())
         tally.loss += float(loss.detach())
         tally.batches += 1
 
-    def _advance(self, part: float, tallies: Mapping[str, Tally]) -> None:
+    def _advance(self, part: float, tallies: Mapping[str, TrainingTally]) -> None:
         """The next number of pairs, or the next stage, when this one is learned or its time is over."""
-        second, third = self.settings.stages
+        second, third = self.settings.stage_ends
         known = tallies["keep"].accuracy if "keep" in tallies else 0.0
         if self.stage == 0:
             if (
@@ -648,7 +667,7 @@ class _Run:
         elif self.stage < len(STAGES) and (known > 0.97 or part > (second, third)[self.stage - 1]):
             self.stage += 1
 
-    def _echoes(self, tallies: Mapping[str, Tally], part: float) -> bool:
+    def _echoes(self, tallies: Mapping[str, TrainingTally], part: float) -> bool:
         return part > 0.1 or ("echo" in tallies and tallies["echo"].accuracy > 0.9)
 
     def _save(self) -> None:

@@ -43,28 +43,28 @@ from typing import Any, Protocol
 
 from ...memory.records import Observation, Task, UserError
 from ..environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, PosteriorExpert, domain
-from .chores import invent
+from .chores import invent_word
 
 __all__ = [
-    "WORDS",
-    "Decision",
-    "Paid",
-    "Piece",
-    "Played",
-    "World",
-    "keep",
+    "SINGLE_TOKEN_WORDS",
+    "DecisionPiece",
+    "GameAttempt",
+    "RewardPiece",
+    "TranscriptEnvironment",
+    "TranscriptPiece",
+    "inverse_action",
+    "keep_pieces",
     "load",
     "play",
     "practise",
-    "recall",
-    "retry",
+    "recall_pieces",
+    "retry_pieces",
     "save",
-    "text",
-    "undo",
-    "window",
+    "transcript_text",
+    "window_pieces",
 ]
 
-EXPLORE = 0.05
+EXPLORATION_SHARE = 0.05
 """Share of the uniform distribution in every label, so that no admissible action has probability 0 (methods that learn
 from their own samples need a chance to see it)."""
 
@@ -72,23 +72,23 @@ _KEYED = ("door", "gate", "fork")
 
 _SHARES = {k / n for n in range(2, 13) for k in (1, 2)}
 
-UNITS: tuple[float, ...] = tuple(sorted({n / 100 for n in range(1, 100)} | {float(n) for n in range(3, 10)} | _SHARES))
+REWARD_UNITS: tuple[float, ...] = tuple(sorted({n / 100 for n in range(1, 100)} | {float(n) for n in range(3, 10)} | _SHARES))
 """Rewards that are single tokens besides 0, 1 and 2: hundredths, digits, and the shares that games pay for their parts."""
 
-MODES = ("exploit", "explore", "explore or exploit")
+NOW_MODES = ("exploit", "explore", "explore or exploit")
 """What `Now:` may ask for."""
 
-WORDS: tuple[str, ...] = (
+SINGLE_TOKEN_WORDS: tuple[str, ...] = (
     *("\n>", "= 0", "= 1", "= 2", "Task", "Strategy", "Lessons", "Attempt", "total"),
     *("Learned", "Feedback", "Now", "…", " explore", " exploit", " or", " nothing", " total"),
-    *dict.fromkeys(f"= {unit:g}" for unit in (*UNITS, *sorted(-share for share in _SHARES))),
+    *dict.fromkeys(f"= {unit:g}" for unit in (*REWARD_UNITS, *sorted(-share for share in _SHARES))),
     *KEYS,
     *(f" {word}" for table in (KEYS, ANSWERS, MOVES) for kind in table for word in (kind, *table[kind])),
 )
 """What has to be a single token: the layout's marks and every word of the toy world, as it stands in the layout."""
 
 
-class World(Protocol):
+class TranscriptEnvironment(Protocol):
     """What transcripts need of an environment."""
 
     name: str
@@ -101,7 +101,7 @@ class World(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionPiece:
     """An action taken after `\\n>`, and how probable the expert finds each action there."""
 
     taken: str
@@ -114,26 +114,26 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Paid:
+class RewardPiece:
     """The reward that followed an action."""
 
     reward: float
 
 
-Piece = str | Decision | Paid
+TranscriptPiece = str | DecisionPiece | RewardPiece
 
 
-def text(pieces: Sequence[Piece]) -> str:
+def transcript_text(pieces: Sequence[TranscriptPiece]) -> str:
     """The transcript as the model reads it."""
-    return "".join(write(piece) for piece in pieces)
+    return "".join(piece_text(piece) for piece in pieces)
 
 
-def write(piece: Piece) -> str:
+def piece_text(piece: TranscriptPiece) -> str:
     """One piece of text. Pieces end where tokens end: they can be tokenised one by one."""
     match piece:
-        case Decision(taken):
+        case DecisionPiece(taken):
             return f" {taken}\n"
-        case Paid(reward):
+        case RewardPiece(reward):
             return f"= {reward:g}\n"
         case _:
             return piece
@@ -150,10 +150,13 @@ def soften(probabilities: Mapping[str, float], admissible: Sequence[str]) -> dic
     """
     weights = {action: 0.02 if action in _IDLE else 1.0 for action in admissible}
     whole = sum(weights.values())
-    return {a: EXPLORE * weight / whole + (1 - EXPLORE) * probabilities.get(a, 0.0) for a, weight in weights.items()}
+    return {
+        a: EXPLORATION_SHARE * weight / whole + (1 - EXPLORATION_SHARE) * probabilities.get(a, 0.0)
+        for a, weight in weights.items()
+    }
 
 
-def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
+def recall_pieces(draw: random.Random, pairs: int, queries: int = 14) -> list[TranscriptPiece]:
     """What is known of some places of one kind, in one of the layout's three forms, then queries about them.
 
     In the form of attempts, answers that failed stand among those that were paid, and for some places there are only those.
@@ -167,7 +170,7 @@ def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
     expert = PosteriorExpert()
     form = draw.choices(("strategy", "lessons", "attempt"), (1, 1, 2))[0]
     told = [f"{place} {answer}" for place, answer in answers.items()]
-    pieces: list[Piece] = []
+    pieces: list[TranscriptPiece] = []
     if form == "attempt":
         tried = []
         for place, answer in answers.items():
@@ -181,7 +184,7 @@ def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
             expert.see(place, action, reward)
             pieces.append(f"{place}\n> {action}\n= {reward:g}\n")
     else:
-        expert.told.update(answers)
+        expert.advice.update(answers)
         listed = "".join(f"- {lesson}\n" for lesson in told)
         pieces.append(f"Strategy: {'. '.join(told)}\n" if form == "strategy" else f"Lessons:\n{listed}")
     for _ in range(queries):
@@ -190,7 +193,7 @@ def recall(draw: random.Random, pairs: int, queries: int = 14) -> list[Piece]:
         action = answers[place] if draw.random() < 0.6 else draw.choice(options)
         reward = float(action == answers[place])
         expert.see(place, action, reward)
-        pieces += [f"{place}\n>", Decision(action, probabilities, known=len(probabilities) == 1), Paid(reward)]
+        pieces += [f"{place}\n>", DecisionPiece(action, probabilities, known=len(probabilities) == 1), RewardPiece(reward)]
     return pieces
 
 
@@ -204,19 +207,19 @@ class Reader:
     facts: dict[str, str] = field(default_factory=dict)
     """Answers that are certain or told and not contradicted, by place, in the order in which the text gives them."""
 
-    def told(self, place: str, answer: str) -> str:
+    def read_advice(self, place: str, answer: str) -> str:
         """Read advice about a place; returns it as written."""
-        self.expert.told[place] = answer
+        self.expert.advice[place] = answer
         self._settle(place)
         return f"{place} {answer}"
 
-    def avoid(self, place: str, answer: str) -> str:
+    def read_warning(self, place: str, answer: str) -> str:
         """Read advice against an answer; returns it as written."""
-        self.expert.failed.setdefault(place, set()).add(answer)
+        self.expert.failed_answers.setdefault(place, set()).add(answer)
         self._settle(place)
         return f"{place} not {answer}"
 
-    def step(self, place: str, action: str, after: Observation, rewarded: bool) -> None:
+    def read_step(self, place: str, action: str, after: Observation, rewarded: bool) -> None:
         """Read one step. Without rewards only passing a door shows whether the answer was right."""
         if action not in ANSWERS[place.partition(" ")[0]]:
             return
@@ -236,16 +239,16 @@ class Reader:
                 return {answer: 1 / len(untried) for answer in untried}
         return self.expert.probabilities(place)
 
-    def learned(self) -> str:
+    def facts_text(self) -> str:
         """The facts as a model is to write them."""
         return ". ".join(f"{place} {answer}" for place, answer in self.facts.items()) or "nothing"
 
-    def strategy(self, place: str) -> str:
+    def strategy_text(self, place: str) -> str:
         """The facts as a model is to write them where it stands at a place: this place's first, or else what failed here."""
         facts = [f"{there} {answer}" for there, answer in self.facts.items()]
         here = [fact for fact in facts if fact.startswith(f"{place} ")]
         if not here:
-            failed = self.expert.failed.get(place, set())
+            failed = self.expert.failed_answers.get(place, set())
             here = [f"{place} not {answer}" for answer in self.tried.get(place, ()) if answer in failed]
         return ". ".join([*here, *(fact for fact in facts if fact not in here)]) or "nothing"
 
@@ -259,7 +262,7 @@ class Reader:
                 self.facts[place] = certain[0]
 
 
-def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 960) -> Iterator[Piece]:
+def keep_pieces(draw: random.Random, world: KeywordKeep, split: str = "train", longest: int = 960) -> Iterator[TranscriptPiece]:
     """Attempts at one domain of the toy world in about `longest` tokens, or without end: take as much as fits.
 
     With advice or without (true or, sometimes, wrong), by a player that follows the expert most of the time, some of the
@@ -270,7 +273,7 @@ def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest:
     reader = Reader()
     ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
     rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
-    unit = draw.choice(UNITS) if draw.random() < 0.12 else 1.0
+    unit = draw.choice(REWARD_UNITS) if draw.random() < 0.12 else 1.0
     careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
     single = not ends and draw.random() < 0.33
     unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
@@ -283,7 +286,7 @@ def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest:
     yield from opening
     used = sum(map(_size, opening))
 
-    def attempt(n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[Piece]:
+    def attempt(n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[TranscriptPiece]:
         """One attempt, all under `Now: asked`; or only its decision after `last` steps, which ends it."""
         now = world.variant(task, n) if reordered else task
         actions: list[str] = []
@@ -299,23 +302,23 @@ def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest:
                 action = draw.choices(list(probabilities), list(probabilities.values()))[0]
             label = soften(probabilities, shown.actions)
             known = len(probabilities) == 1 and mode != "explore" and place.partition(" ")[0] in _KEYED
-            misled = reader.expert.told.get(place) in reader.expert.failed.get(place, ())
+            misled = reader.expert.advice.get(place) in reader.expert.failed_answers.get(place, ())
             actions.append(action)
             shown = world.observe(now, actions)
             if len(actions) <= skipped:
                 continue
             assert shown.reward is not None
             total += shown.reward * unit
-            reader.step(place, action, shown, rewards == "shown")
+            reader.read_step(place, action, shown, rewards == "shown")
             if mode:
                 yield f"Now: {mode}\n"
             yield f"{place}\n>"
             if mode and last is not None:
-                yield Decision(action, label, known, 4.0)
+                yield DecisionPiece(action, label, known, 4.0)
                 return
-            yield Decision(action, label, known, 2.0 if mode or misled else 1.0)
+            yield DecisionPiece(action, label, known, 2.0 if mode or misled else 1.0)
             if rewards != "none":
-                yield Paid(shown.reward * unit if rewards == "shown" else 0.0)
+                yield RewardPiece(shown.reward * unit if rewards == "shown" else 0.0)
         if single or rewards == "none":
             return
         yield f"total {round(total, 9) if rewards == 'shown' else 0:g}\n"
@@ -336,7 +339,7 @@ def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest:
             lines.append(f"Attempt {number}{often}:\n")
             yield from lines
             for piece in attempt(count):
-                lines.append(write(piece))
+                lines.append(piece_text(piece))
                 yield piece
         used += sum(map(_size, lines))
         number += draw.randint(1, 5) if numbered and draw.random() < 0.5 else 1
@@ -344,14 +347,14 @@ def keep(draw: random.Random, world: KeywordKeep, split: str = "train", longest:
     if ends == "now":
         if feedback and count:
             yield _remark(draw, reader)
-        mode = draw.choice(MODES)
+        mode = draw.choice(NOW_MODES)
         yield f"Attempt {number}:\n"
         # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
         yield from attempt(count, mode, last=draw.choice((None, draw.randint(0, 8))))
     else:
-        said = reader.learned()
+        said = reader.facts_text()
         yield f"{'Learned' if ends == 'learned' else 'Feedback'}:\n>"
-        yield Decision(said, {said: 1.0})
+        yield DecisionPiece(said, {said: 1.0})
 
 
 def _size(text: str) -> int:
@@ -382,7 +385,7 @@ def _remark(draw: random.Random, reader: Reader) -> str:
         if draw.random() < 0.05:
             answer = draw.choice(ANSWERS[place.partition(" ")[0]])
         if draw.random() < 0.95:
-            told.append(reader.told(place, answer))
+            told.append(reader.read_advice(place, answer))
     return f"Feedback: {'. '.join(told) or 'nothing'}\n"
 
 
@@ -402,23 +405,23 @@ def _advice(draw: random.Random, task: Task, reader: Reader, longest: int) -> It
         answer = rules.rules[place]
         if draw.random() < wrong:
             answer = draw.choice([other for other in ANSWERS[place.partition(" ")[0]] if other != answer])
-        return reader.told(place, answer)
+        return reader.read_advice(place, answer)
 
     form = draw.choices(("none", "strategy", "lessons", "both", "lines"), (38, 22, 20, 5, 15))[0]
     if form in ("strategy", "both"):
         wrong = draw.choice((0.0, 0.1, 0.5, 1.0))
         told = [tell(place, wrong) for place in draw.sample(here, draw.randint(1, len(here)))]
         if draw.random() < 0.35:  # what failed, too, or nothing else
-            open_places = [place for place in here if place not in reader.expert.told]
+            open_places = [place for place in here if place not in reader.expert.advice]
             failed = [
-                reader.avoid(place, answer)
+                reader.read_warning(place, answer)
                 for place in draw.sample(open_places, min(len(open_places), draw.choice((1, 1, 2, 3))))
                 for answer in _others(draw, place, rules.rules[place])
             ]
             told = [*told, *failed] if draw.random() < 0.5 else [*failed, *told]
         yield f"Strategy: {'. '.join(told)}{draw.choice(('', '.'))}\n"
     if form in ("lessons", "both"):
-        told = [p for p in draw.sample(here, draw.randint(0, len(here))) if p not in reader.expert.told]
+        told = [p for p in draw.sample(here, draw.randint(0, len(here))) if p not in reader.expert.advice]
         told += draw.sample(elsewhere, draw.randint(0, 8))
         draw.shuffle(told)
         yield "Lessons:\n"
@@ -435,18 +438,18 @@ def _advice(draw: random.Random, task: Task, reader: Reader, longest: int) -> It
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class GameAttempt:
     """One attempt at a game along its gold path, with detours."""
 
     task: Task
-    steps: tuple[tuple[str, str, Decision, float], ...]
+    steps: tuple[tuple[str, str, DecisionPiece, float], ...]
     """(observation, its abstract state, decision, reward) by step."""
 
 
 _BACK = {"move north": "move south", "move south": "move north", "move east": "move west", "move west": "move east"}
 
 
-def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Played | None:
+def play(world: TranscriptEnvironment, task: Task, draw: random.Random, detours: int = 2) -> GameAttempt | None:
     """Play the gold path without its idle looks, with up to `detours` random actions that still lead to the full score.
 
     A step away is walked back. At a detour the label is what gold does there, after it the way back or gold's next action:
@@ -457,12 +460,12 @@ def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Pla
         plan = [(action, action) for action in world.gold(task)]  # (taken, label)
     except UserError:
         return None
-    seen = _seen(world, task, plan)
+    seen = _observe_plan(world, task, plan)
     best = sum(shown.reward or 0.0 for shown in seen)
 
     def keep_if_as_good(other: list[tuple[str, str]]) -> None:
         nonlocal plan, seen
-        shown = _seen(world, task, other)
+        shown = _observe_plan(world, task, other)
         if sum(observation.reward or 0.0 for observation in shown) >= best - 1e-6:
             plan, seen = other, shown
 
@@ -478,13 +481,13 @@ def play(world: World, task: Task, draw: random.Random, detours: int = 2) -> Pla
             back = [(_BACK[aside], _BACK[aside])] if aside in _BACK else []
             keep_if_as_good([*plan[:at], (aside, plan[at][1]), *back, *plan[at:]])
     steps = [
-        (shown.text, world.abstract(shown), Decision(taken, soften({label: 1.0}, shown.actions)), after.reward or 0.0)
+        (shown.text, world.abstract(shown), DecisionPiece(taken, soften({label: 1.0}, shown.actions)), after.reward or 0.0)
         for (taken, label), shown, after in zip(plan, seen, seen[1:], strict=False)
     ]
-    return Played(task, tuple(steps))
+    return GameAttempt(task, tuple(steps))
 
 
-def practise(world: World, task: Task, draw: random.Random, horizon: int = 30) -> Played | None:
+def practise(world: TranscriptEnvironment, task: Task, draw: random.Random, horizon: int = 30) -> GameAttempt | None:
     """One attempt by a player that means to follow the gold path and does so more or less, or up to some step.
 
     A step away is walked back, a thing put elsewhere taken again. The labels here are bare: 1 for what gold does next as far
@@ -500,7 +503,7 @@ def practise(world: World, task: Task, draw: random.Random, horizon: int = 30) -
         plan = plan[: draw.randint(0, len(plan))]
     noise = draw.choice((0.0, 0.1, 0.2, 0.35, 0.5))
     actions: list[str] = []
-    steps: list[tuple[str, str, Decision, float]] = []
+    steps: list[tuple[str, str, DecisionPiece, float]] = []
     while not shown.over and len(actions) < horizon:
         at = next((n for n, action in enumerate(plan) if action in shown.actions), None)
         gold = "" if at is None else plan[at]
@@ -515,28 +518,28 @@ def practise(world: World, task: Task, draw: random.Random, horizon: int = 30) -
         shown = world.observe(task, actions)
         if action == gold:
             plan = plan[(at or 0) + 1 :]
-        elif plan and (back := undo(action)) in shown.actions and state != world.abstract(shown):
+        elif plan and (back := inverse_action(action)) in shown.actions and state != world.abstract(shown):
             plan = [back, *plan]
         as_good = {gold}
         if task.id.startswith(("twc", "chores")) and gold.startswith(("take ", "put ")):
             alike = "take " if gold.startswith("take ") else "put "
             as_good |= set(takewhile(partial(_begins, alike), goals[at:]))
-        decision = Decision(action, {a: float(a in as_good) for a in before.actions})
+        decision = DecisionPiece(action, {a: float(a in as_good) for a in before.actions})
         steps.append((before.text, state, decision, shown.reward or 0.0))
-    return Played(task, tuple(steps))
+    return GameAttempt(task, tuple(steps))
 
 
 def _begins(start: str, action: str) -> bool:
     return action.startswith(start)
 
 
-def undo(action: str) -> str:
+def inverse_action(action: str) -> str:
     """What takes an action back, if one action can."""
     put = re.fullmatch(r"put (.+) in .+", action)
     return f"take {put[1]}" if put else _BACK.get(action, "")
 
 
-def _seen(world: World, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:
+def _observe_plan(world: TranscriptEnvironment, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:
     """What a plan shows at each step, from the start on; nothing if the game refuses a step of it."""
     taken = [action for action, _ in plan]
     try:
@@ -549,9 +552,9 @@ def _seen(world: World, task: Task, plan: Sequence[tuple[str, str]]) -> list[Obs
 class Games:
     """Attempts at TextWorldExpress games."""
 
-    paths: tuple[tuple[Played, ...], ...]
+    paths: tuple[tuple[GameAttempt, ...], ...]
     """What `play` made, by map."""
-    tries: tuple[tuple[tuple[Played, ...], ...], ...]
+    tries: tuple[tuple[tuple[GameAttempt, ...], ...], ...]
     """What `practise` made, by map and task."""
 
 
@@ -563,17 +566,17 @@ def save(games: Games, path: Path) -> None:
 def load(path: Path) -> Games:
     """Read what `save` wrote."""
 
-    def played(made: Any) -> Played:
-        return Played(Task(**made["task"]), tuple((o, s, Decision(**d), r) for o, s, d, r in made["steps"]))
+    def parse_attempt(made: Any) -> GameAttempt:
+        return GameAttempt(Task(**made["task"]), tuple((o, s, DecisionPiece(**d), r) for o, s, d, r in made["steps"]))
 
     read = json.loads(path.read_text(encoding="utf-8"))
     return Games(
-        tuple(tuple(played(made) for made in group) for group in read["paths"]),
-        tuple(tuple(tuple(played(made) for made in task) for task in group) for group in read["tries"]),
+        tuple(tuple(parse_attempt(made) for made in group) for group in read["paths"]),
+        tuple(tuple(tuple(parse_attempt(made) for made in task) for task in group) for group in read["tries"]),
     )
 
 
-def window(draw: random.Random, attempts: Sequence[Played]) -> Iterator[Piece]:
+def window_pieces(draw: random.Random, attempts: Sequence[GameAttempt]) -> Iterator[TranscriptPiece]:
     """Prompts along one of these attempts, as agents make them.
 
     Half of the time one decision after up to three earlier steps, which prompts show by their abstract states, and now and
@@ -643,7 +646,7 @@ _PLAIN = frozenset(
 """Words of actions that keep their meaning in all games."""
 
 
-def rename(attempts: Sequence[Played], draw: random.Random, words: Sequence[str] = ()) -> list[Played]:
+def rename(attempts: Sequence[GameAttempt], draw: random.Random, words: Sequence[str] = ()) -> list[GameAttempt]:
     """The same attempts with other words for most of the things that their actions name, one word for each thing.
 
     They are invented, or mostly drawn from `words` if there are any: a word that is a single token is learned to be copied only
@@ -654,7 +657,7 @@ def rename(attempts: Sequence[Played], draw: random.Random, words: Sequence[str]
     things = sorted({word for action in actions for word in re.findall(r"[A-Za-z]{3,}", action)} - verbs - _PLAIN)
     others = draw.sample(list(words), min(len(words), len(things)))
     names = {
-        thing: others.pop() if others and draw.random() < 0.75 else invent(draw) for thing in things if draw.random() < 0.7
+        thing: others.pop() if others and draw.random() < 0.75 else invent_word(draw) for thing in things if draw.random() < 0.7
     }
     if not names:
         return list(attempts)
@@ -666,7 +669,7 @@ def rename(attempts: Sequence[Played], draw: random.Random, words: Sequence[str]
         return pattern.sub(lambda found: names[found[1]], text)
 
     return [
-        Played(
+        GameAttempt(
             replace(played.task, instruction=put(played.task.instruction)),
             tuple(
                 (
@@ -682,11 +685,11 @@ def rename(attempts: Sequence[Played], draw: random.Random, words: Sequence[str]
     ]
 
 
-def _steps(steps: Sequence[tuple[str, str, Decision, float]]) -> Iterator[Piece]:
+def _steps(steps: Sequence[tuple[str, str, DecisionPiece, float]]) -> Iterator[TranscriptPiece]:
     for observation, _, decision, reward in steps:
         yield f"{observation.strip()}\n>"
         yield decision
-        yield Paid(reward)
+        yield RewardPiece(reward)
 
 
 def _step(state: str, action: str, reward: float) -> str:
@@ -698,7 +701,7 @@ def clip(state: str, longest: int = 40) -> str:
     return state.partition("\n")[0][:longest]
 
 
-def retry(draw: random.Random, attempts: Sequence[Played], longest: int = 1000) -> Iterator[Piece]:
+def retry_pieces(draw: random.Random, attempts: Sequence[GameAttempt], longest: int = 1000) -> Iterator[TranscriptPiece]:
     """Several attempts at one task, and one decision of the attempt that runs, as in-context RL shows them.
 
     The loss is at that decision and, with less weight and with the clipped state for an observation, at those of the earlier
@@ -711,7 +714,7 @@ def retry(draw: random.Random, attempts: Sequence[Played], longest: int = 1000) 
         order = rename(order, draw)
     horizon = draw.randint(8, 30)
     rewards = draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
-    mode = draw.choice(MODES) if draw.random() < 0.45 else ""
+    mode = draw.choice(NOW_MODES) if draw.random() < 0.45 else ""
     number = draw.randint(1, 30) if draw.random() < 0.3 else 1
     # The running attempt: mostly one that got somewhere, since an agent that reads its attempts will.
     order.sort(key=lambda played: sum(reward for *_, reward in played.steps) < draw.random())
@@ -745,7 +748,7 @@ def retry(draw: random.Random, attempts: Sequence[Played], longest: int = 1000) 
     yield from memory.attempt(running.steps[:at], rewards, weight=0.5 if memory.any else 0.0, end=False)
     seen, state, decision, _ = running.steps[at]
     yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip()}\n>".lstrip("\n")
-    yield Decision(decision.taken, memory.label(state, decision, mode), weight=4.0)
+    yield DecisionPiece(decision.taken, memory.label(state, decision, mode), weight=4.0)
 
 
 @dataclass
@@ -766,18 +769,18 @@ class _Memory:
 
     def attempt(
         self,
-        steps: Sequence[tuple[str, str, Decision, float]],
+        steps: Sequence[tuple[str, str, DecisionPiece, float]],
         rewards: str,
         weight: float,
         end: bool = True,
         mode: str = "",
         full: bool = False,
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TranscriptPiece]:
         """The steps as a prompt shows them, or with full observations; then they are remembered, if the attempt ended."""
         for seen, state, decision, reward in steps:
             yield f"{f'Now: {mode}' if mode else ''}\n{seen.strip() if full else clip(state)}\n>".lstrip("\n")
             if weight:
-                yield Decision(decision.taken, self.label(state, decision, mode), weight=weight)
+                yield DecisionPiece(decision.taken, self.label(state, decision, mode), weight=weight)
             else:
                 yield f" {decision.taken}\n"
             if rewards == "shown":
@@ -798,7 +801,7 @@ class _Memory:
                 self.tried.setdefault(state, set()).add(action)
         self.now = []
 
-    def label(self, state: str, decision: Decision, mode: str = "") -> dict[str, float]:
+    def label(self, state: str, decision: DecisionPiece, mode: str = "") -> dict[str, float]:
         """Probabilities of the admissible actions at a state of the running attempt."""
         options = list(decision.probabilities)
         gold = [action for action in options if decision.probabilities[action] > 0]
@@ -808,8 +811,8 @@ class _Memory:
             new = [a for a in options if a not in tried and a not in self.paid and a not in done and a not in _IDLE]
             if new:
                 gold = [action for action in gold if action in new]
-                return soften(_mixed(gold, new, 0.4), options)
-        prior = _mixed(
+                return soften(_mix(gold, new, 0.4), options)
+        prior = _mix(
             gold,
             [a for a in options if a not in _IDLE and not (self.rewarded and a in tried)] or options,
             0.75 if self.any else 0.9,
@@ -831,7 +834,7 @@ class _Memory:
         return soften({a: 0.92 * share.get(a, 0.0) + 0.08 * prior.get(a, 0.0) for a in options}, options)
 
 
-def _mixed(chosen: Sequence[str], others: Sequence[str], share: float) -> dict[str, float]:
+def _mix(chosen: Sequence[str], others: Sequence[str], share: float) -> dict[str, float]:
     """`share` of the probability on the chosen actions, if there are any; the rest uniform on the others."""
     share = share if chosen else 0.0
     out = {action: share / len(chosen) for action in chosen}

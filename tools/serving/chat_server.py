@@ -45,27 +45,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...memory.records import Feedback, UserError
 from . import dashboard
 from .metrics import Meter, exposition
-from .openai_wire import Asked, ChatBody, Refused, TextBody, chat, checked, loads, no_model, text
-from .replies import REQUEST, Gone, Speaker, Stream, Whole, envelope, respond
+from .openai_wire import (
+    ApiError,
+    ChatBody,
+    ParsedRequest,
+    TextBody,
+    parse_body,
+    parse_chat,
+    parse_json,
+    parse_text,
+    unknown_model,
+)
+from .replies import REQUEST_ID, ClientDisconnected, FullResponse, ReplyBackend, StreamedResponse, as_api_error, respond
 from .service_wire import (
-    NAME,
-    Accepted,
+    NAME_PATTERN,
+    AcceptedJob,
     AdapterBody,
     Completion,
     ErrorBody,
     FeedbackBody,
     Health,
-    Listed,
-    Model,
-    Models,
-    Object,
+    JsonObject,
+    ListResponse,
+    ModelCard,
+    ModelList,
     RollBackBody,
     TrainBody,
     VersionBody,
 )
 from .tenants import Tenant, Tenants
 
-__all__ = ["Backend", "Receipt", "app", "serve"]
+__all__ = ["ChatBackend", "FeedbackReceipt", "make_app", "serve"]
 
 LOG = logging.getLogger("learngraph.chat_server")
 BODY_SECONDS = 30.0
@@ -74,7 +84,7 @@ STALL_SECONDS = 60.0
 """Longest that a client may take no more of a stream."""
 
 
-class Receipt(Protocol):
+class FeedbackReceipt(Protocol):
     """What feedback gets in return."""
 
     @property
@@ -84,10 +94,10 @@ class Receipt(Protocol):
     @property
     def state(self) -> str: ...
     @property
-    def repeated(self) -> bool: ...
+    def is_repeat(self) -> bool: ...
 
 
-class Backend(Speaker, Protocol):
+class ChatBackend(ReplyBackend, Protocol):
     """The service behind the API. Everything is per tenant; another tenant's things are unknown things.
 
     Errors: a `UserError` is a bad request (400), but for the class names in `openai_wire.STATUSES` (`UnknownExchange` is 404,
@@ -102,7 +112,7 @@ class Backend(Speaker, Protocol):
     """What else the engine honours: `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
     `frequency_penalty`, `raw`."""
 
-    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
+    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Keep what somebody says of a reply; the same again is the same job."""
 
     def advice(self, feedback: Feedback) -> str:
@@ -141,10 +151,10 @@ class Backend(Speaker, Protocol):
         """The newest, as `experiences` gives them."""
 
 
-class Events(Response):
+class EventStreamResponse(Response):
     """Server-sent events."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: StreamedResponse) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **stream.headers})
         del self.headers["content-length"]
         self.headers["content-type"] = "text/event-stream; charset=utf-8"
@@ -159,93 +169,100 @@ class Events(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             LOG.warning("a client took nothing of its stream for %g s; it is cut off", STALL_SECONDS)
-            raise Gone from None
+            raise ClientDisconnected from None
         finally:
             await self._stream.close()
 
 
-def answer(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """JSON; numbers that JSON has not become null."""
     try:
         body = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:
-        body = json.dumps(_finite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        body = json.dumps(_replace_nonfinite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     content = body.encode("utf-8", "replace")
     return Response(content, status, headers=dict(headers or {}), media_type="application/json")
 
 
-def _finite(data: Any) -> Any:
+def _replace_nonfinite(data: Any) -> Any:
     if isinstance(data, float):
         return data if math.isfinite(data) else None
     if isinstance(data, Mapping):
-        return {str(key): _finite(value) for key, value in data.items()}
-    return [_finite(item) for item in data] if isinstance(data, list | tuple) else data
+        return {str(key): _replace_nonfinite(value) for key, value in data.items()}
+    return [_replace_nonfinite(item) for item in data] if isinstance(data, list | tuple) else data
 
 
-def said(error: Refused) -> Response:
+def error_response(error: ApiError) -> Response:
     """An error, in its envelope."""
-    return answer(error.body, error.status, error.headers)
+    return json_response(error.body, error.status, error.headers)
 
 
 @dataclass
-class Api:
+class ChatApi:
     """The endpoints."""
 
-    backend: Backend
+    backend: ChatBackend
     tenants: Tenants
     meter: Meter
-    body: int
-    reply_tokens: int
-    creating: asyncio.Lock = field(default_factory=asyncio.Lock)
+    max_body_bytes: int
+    default_max_tokens: int
+    creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def read(self, request: Request) -> Any:
+    async def read_json(self, request: Request) -> Any:
         """The request's JSON; nothing is an empty object.
 
         Raises:
             Refused: it is too long, too slow or no JSON.
         """
-        too_long = Refused(
-            f"the body is longer than {self.body} bytes", 413, code="request_too_large", headers={"connection": "close"}
+        too_long = ApiError(
+            f"the body is longer than {self.max_body_bytes} bytes",
+            413,
+            code="request_too_large",
+            headers={"connection": "close"},
         )
         length = request.headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length[:20]) > self.body:
+        if length.isascii() and length.isdigit() and int(length[:20]) > self.max_body_bytes:
             raise too_long
         found = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     found += chunk
-                    if len(found) > self.body:
+                    if len(found) > self.max_body_bytes:
                         raise too_long
         except TimeoutError:
-            raise Refused(f"the body took longer than {BODY_SECONDS:g} s", 408, headers={"connection": "close"}) from None
-        return loads(bytes(found)) if found else {}
+            raise ApiError(f"the body took longer than {BODY_SECONDS:g} s", 408, headers={"connection": "close"}) from None
+        return parse_json(bytes(found)) if found else {}
 
     # Chat
 
     async def chat(self, request: Request) -> Response:
-        data = await self.read(request)
-        asked = chat(data, self.backend.model, self.backend.features, self.backend.window, self.reply_tokens)
+        data = await self.read_json(request)
+        asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
         return await self.reply(request, asked, data["model"], "chat")
 
     async def text(self, request: Request) -> Response:
-        data = await self.read(request)
-        asked = text(data, self.backend.model, self.backend.features, self.backend.window)
+        data = await self.read_json(request)
+        asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
         return await self.reply(request, asked, data["model"], "text")
 
-    async def reply(self, request: Request, asked: Asked, model: str, kind: Literal["chat", "text"]) -> Response:
+    async def reply(self, request: Request, parsed: ParsedRequest, model: str, kind: Literal["chat", "text"]) -> Response:
         tenant: Tenant = request.state.tenant
-        found = await respond(self.backend, self.tenants, self.meter, tenant, asked, model, kind, request.receive)
-        return answer(found.body, headers=found.headers) if isinstance(found, Whole) else Events(found)
+        found = await respond(self.backend, self.tenants, self.meter, tenant, parsed, model, kind, request.receive)
+        return (
+            json_response(found.body, headers=found.headers) if isinstance(found, FullResponse) else EventStreamResponse(found)
+        )
 
     async def models(self, request: Request) -> Response:
-        return answer({"object": "list", "data": [_model(row) for row in await self.backend.models(request.state.tenant.name)]})
+        return json_response(
+            {"object": "list", "data": [_model_row(row) for row in await self.backend.models(request.state.tenant.name)]}
+        )
 
     async def model(self, request: Request, model: str) -> Response:
         for row in await self.backend.models(request.state.tenant.name):
             if row["id"] == model:
-                return answer(_model(row))
-        raise no_model(model)
+                return json_response(_model_row(row))
+        raise unknown_model(model)
 
     # Feedback and what is kept
 
@@ -255,94 +272,96 @@ class Api:
         idempotency_key: Annotated[str, Header(alias="Idempotency-Key", max_length=256)] = "",
     ) -> Response:
         began = time.monotonic()
-        body = checked(FeedbackBody, await self.read(request))
+        body = parse_body(FeedbackBody, await self.read_json(request))
         if body.success is not None and body.reward is not None:
-            raise Refused("reward and success say the same; give one", param="success")
+            raise ApiError("reward and success say the same; give one", param="success")
         reward = body.reward if body.success is None else (1.0 if body.success else -1.0)
         told = Feedback(reward=None if reward is None else float(reward), text=body.text or "", source=body.source)
         id = f"{body.response_id}-{body.choice}" if body.choice else body.response_id
         receipt = await self.backend.feedback(request.state.tenant.name, id, told, idempotency_key)
         self.meter.observe("learngraph_feedback_seconds", {}, time.monotonic() - began)
-        found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.repeated}
+        found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.is_repeat}
         if note := self.backend.advice(told):
             found["note"] = note
-        return answer(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
+        return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
 
     async def job(self, request: Request, job: str) -> Response:
-        return answer(_found(await self.backend.job(request.state.tenant.name, job), f"no job {job[:100]!r}", "job_not_found"))
+        return json_response(
+            _require_row(await self.backend.job(request.state.tenant.name, job), f"no job {job[:100]!r}", "job_not_found")
+        )
 
     async def experiences(
         self,
         request: Request,
-        adapter: Annotated[str | None, Query(pattern=NAME)] = None,
+        adapter: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
         state: Annotated[Literal["pending", "ready", "leased", "consumed", "rejected", "held"] | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=200)] = 50,
         before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> Response:
         rows = await self.backend.experiences(request.state.tenant.name, adapter, state, limit + 1, before)
-        return answer({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
+        return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
 
     async def experience(self, request: Request, id: str) -> Response:
         row = await self.backend.experience(request.state.tenant.name, id)
-        return answer(_found(row, f"no experience {id[:100]!r}", "response_not_found"))
+        return json_response(_require_row(row, f"no experience {id[:100]!r}", "response_not_found"))
 
     async def forget(self, request: Request, id: str) -> Response:
         tenant = request.state.tenant.name
-        _found(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
-        return answer(await self.backend.forget(tenant, id))
+        _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
+        return json_response(await self.backend.forget(tenant, id))
 
     async def forget_all(self, request: Request, confirm: Annotated[Literal["all"], Query()]) -> Response:
-        return answer(await self.backend.forget(request.state.tenant.name, None))
+        return json_response(await self.backend.forget(request.state.tenant.name, None))
 
     # Learning
 
     async def train(self, request: Request) -> Response:
-        body = checked(TrainBody, await self.read(request))
+        body = parse_body(TrainBody, await self.read_json(request))
         found = await self.backend.train(request.state.tenant.name, body.adapter, body.steps)
-        return answer(found, 202, {"location": f"/v1/jobs/{quote(str(found.get('job', '')))}"})
+        return json_response(found, 202, {"location": f"/v1/jobs/{quote(str(found.get('job', '')))}"})
 
     async def adapters(self, request: Request) -> Response:
         rows = await self.backend.adapters(request.state.tenant.name)
-        return answer({"object": "list", "data": rows, "has_more": False})
+        return json_response({"object": "list", "data": rows, "has_more": False})
 
-    async def adapter(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME)]) -> Response:
+    async def adapter(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME_PATTERN)]) -> Response:
         rows = await self.backend.adapters(request.state.tenant.name)
         row = next((row for row in rows if row.get("adapter") == adapter), None)
-        return answer(_found(row, f"no adapter {adapter!r}", "adapter_not_found"))
+        return json_response(_require_row(row, f"no adapter {adapter!r}", "adapter_not_found"))
 
     async def create(self, request: Request) -> Response:
-        body, tenant = checked(AdapterBody, await self.read(request)), request.state.tenant
-        async with self.creating:  # so that two at once do not both see room for one
+        body, tenant = parse_body(AdapterBody, await self.read_json(request)), request.state.tenant
+        async with self.creation_lock:  # so that two at once do not both see room for one
             rows, most = await self.backend.models(tenant.name), tenant.limits.adapters
             if len(rows) >= most:
-                raise Refused(
+                raise ApiError(
                     f"there are {len(rows)} adapters, and this key may have {most}; DELETE /v1/adapters/NAME makes room",
                     409,
                     param="adapter",
                     code="too_many_adapters",
                 )
-            return answer(await self.backend.create(tenant.name, body.adapter), 201)
+            return json_response(await self.backend.create(tenant.name, body.adapter), 201)
 
-    async def promote(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME)]) -> Response:
-        body = checked(VersionBody, await self.read(request))
-        return answer(await self.backend.promote(request.state.tenant.name, adapter, body.version))
+    async def promote(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME_PATTERN)]) -> Response:
+        body = parse_body(VersionBody, await self.read_json(request))
+        return json_response(await self.backend.promote(request.state.tenant.name, adapter, body.version))
 
-    async def roll_back(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME)]) -> Response:
-        to = checked(RollBackBody, await self.read(request)).to
-        return answer(await self.backend.roll_back(request.state.tenant.name, adapter, "" if to == "base" else to))
+    async def roll_back(self, request: Request, adapter: Annotated[str, InPath(pattern=NAME_PATTERN)]) -> Response:
+        to = parse_body(RollBackBody, await self.read_json(request)).to
+        return json_response(await self.backend.roll_back(request.state.tenant.name, adapter, "" if to == "base" else to))
 
     async def remove(
         self,
         request: Request,
-        adapter: Annotated[str, InPath(pattern=NAME)],
+        adapter: Annotated[str, InPath(pattern=NAME_PATTERN)],
         version: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
     ) -> Response:
-        return answer(await self.backend.remove(request.state.tenant.name, adapter, version))
+        return json_response(await self.backend.remove(request.state.tenant.name, adapter, version))
 
     async def export(
         self,
         request: Request,
-        adapter: Annotated[str, InPath(pattern=NAME)],
+        adapter: Annotated[str, InPath(pattern=NAME_PATTERN)],
         version: Annotated[str, Query(min_length=1, max_length=256)],
     ) -> Response:
         path = await self.backend.export(request.state.tenant.name, adapter, version)
@@ -360,11 +379,11 @@ class Api:
 
     async def status(self, request: Request) -> Response:
         found = await self.backend.status(request.state.tenant.name)
-        return answer(found | {"tenant": request.state.tenant.name, "usage": self.tenants.used(request.state.tenant)})
+        return json_response(found | {"tenant": request.state.tenant.name, "usage": self.tenants.usage(request.state.tenant)})
 
     async def metrics(self, request: Request) -> Response:
         tenant: Tenant | None = request.state.tenant
-        everything = tenant is None or tenant.metrics or self.tenants.names == (tenant.name,)  # nobody else is there
+        everything = tenant is None or tenant.metrics_only or self.tenants.names == (tenant.name,)  # nobody else is there
         mine = None if everything or tenant is None else tenant.name
         shown = exposition([self.meter.numbers(), await self.backend.metrics()], mine)
         return Response(shown, media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -375,25 +394,25 @@ class Api:
             found = await self.backend.status(None)
         except Exception as error:
             LOG.exception("the service does not say how it is")
-            raise Refused("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
+            raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
-        return answer({"status": "ok" if good else "degraded", "why": "" if good else "the learner has failed"})
+        return json_response({"status": "ok" if good else "degraded", "why": "" if good else "the learner has failed"})
 
 
-def _found(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:
+def _require_row(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:
     if row is None:
-        raise Refused(message, 404, code=code)
+        raise ApiError(message, 404, code=code)
     return row
 
 
-def _model(row: Mapping[str, Any]) -> dict[str, Any]:
+def _model_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"object": "model", "created": 0, "owned_by": "learngraph", **row}
 
 
 # The application
 
 
-class Outer:
+class RequestMiddleware:
     """Around everything: an id for each request, its metrics, and a 500 that says nothing of us where something broke."""
 
     def __init__(self, app: ASGIApp, meter: Meter) -> None:
@@ -413,18 +432,18 @@ class Outer:
             await send(message)
 
         self.meter.change("learngraph_http_requests_in_progress", {}, 1)
-        REQUEST.set(id)
+        REQUEST_ID.set(id)
         try:
             await self.app(scope, receive, sending)
-        except (Gone, ClientDisconnect):
+        except (ClientDisconnected, ClientDisconnect):
             self.meter.add("learngraph_disconnects_total", {})
             if not status:  # nobody reads it
-                await answer({}, 499)(scope, receive, sending)
+                await json_response({}, 499)(scope, receive, sending)
         except Exception as error:
             LOG.exception("request %s failed: %s %s", id, scope["method"], scope["path"])
             if status:
                 raise  # what is cut off must not look whole
-            await said(envelope(error))(scope, receive, sending)
+            await error_response(as_api_error(error))(scope, receive, sending)
         finally:
             route = str(getattr(scope.get("route"), "path", "other"))
             labels = {"route": route, "method": scope["method"] if route != "other" else "", "status": str(status)}
@@ -436,7 +455,7 @@ class Outer:
 BEARER = HTTPBearer(auto_error=False, description="An API key.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)]
 
-HELP = {
+METRIC_HELP = {
     "learngraph_http_requests_total": "Requests by route, method and status.",
     "learngraph_http_requests_in_progress": "Requests being answered, streams included.",
     "learngraph_http_request_seconds": "From a request to the end of its answer.",
@@ -448,12 +467,12 @@ HELP = {
 }
 
 
-def app(
-    backend: Backend,
+def make_app(
+    backend: ChatBackend,
     tenants: Tenants,
     *,
-    body: int = 1 << 20,
-    reply_tokens: int = 1024,
+    max_body_bytes: int = 1 << 20,
+    default_max_tokens: int = 1024,
     open_metrics: bool = False,
 ) -> FastAPI:
     """The ASGI application.
@@ -465,27 +484,27 @@ def app(
         reply_tokens: longest reply where a chat request names none.
         open_metrics: /metrics needs no key.
     """
-    meter = Meter(HELP)
-    api = Api(backend, tenants, meter, body, reply_tokens)
+    meter = Meter(METRIC_HELP)
+    api = ChatApi(backend, tenants, meter, max_body_bytes, default_max_tokens)
 
-    def who(credentials: HTTPAuthorizationCredentials | None) -> Tenant:
+    def authenticate(credentials: HTTPAuthorizationCredentials | None) -> Tenant:
         if credentials is None:
             message = "no API key: send the header `Authorization: Bearer KEY`"
-        elif (tenant := tenants.who(credentials.credentials)) is not None:
+        elif (tenant := tenants.tenant_for_key(credentials.credentials)) is not None:
             return tenant
         else:
             message = "this API key is not known here"
-        raise Refused(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        raise ApiError(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
-    async def chats(request: Request, credentials: Credentials = None) -> None:
-        tenant = who(credentials)
-        if tenant.metrics:
-            raise Refused("this key reads /metrics only", 403, code="metrics_only")
+    async def require_chat_key(request: Request, credentials: Credentials = None) -> None:
+        tenant = authenticate(credentials)
+        if tenant.metrics_only:
+            raise ApiError("this key reads /metrics only", 403, code="metrics_only")
         tenants.admit(tenant)
         request.state.tenant = tenant
 
-    async def reads(request: Request, credentials: Credentials = None) -> None:
-        request.state.tenant = None if open_metrics else who(credentials)
+    async def require_metrics_key(request: Request, credentials: Credentials = None) -> None:
+        request.state.tenant = None if open_metrics else authenticate(credentials)
         if request.state.tenant is not None:
             tenants.admit(request.state.tenant)
 
@@ -499,13 +518,13 @@ def app(
         redirect_slashes=False,
     )
     error: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "description": "An error."}}
-    routes = APIRouter(dependencies=[Depends(chats)], responses=error)
+    routes = APIRouter(dependencies=[Depends(require_chat_key)], responses=error)
 
     def route(
         method: str,
         path: str,
         endpoint: Callable[..., Awaitable[Response]],
-        shape: Any = Object,
+        shape: Any = JsonObject,
         asks: type[BaseModel] | None = None,
         status: int = 200,
         router: APIRouter = routes,
@@ -526,16 +545,16 @@ def app(
             says["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
         known = inspect.signature(endpoint).parameters.keys()
 
-        async def no_others(request: Request) -> None:
+        async def reject_unknown_query(request: Request) -> None:
             if unknown := sorted(request.query_params.keys() - known):
                 name = unknown[0][:100]
-                raise Refused(f"unknown query parameter: {name!r}", param=name, code="unknown_parameter")
+                raise ApiError(f"unknown query parameter: {name!r}", param=name, code="unknown_parameter")
 
         router.add_api_route(
             path,
             endpoint,
             methods=[method],
-            dependencies=[Depends(no_others)],
+            dependencies=[Depends(reject_unknown_query)],
             status_code=status,
             response_class=JSONResponse if not content else Response,
             responses={status: says},
@@ -545,64 +564,66 @@ def app(
 
     route("POST", "/v1/chat/completions", api.chat, Completion, ChatBody)
     route("POST", "/v1/completions", api.text, Completion, TextBody)
-    route("GET", "/v1/models", api.models, Models)
-    route("GET", "/v1/models/{model:path}", api.model, Model)
-    route("POST", "/v1/feedback", api.feedback, Accepted, FeedbackBody, 202)
+    route("GET", "/v1/models", api.models, ModelList)
+    route("GET", "/v1/models/{model:path}", api.model, ModelCard)
+    route("POST", "/v1/feedback", api.feedback, AcceptedJob, FeedbackBody, 202)
     route("GET", "/v1/feedback/{job:path}", api.job)
     route("GET", "/v1/jobs/{job:path}", api.job)
-    route("GET", "/v1/experiences", api.experiences, Listed)
+    route("GET", "/v1/experiences", api.experiences, ListResponse)
     route("DELETE", "/v1/experiences", api.forget_all)
     route("GET", "/v1/experiences/{id}", api.experience)
     route("DELETE", "/v1/experiences/{id}", api.forget)
-    route("POST", "/v1/train", api.train, Accepted, TrainBody, 202)
-    route("GET", "/v1/adapters", api.adapters, Listed)
-    route("POST", "/v1/adapters", api.create, Object, AdapterBody, 201)
+    route("POST", "/v1/train", api.train, AcceptedJob, TrainBody, 202)
+    route("GET", "/v1/adapters", api.adapters, ListResponse)
+    route("POST", "/v1/adapters", api.create, JsonObject, AdapterBody, 201)
     route("GET", "/v1/adapters/{adapter}", api.adapter)
     route("DELETE", "/v1/adapters/{adapter}", api.remove)
-    route("POST", "/v1/adapters/{adapter}/promote", api.promote, Object, VersionBody)
-    route("POST", "/v1/adapters/{adapter}/rollback", api.roll_back, Object, RollBackBody)
+    route("POST", "/v1/adapters/{adapter}/promote", api.promote, JsonObject, VersionBody)
+    route("POST", "/v1/adapters/{adapter}/rollback", api.roll_back, JsonObject, RollBackBody)
     route("GET", "/v1/adapters/{adapter}/export", api.export, content="application/zip")
     route("GET", "/v1/status", api.status)
     made.include_router(routes)
-    counted = APIRouter(dependencies=[Depends(reads)], responses=error)
+    counted = APIRouter(dependencies=[Depends(require_metrics_key)], responses=error)
     route("GET", "/metrics", api.metrics, router=counted, content="text/plain")
     made.include_router(counted)
     free = APIRouter(responses=error)
     route("GET", "/healthz", api.health, Health, router=free)
     made.include_router(free)
-    made.include_router(dashboard.pages(backend, tenants))
+    made.include_router(dashboard.dashboard_router(backend, tenants))
 
     async def root() -> Response:
         return RedirectResponse("/dashboard", 307)
 
     made.add_api_route("/", root, methods=["GET"], include_in_schema=False)
 
-    async def told(request: Request, problem: Exception) -> Response:
-        return said(envelope(problem))
+    async def on_error(request: Request, problem: Exception) -> Response:
+        return error_response(as_api_error(problem))
 
-    async def http(request: Request, problem: Exception) -> Response:
+    async def on_http_error(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, HTTPException)
         message = {404: f"no {request.url.path[:200]!r} here", 405: f"{request.method} is not allowed here"}
         code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code)
         told_so = message.get(problem.status_code, str(problem.detail))
-        return said(Refused(told_so, problem.status_code, code=code, headers=problem.headers))
+        return error_response(ApiError(told_so, problem.status_code, code=code, headers=problem.headers))
 
-    async def invalid(request: Request, problem: Exception) -> Response:
+    async def on_invalid_request(request: Request, problem: Exception) -> Response:
         assert isinstance(problem, RequestValidationError)
         first = problem.errors()[0]
         where = str(first["loc"][-1])
-        return said(Refused(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=where, code="invalid_value"))
+        return error_response(
+            ApiError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=where, code="invalid_value")
+        )
 
-    for kind in (Refused, UserError):
-        made.add_exception_handler(kind, told)
-    made.add_exception_handler(HTTPException, http)
-    made.add_exception_handler(RequestValidationError, invalid)
-    made.add_middleware(Outer, meter=meter)
-    made.openapi = lambda: _schema(made)  # type: ignore[method-assign]
+    for kind in (ApiError, UserError):
+        made.add_exception_handler(kind, on_error)
+    made.add_exception_handler(HTTPException, on_http_error)
+    made.add_exception_handler(RequestValidationError, on_invalid_request)
+    made.add_middleware(RequestMiddleware, meter=meter)
+    made.openapi = lambda: _openapi_schema(made)  # type: ignore[method-assign]
     return made
 
 
-def _schema(made: FastAPI) -> dict[str, Any]:
+def _openapi_schema(made: FastAPI) -> dict[str, Any]:
     """The OpenAPI document: FastAPI's, with the bodies that are checked here, and without its 422, which is a 400 here."""
     if made.openapi_schema is not None:
         return made.openapi_schema
@@ -642,7 +663,7 @@ async def serve(
     application: ASGIApp,
     host: str = "127.0.0.1",
     port: int = 8000,
-    ready: Callable[[str], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
     grace: float = 10.0,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancelled; replies under way have `grace` seconds to end.
@@ -679,8 +700,8 @@ async def serve(
     async def tell() -> None:
         while not server.started:
             await asyncio.sleep(0.01)
-        if ready is not None:
-            ready(url)
+        if on_ready is not None:
+            on_ready(url)
 
     telling, serving = asyncio.create_task(tell()), asyncio.create_task(server.serve([listening]))
     try:

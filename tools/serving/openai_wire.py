@@ -19,26 +19,26 @@ from ...memory.records import ChatRequest, Reply, Sampling, UserError
 T = TypeVar("T", bound=BaseModel)
 
 __all__ = [
-    "Asked",
+    "ApiError",
     "ChatBody",
-    "Refused",
+    "ParsedRequest",
     "TextBody",
-    "chat",
     "chat_choice",
-    "checked",
-    "loads",
-    "refused",
-    "text",
+    "parse_body",
+    "parse_chat",
+    "parse_json",
+    "parse_text",
     "text_choice",
     "text_logprobs",
     "usage",
+    "user_error_as_api_error",
 ]
 
-CHOICES = 16
+MAX_CHOICES = 16
 """Most choices of one request (OpenAI: 128)."""
-DEPTH = 64
+MAX_DEPTH = 64
 """Deepest nesting of a body's JSON."""
-TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
+ERROR_TYPES = {429: "rate_limit_error", 401: "authentication_error", 403: "permission_error"}
 
 UNSUPPORTED = {
     "audio": "replies are text",
@@ -57,7 +57,7 @@ UNSUPPORTED = {
 """OpenAI's fields that are understood and refused, unless null, and what would do."""
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that is answered with an error, in OpenAI's envelope.
 
     Attributes:
@@ -77,7 +77,7 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.message, self.status, self.param, self.code = message, status, param, code
-        self.type = type or TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.type = type or ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.headers = dict(headers or {})
 
     @property
@@ -89,67 +89,67 @@ class Refused(Exception):
 # JSON
 
 
-def loads(body: bytes) -> Any:
+def parse_json(body: bytes) -> Any:
     """A request body's JSON.
 
     Raises:
         Refused: it is none: not UTF-8, NaN or another number that JSON has not, nested deeper than `DEPTH`, half of a surrogate pair.
     """
     try:
-        data = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_float)
+        data = json.loads(body.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite_float)
     except UnicodeDecodeError as error:
-        raise Refused(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
+        raise ApiError(f"the body is not UTF-8 (byte {error.start})", code="invalid_json") from error
     except RecursionError as error:
-        raise Refused(f"the body is nested deeper than {DEPTH} levels", code="invalid_json") from error
+        raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json") from error
     except ValueError as error:  # also whole numbers of more than 4300 digits
-        raise Refused(f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from error
+        raise ApiError(f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from error
     level: list[Any] = [data]
-    for _ in range(DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for item in level:
             if isinstance(item, str):
-                _whole(item)
+                _check_surrogates(item)
             elif isinstance(item, dict):
                 for key in item:
-                    _whole(key)
+                    _check_surrogates(key)
                 below.extend(item.values())
             elif isinstance(item, list):
                 below.extend(item)
         if not below:
             return data
         level = below
-    raise Refused(f"the body is nested deeper than {DEPTH} levels", code="invalid_json")
+    raise ApiError(f"the body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
 
 
-def _no_number(name: str) -> float:
+def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _float(digits: str) -> float:
+def _finite_float(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"{digits[:30]} is too large a number")
     return value
 
 
-def _whole(text: str) -> None:
+def _check_surrogates(text: str) -> None:
     if not text.isascii():
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise Refused("the body has half of a surrogate pair (\\ud800 to \\udfff)", code="invalid_json") from error
+            raise ApiError("the body has half of a surrogate pair (\\ud800 to \\udfff)", code="invalid_json") from error
 
 
 # What is asked
 
 
-class Strict(BaseModel):
+class StrictBody(BaseModel):
     """A body whose every field is known, and of its JSON type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class TextPart(Strict):
+class TextPart(StrictBody):
     """A part of a message's content; there are none but texts."""
 
     type: Literal["text"]
@@ -160,7 +160,7 @@ Content = str | Annotated[list[TextPart], Field(min_length=1)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-]+$")]
 
 
-class Instruction(Strict):
+class SystemMessageBody(StrictBody):
     """What the service's user sets before the chat; `developer` means `system`."""
 
     role: Literal["system", "developer"]
@@ -168,7 +168,7 @@ class Instruction(Strict):
     name: str | None = None
 
 
-class Said(Strict):
+class UserMessageBody(StrictBody):
     """What the user says."""
 
     role: Literal["user"]
@@ -176,14 +176,14 @@ class Said(Strict):
     name: str | None = None
 
 
-class CalledFunction(Strict):
+class CalledFunction(StrictBody):
     """Which function, and its arguments as JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
 
 
-class ToolCall(Strict):
+class ToolCall(StrictBody):
     """A call that the model made."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -191,7 +191,7 @@ class ToolCall(Strict):
     function: CalledFunction
 
 
-class Answered(Strict):
+class AssistantMessageBody(StrictBody):
     """What the model said earlier."""
 
     role: Literal["assistant"]
@@ -204,7 +204,7 @@ class Answered(Strict):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
-class Result(Strict):
+class ToolMessageBody(StrictBody):
     """What a tool gave back."""
 
     role: Literal["tool"]
@@ -212,10 +212,10 @@ class Result(Strict):
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-Message = Annotated[Instruction | Said | Answered | Result, Field(discriminator="role")]
+Message = Annotated[SystemMessageBody | UserMessageBody | AssistantMessageBody | ToolMessageBody, Field(discriminator="role")]
 
 
-class FunctionBody(Strict):
+class FunctionBody(StrictBody):
     """A function that the model may call; its parameters are a JSON schema."""
 
     name: Name
@@ -224,44 +224,44 @@ class FunctionBody(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class ToolBody(StrictBody):
     type: Literal["function"]
     function: FunctionBody
 
 
-class NamedFunction(Strict):
+class NamedFunction(StrictBody):
     name: Name
 
 
-class NamedTool(Strict):
+class NamedTool(StrictBody):
     type: Literal["function"]
     function: NamedFunction
 
 
-class JsonSchema(Strict):
+class JsonSchema(StrictBody):
     name: Name
     description: str | None = None
     schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
-class AsText(Strict):
+class TextFormat(StrictBody):
     type: Literal["text"]
 
 
-class AsObject(Strict):
+class JsonObjectFormat(StrictBody):
     type: Literal["json_object"]
 
 
-class AsSchema(Strict):
+class JsonSchemaFormat(StrictBody):
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-Format = Annotated[AsText | AsObject | AsSchema, Field(discriminator="type")]
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictBody):
     include_usage: bool | None = None
     """A last chunk with the usage of the whole request."""
     include_obfuscation: Literal[False] | None = None
@@ -273,7 +273,7 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Body(Strict):
+class RequestBody(StrictBody):
     """What both kinds of request have."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
@@ -281,7 +281,7 @@ class Body(Strict):
     max_tokens: Positive | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: bool | None = None
@@ -292,17 +292,17 @@ class Body(Strict):
     user: str | None = None
 
 
-class ChatBody(Body):
+class ChatBody(RequestBody):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[ToolBody], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    response_format: Format | None = None
+    response_format: ResponseFormat | None = None
     metadata: (
         Annotated[
             dict[str, str | int],
@@ -320,67 +320,67 @@ class ChatBody(Body):
     prompt_cache_key: str | None = None
 
 
-class TextBody(Body):
+class TextBody(RequestBody):
     """`POST /v1/completions`."""
 
     prompt: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=CHOICES)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
     )
     echo: Literal[False] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request, checked."""
 
     adapter: str
     """The part of `model` after the colon; empty: none is named."""
     requests: tuple[ChatRequest, ...]
     """One for each choice, prompt after prompt."""
-    prompts: int = 1
+    num_prompts: int = 1
     stream: bool = False
-    usage: bool = False
+    with_usage: bool = False
     """The last chunk of the stream is the usage."""
-    tokens: bool = False
+    with_logprobs: bool = False
     """Log-probabilities are shown."""
     one_call: bool = False
     """No more than one tool call is shown."""
     store: bool = True
-    about: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """`family`, `scenario`, `turn`."""
 
 
-def checked(kind: type[T], data: Any) -> T:
+def parse_body(kind: type[T], data: Any) -> T:
     """`data` as a body of this kind.
 
     Raises:
         Refused: which field is not as it must be.
     """
     if not isinstance(data, dict):
-        raise Refused("the body is a JSON object", code="invalid_json")
+        raise ApiError("the body is a JSON object", code="invalid_json")
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise wrong(error.errors(include_url=False, include_context=False), data) from None
+        raise validation_error(error.errors(include_url=False, include_context=False), data) from None
 
 
-def wrong(errors: Sequence[Mapping[str, Any]], data: Any) -> Refused:
+def validation_error(errors: Sequence[Mapping[str, Any]], data: Any) -> ApiError:
     """The most telling of pydantic's errors: the one that is deepest in the data, of what several kinds of value may be."""
-    found = [(*_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
+    found = [(*_error_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
     _, param, error = max(found, key=lambda item: item[0])
     if error["type"] == "extra_forbidden":
-        return Refused(f"unknown field: {param}", param=param, code="unknown_parameter")
+        return ApiError(f"unknown field: {param}", param=param, code="unknown_parameter")
     if error["type"] == "missing":
-        return Refused(f"missing: {param}", param=param, code="missing_required_parameter")
+        return ApiError(f"missing: {param}", param=param, code="missing_required_parameter")
     said = str(error["msg"])
     if error["loc"][-2:] == ("TextPart", "type") or (param.endswith("].type") and ".content[" in param):
         said = f"only text is understood, got {str(error.get('input'))[:40]!r}"
-    return Refused(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value")
+    return ApiError(f"{param}: {said[:1].lower()}{said[1:]}", param=param, code="invalid_value")
 
 
-def _place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str]:
+def _error_place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str]:
     """How deep an error is, and where, as `messages[0].content`; the names of kinds that pydantic puts between are left out."""
     path, depth = "", 0
     for at, part in enumerate(loc):
@@ -391,7 +391,7 @@ def _place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str]:
     return depth, path
 
 
-def chat(data: Any, model: str, features: Collection[str], window: int, default: int) -> Asked:
+def parse_chat(data: Any, model: str, features: Collection[str], window: int, default_max_tokens: int) -> ParsedRequest:
     """What the body of `/v1/chat/completions` asks of a server whose engine has these features.
 
     Args:
@@ -402,11 +402,11 @@ def chat(data: Any, model: str, features: Collection[str], window: int, default:
     Raises:
         Refused: which field cannot be honoured, and why.
     """
-    body = checked(ChatBody, _known(data))
+    body = parse_body(ChatBody, _drop_null_fields(data))
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
-        raise Refused("max_tokens and max_completion_tokens mean the same and differ; give one", param="max_tokens")
+        raise ApiError("max_tokens and max_completion_tokens mean the same and differ; give one", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
-        raise Refused("top_logprobs needs logprobs: true", param="top_logprobs")
+        raise ApiError("top_logprobs needs logprobs: true", param="top_logprobs")
     tools = tuple(tool.model_dump(exclude_none=True) for tool in body.tools or ())
     choice = _tool_choice(body, features)
     if choice == "none" and "tool_choice" not in features:
@@ -414,102 +414,104 @@ def chat(data: Any, model: str, features: Collection[str], window: int, default:
     messages = tuple(map(_message, body.messages))
     if "tools" not in features:
         if tools:
-            raise Refused("this model takes no tools", param="tools", code="unsupported_parameter")
+            raise ApiError("this model takes no tools", param="tools", code="unsupported_parameter")
         if any(message["role"] == "tool" or "tool_calls" in message for message in messages):
-            raise Refused("this model takes no tool calls and no tool messages", param="messages", code="unsupported_parameter")
+            raise ApiError(
+                "this model takes no tool calls and no tool messages", param="messages", code="unsupported_parameter"
+            )
     shape = body.response_format
     if shape is not None and shape.type != "text" and "response_format" not in features:
-        raise Refused("this model's replies are free text", param="response_format", code="unsupported_parameter")
+        raise ApiError("this model's replies are free text", param="response_format", code="unsupported_parameter")
     request = ChatRequest(
         messages=messages,
-        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens or default, window),
+        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens or default_max_tokens, window),
         tools=tools,
         tool_choice=choice,
         response_format=None if shape is None or shape.type == "text" else shape.model_dump(exclude_none=True, by_alias=True),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        more=_more(body, features),
+        more=_extra_options(body, features),
     )
-    return Asked(
-        adapter=_adapter(body.model, model),
-        requests=_choices([request], body.n or 1),
+    return ParsedRequest(
+        adapter=_adapter_name(body.model, model),
+        requests=_repeat_requests([request], body.n or 1),
         stream=bool(body.stream),
-        usage=_with_usage(body),
-        tokens=bool(body.logprobs),
+        with_usage=_wants_usage(body),
+        with_logprobs=bool(body.logprobs),
         one_call=body.parallel_tool_calls is False,
         store=body.store is not False,
-        about=_about(body.metadata or {}),
+        metadata=_parse_metadata(body.metadata or {}),
     )
 
 
-def text(data: Any, model: str, features: Collection[str], window: int) -> Asked:
+def parse_text(data: Any, model: str, features: Collection[str], window: int) -> ParsedRequest:
     """What the body of `/v1/completions` asks; see `chat`."""
-    body = checked(TextBody, _known(data))
+    body = parse_body(TextBody, _drop_null_fields(data))
     if "raw" not in features:
-        raise Refused("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
-    sampling, more = _sampling(body, body.max_tokens or 16, window), _more(body, features)
+        raise ApiError("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
+    sampling, more = _sampling(body, body.max_tokens or 16, window), _extra_options(body, features)
     prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-    if len(prompts) * (body.n or 1) > CHOICES:
-        raise Refused(f"{len(prompts)} prompts, n {body.n}: more than {CHOICES} choices", param="n")
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise ApiError(f"{len(prompts)} prompts, n {body.n}: more than {MAX_CHOICES} choices", param="n")
     requests = [ChatRequest(sampling=sampling, raw=prompt, top_logprobs=body.logprobs, more=more) for prompt in prompts]
-    return Asked(
-        adapter=_adapter(body.model, model),
-        requests=_choices(requests, body.n or 1),
-        prompts=len(prompts),
+    return ParsedRequest(
+        adapter=_adapter_name(body.model, model),
+        requests=_repeat_requests(requests, body.n or 1),
+        num_prompts=len(prompts),
         stream=bool(body.stream),
-        usage=_with_usage(body),
-        tokens=body.logprobs is not None,
+        with_usage=_wants_usage(body),
+        with_logprobs=body.logprobs is not None,
     )
 
 
-def _known(data: Any) -> Any:
+def _drop_null_fields(data: Any) -> Any:
     """The body without OpenAI's other fields where they are null; one that is not is refused."""
     if not isinstance(data, dict):
         return data
     for name in UNSUPPORTED.keys() & data.keys():
         if data[name] is not None:
-            raise Refused(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
+            raise ApiError(f"{name} is not supported: {UNSUPPORTED[name]}", param=name, code="unsupported_parameter")
     return {name: value for name, value in data.items() if name not in UNSUPPORTED}
 
 
-def _adapter(asked: str, model: str) -> str:
+def _adapter_name(model_name: str, model: str) -> str:
     """Which adapter of the model; none: the empty string."""
-    if asked == model:
+    if model_name == model:
         return ""
-    if asked.startswith(f"{model}:") and len(asked) > len(model) + 1:
-        return asked[len(model) + 1 :]
-    raise no_model(asked)
+    if model_name.startswith(f"{model}:") and len(model_name) > len(model) + 1:
+        return model_name[len(model) + 1 :]
+    raise unknown_model(model_name)
 
 
-def no_model(asked: str) -> Refused:
+def unknown_model(name: str) -> ApiError:
     """There is no such model, or not for this tenant."""
-    return Refused(
-        f"there is no model {asked[:100]!r} here; GET /v1/models lists them", 404, param="model", code="model_not_found"
+    return ApiError(
+        f"there is no model {name[:100]!r} here; GET /v1/models lists them", 404, param="model", code="model_not_found"
     )
 
 
-def _sampling(body: Body, most: int, window: int) -> Sampling:
+def _sampling(body: RequestBody, max_tokens: int, window: int) -> Sampling:
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return Sampling(
         temperature=1.0 if body.temperature is None else float(body.temperature),
         top_p=1.0 if body.top_p is None else float(body.top_p),
-        max_tokens=min(most, window),
+        max_tokens=min(max_tokens, window),
         seed=body.seed,
         stop=stop,
     )
 
 
-def _more(body: Body, features: Collection[str]) -> dict[str, Any]:
+def _extra_options(body: RequestBody, features: Collection[str]) -> dict[str, Any]:
     """Options that are not the default, all of them known to the engine."""
     found = {}
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if value := getattr(body, name):
             if name not in features:
-                raise Refused(f"this engine has no {name}", param=name, code="unsupported_parameter")
+                raise ApiError(f"this engine has no {name}", param=name, code="unsupported_parameter")
             found[name] = value
     return found
 
 
-def _choices(requests: Sequence[ChatRequest], n: int) -> tuple[ChatRequest, ...]:
+def _repeat_requests(requests: Sequence[ChatRequest], n: int) -> tuple[ChatRequest, ...]:
     """Each request n times, the i-th with seed + i where there is a seed: the same again would be the same reply."""
 
     def nth(request: ChatRequest, i: int) -> ChatRequest:
@@ -521,19 +523,19 @@ def _choices(requests: Sequence[ChatRequest], n: int) -> tuple[ChatRequest, ...]
     return tuple(nth(request, i) for request in requests for i in range(n))
 
 
-def _with_usage(body: Body) -> bool:
+def _wants_usage(body: RequestBody) -> bool:
     if body.stream_options is not None and not body.stream:
-        raise Refused("stream_options needs stream: true", param="stream_options")
+        raise ApiError("stream_options needs stream: true", param="stream_options")
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def _about(metadata: Mapping[str, str | int]) -> dict[str, Any]:
+def _parse_metadata(metadata: Mapping[str, str | int]) -> dict[str, Any]:
     for name, value in metadata.items():
         if len(name) > 64 or len(str(value)[:600]) > 512:
-            raise Refused("metadata: keys have up to 64 characters and values up to 512", param="metadata")
+            raise ApiError("metadata: keys have up to 64 characters and values up to 512", param="metadata")
     turn = metadata.get("turn", 0)
     if not str(turn).isascii() or not str(turn).isdigit() or len(str(turn)) > 9:
-        raise Refused(f"metadata.turn: a whole number from 0, got {str(turn)[:40]!r}", param="metadata.turn")
+        raise ApiError(f"metadata.turn: a whole number from 0, got {str(turn)[:40]!r}", param="metadata.turn")
     return {"family": str(metadata.get("family", "")), "scenario": str(metadata.get("scenario", "")), "turn": int(turn)}
 
 
@@ -543,30 +545,30 @@ def _tool_choice(body: ChatBody, features: Collection[str]) -> Any:
         return None
     names = [tool.function.name for tool in body.tools or ()]
     if not names:
-        raise Refused("tool_choice needs tools", param="tool_choice")
+        raise ApiError("tool_choice needs tools", param="tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
-        raise Refused(f"tool_choice: no tool is named {choice.function.name!r}", param="tool_choice")
+        raise ApiError(f"tool_choice: no tool is named {choice.function.name!r}", param="tool_choice")
     if choice != "none" and "tools" in features and "tool_choice" not in features:
-        raise Refused("this model decides by itself whether to call a tool", param="tool_choice", code="unsupported_parameter")
+        raise ApiError("this model decides by itself whether to call a tool", param="tool_choice", code="unsupported_parameter")
     return choice if isinstance(choice, str) else choice.model_dump()
 
 
-def _message(message: Instruction | Said | Answered | Result) -> dict[str, Any]:
+def _message(message: SystemMessageBody | UserMessageBody | AssistantMessageBody | ToolMessageBody) -> dict[str, Any]:
     """A message as an engine gets it: `developer` is `system`, and the content one text."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
     found: dict[str, Any] = {"role": role, "content": content}
-    if isinstance(message, Result):
+    if isinstance(message, ToolMessageBody):
         return found | {"tool_call_id": message.tool_call_id}
     if message.name is not None:
         found["name"] = message.name
-    if isinstance(message, Answered):
+    if isinstance(message, AssistantMessageBody):
         if message.tool_calls:
             found["tool_calls"] = [call.model_dump() for call in message.tool_calls]
         elif content is None:
-            raise Refused("messages: an assistant message has content, or tool_calls", param="messages")
+            raise ApiError("messages: an assistant message has content, or tool_calls", param="messages")
     return found
 
 
@@ -587,15 +589,15 @@ def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
     }
 
 
-def calls(reply: Reply, one: bool) -> list[dict[str, Any]]:
+def reply_calls(reply: Reply, first_only: bool) -> list[dict[str, Any]]:
     """The reply's tool calls, in OpenAI's shape; `one`: the first."""
-    return [dict(call) for call in (reply.tool_calls[:1] if one else reply.tool_calls)]
+    return [dict(call) for call in (reply.tool_calls[:1] if first_only else reply.tool_calls)]
 
 
 def chat_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] | None, one_call: bool) -> dict[str, Any]:
     """A choice of a chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
-    if found := calls(reply, one_call):
+    if found := reply_calls(reply, one_call):
         message |= {"content": reply.text or None, "tool_calls": found}
     shown = None if logprobs is None else {"content": [dict(token) for token in logprobs], "refusal": None}
     return {"index": index, "message": message, "logprobs": shown, "finish_reason": reply.finish}
@@ -647,7 +649,7 @@ PUBLIC = {
 """What is told of errors whose own words name files; others have their attribute `public`."""
 
 
-def refused(error: UserError) -> Refused:
+def user_error_as_api_error(error: UserError) -> ApiError:
     """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request.
 
     One with words for the public is a fault of ours: it gets these and a status from 500 on, and its own words are for the log.
@@ -659,4 +661,4 @@ def refused(error: UserError) -> Refused:
         status, code = STATUSES["Unavailable"]
     wait = getattr(error, "retry_after", 1.0)
     headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
-    return Refused(public or str(error), status, code=code, headers=headers)
+    return ApiError(public or str(error), status, code=code, headers=headers)

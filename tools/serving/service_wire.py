@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from .openai_wire import Strict
+from .openai_wire import StrictBody
 
-NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 """Names of tenants and adapters."""
 
 
-class FeedbackBody(Strict):
+class FeedbackBody(StrictBody):
     """What somebody says of a reply: a reward, or whether it was a success, or words; words go with either."""
 
     response_id: Annotated[str, Field(min_length=1, max_length=256)]
@@ -23,26 +23,26 @@ class FeedbackBody(Strict):
     source: Annotated[str, Field(min_length=1, max_length=64)] = "user"
 
 
-class TrainBody(Strict):
+class TrainBody(StrictBody):
     """Take gradient steps now, without waiting for more feedback."""
 
-    adapter: Annotated[str, Field(pattern=NAME)] = "default"
+    adapter: Annotated[str, Field(pattern=NAME_PATTERN)] = "default"
     steps: Annotated[int, Field(ge=1, le=1000)] = 1
 
 
-class AdapterBody(Strict):
+class AdapterBody(StrictBody):
     """A new adapter, which starts as the base model."""
 
-    adapter: Annotated[str, Field(pattern=NAME)]
+    adapter: Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
-class VersionBody(Strict):
+class VersionBody(StrictBody):
     """A version by its label, or its name."""
 
     version: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class RollBackBody(Strict):
+class RollBackBody(StrictBody):
     """Where to: a version, `base`, or (null) the one that was live before."""
 
     to: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -73,25 +73,25 @@ class Completion(BaseModel):
     usage: dict[str, Any]
 
 
-class Model(BaseModel):
+class ModelCard(BaseModel):
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
 
 
-class Models(BaseModel):
+class ModelList(BaseModel):
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Listed(BaseModel):
+class ListResponse(BaseModel):
     object: Literal["list"]
     data: list[dict[str, Any]]
     has_more: bool
 
 
-class Accepted(BaseModel):
+class AcceptedJob(BaseModel):
     """Work that is done later; GET /v1/jobs/{job} says how it went."""
 
     job: str
@@ -105,4 +105,4 @@ class Health(BaseModel):
     why: str
 
 
-Object = dict[str, Any]
+JsonObject = dict[str, Any]

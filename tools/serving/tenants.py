@@ -34,13 +34,13 @@ from typing import Any
 
 from ...memory.records import UserError
 
-__all__ = ["Limits", "Tenant", "Tenants", "TooMany", "read"]
+__all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenants"]
 
-NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _DAY = 86_400
 
 
-class TooMany(UserError):
+class RateLimitExceeded(UserError):
     """A limit is reached.
 
     Attributes:
@@ -55,7 +55,7 @@ class TooMany(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """What one tenant may."""
 
     requests_per_minute: float | None = None
@@ -73,8 +73,8 @@ class Tenant:
     """Whose a key is."""
 
     name: str
-    limits: Limits = field(default_factory=Limits)
-    metrics: bool = False
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    metrics_only: bool = False
     """Its keys read /metrics, of all tenants, and do nothing else."""
 
 
@@ -113,7 +113,7 @@ class Tenants:
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
 
-    def who(self, key: str) -> Tenant | None:
+    def tenant_for_key(self, key: str) -> Tenant | None:
         """Whose key this is; None: nobody's."""
         asked = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
         found = None
@@ -125,11 +125,11 @@ class Tenants:
     @property
     def names(self) -> tuple[str, ...]:
         """All tenants that can chat."""
-        return tuple(dict.fromkeys(tenant.name for _, tenant in self._keys if not tenant.metrics))
+        return tuple(dict.fromkeys(tenant.name for _, tenant in self._keys if not tenant.metrics_only))
 
-    def named(self, name: str) -> Tenant | None:
+    def tenant_by_name(self, name: str) -> Tenant | None:
         """The tenant of this name."""
-        return next((tenant for _, tenant in self._keys if tenant.name == name and not tenant.metrics), None)
+        return next((tenant for _, tenant in self._keys if tenant.name == name and not tenant.metrics_only), None)
 
     def admit(self, tenant: Tenant) -> None:
         """Count one request.
@@ -142,16 +142,18 @@ class Tenants:
             return
         most = max(1.0, rate)
         with self._lock:
-            counts, now = self._of(tenant), self._monotonic()
+            counts, now = self._counts_for(tenant), self._monotonic()
             counts.bucket = min(most, counts.bucket + (now - counts.filled) * rate / 60)
             counts.filled = now
             if counts.bucket < 1:
                 wait = (1 - counts.bucket) * 60 / rate
-                raise TooMany(f"more than {rate:g} requests in a minute; the next may come in {math.ceil(wait)} s", wait)
+                raise RateLimitExceeded(
+                    f"more than {rate:g} requests in a minute; the next may come in {math.ceil(wait)} s", wait
+                )
             counts.bucket -= 1
 
     @contextmanager
-    def replying(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
+    def reserve_streams(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
         """Around the making of so many replies.
 
         Raises:
@@ -159,17 +161,17 @@ class Tenants:
         """
         limits = tenant.limits
         with self._lock:
-            counts = self._of(tenant)
-            self._turn(counts)
+            counts = self._counts_for(tenant)
+            self._roll_day(counts)
             if limits.tokens_per_day is not None and counts.tokens >= limits.tokens_per_day:
                 rest = (counts.day + 1) * _DAY - self._clock()
-                raise TooMany(
+                raise RateLimitExceeded(
                     f"all {limits.tokens_per_day} tokens of the day are used; the next day begins in {rest / 3600:.1f} h (UTC)",
                     rest,
                     "insufficient_quota",
                 )
             if counts.streams + choices > limits.streams:
-                raise TooMany(
+                raise RateLimitExceeded(
                     f"{counts.streams} replies are being made and {choices} more would exceed {limits.streams} at once", 1.0
                 )
             counts.streams += choices
@@ -182,15 +184,15 @@ class Tenants:
     def spend(self, tenant: Tenant, tokens: int) -> None:
         """Count tokens against the tenant's day."""
         with self._lock:
-            counts = self._of(tenant)
-            self._turn(counts)
+            counts = self._counts_for(tenant)
+            self._roll_day(counts)
             counts.tokens += tokens
 
-    def used(self, tenant: Tenant) -> dict[str, int | None]:
+    def usage(self, tenant: Tenant) -> dict[str, int | None]:
         """Tokens of today and of each day, replies being made and how many may be."""
         with self._lock:
-            counts = self._of(tenant)
-            self._turn(counts)
+            counts = self._counts_for(tenant)
+            self._roll_day(counts)
             return {
                 "tokens_today": counts.tokens,
                 "tokens_per_day": tenant.limits.tokens_per_day,
@@ -198,17 +200,17 @@ class Tenants:
                 "streams_at_once": tenant.limits.streams,
             }
 
-    def _of(self, tenant: Tenant) -> _Counts:
+    def _counts_for(self, tenant: Tenant) -> _Counts:
         return self._counts.setdefault(tenant.name, _Counts())
 
-    def _turn(self, counts: _Counts) -> None:
+    def _roll_day(self, counts: _Counts) -> None:
         """Begin a new day, if one has begun."""
         today = int(self._clock() // _DAY)
         if counts.day != today:
             counts.day, counts.tokens = today, 0
 
 
-def read(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys: Sequence[str] = ()) -> Tenants:
+def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys: Sequence[str] = ()) -> Tenants:
     """The tenants of a service: `keys` are those of the tenant `default`, `file` names others (see above).
 
     Raises:
@@ -218,7 +220,7 @@ def read(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys:
 
     def add(key: object, tenant: Tenant, where: str) -> None:
         if not isinstance(key, str) or not key.isascii() or not key.isprintable() or not key or " " in key:
-            raise UserError(f"{where}: a key is text without spaces, of ASCII characters, got {_shown(key)}")
+            raise UserError(f"{where}: a key is text without spaces, of ASCII characters, got {_describe_key(key)}")
         if key.startswith("sha256:") and not re.fullmatch(r"sha256:[0-9a-f]{64}", key):
             raise UserError(f"{where}: sha256: is followed by 64 hex digits (0-9, a-f); sha256sum prints them")
         digest = f"sha256:{_plain_digest(key).hex()}"
@@ -227,17 +229,17 @@ def read(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys:
 
     for key in keys:
         add(key, Tenant("default"), "--api-key")
-    for name, (entry, tenant) in _file(Path(file)).items() if file is not None else ():
+    for name, (entry, tenant) in _read_key_file(Path(file)).items() if file is not None else ():
         for key in entry:
             add(key, tenant, f"{file}: {name}")
     for key in metrics_keys:
-        add(key, Tenant("metrics", metrics=True), "the key for /metrics")
-    if all(tenant.metrics for tenant in found.values()):
+        add(key, Tenant("metrics", metrics_only=True), "the key for /metrics")
+    if all(tenant.metrics_only for tenant in found.values()):
         raise UserError("no API key: --api-key KEY, or a file of keys, says who may chat")
     return Tenants(found)
 
 
-def _file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
+def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
     """Name -> (keys, tenant) of a key file."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
@@ -253,10 +255,10 @@ def _file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
         raise UserError(f"the keys in {path} are not YAML ({where}: {what or type(error).__name__})") from None
     if not isinstance(data, dict) or not data:
         raise UserError(f"{path}: names tenants, each with its keys, as in `acme: {{keys: [secret]}}`")
-    known = {item.name for item in fields(Limits)}
+    known = {item.name for item in fields(TenantLimits)}
     found = {}
     for name, entry in data.items():
-        if not isinstance(name, str) or not NAME.fullmatch(name):
+        if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
             raise UserError(f"{path}: a tenant's name is of a-z, 0-9, _ and -, at most 63 characters, got {name!r}")
         if not isinstance(entry, dict) or not isinstance(entry.get("keys"), list) or not entry["keys"]:
             raise UserError(f"{path}: {name} has no list `keys`, as in `{name}: {{keys: [secret]}}`")
@@ -272,7 +274,7 @@ def _file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
             limits[limit] = value
         if not isinstance(entry.get("metrics", False), bool):
             raise UserError(f"{path}: {name}: metrics is true or false, got {entry['metrics']!r}")
-        found[name] = (entry["keys"], Tenant(name, Limits(**limits), entry.get("metrics", False)))
+        found[name] = (entry["keys"], Tenant(name, TenantLimits(**limits), entry.get("metrics", False)))
     return found
 
 
@@ -281,6 +283,6 @@ def _plain_digest(key: str) -> bytes:
     return bytes.fromhex(key[7:]) if key.startswith("sha256:") else hashlib.sha256(key.encode()).digest()
 
 
-def _shown(key: object) -> str:
+def _describe_key(key: object) -> str:
     """What of a bad key may be shown: no more than its kind and length."""
     return f"a text of {len(key)} characters" if isinstance(key, str) else type(key).__name__

@@ -31,18 +31,18 @@ from typing import Any
 import aiohttp
 
 from ...memory.records import ChatRequest, Piece, Reply, UserError
-from ..models.api_posts import run
+from ..models.api_posts import run_in_background
 
 __all__ = ["AdapterError", "Unavailable", "UnknownVersion", "VllmEngine", "WindowError"]
 
 log = logging.getLogger(__name__)
 
 FEATURES = ("tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw")
-NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What would change the distribution, set so that it does not."""
 PROBES = ("The", "Once upon a time", "1 2", "a")
 """What the server is asked at the start; the first answer that leaves room for doubt tells its log-probabilities' kind."""
-LINE = 1 << 22
+MAX_LINE_BYTES = 1 << 22
 """Longest line of a stream, in bytes."""
 
 
@@ -74,11 +74,11 @@ class _Version:
     label: str
     folder: Path
     ready: asyncio.Lock = field(default_factory=asyncio.Lock)
-    listed: bool = False
-    leaving: bool = False
-    running: int = 0
+    is_listed: bool = False
+    is_leaving: bool = False
+    num_running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
-    going: asyncio.Task[None] | None = None
+    unload_task: asyncio.Task[None] | None = None
     """Its unloading, once, however many ask for it."""
 
 
@@ -98,11 +98,18 @@ class VllmEngine:
     """
 
     def __init__(
-        self, model: str, url: str, base: str = "", *, key: str | None = None, timeout: float = 120.0, patience: float = 300.0
+        self,
+        model: str,
+        url: str,
+        base: str = "",
+        *,
+        key: str | None = None,
+        timeout: float = 120.0,
+        load_timeout: float = 300.0,
     ) -> None:
         self.model, self.base = model, base
         self.features = frozenset(FEATURES)
-        self._url, self._patience = url.rstrip("/"), patience
+        self._url, self._load_timeout = url.rstrip("/"), load_timeout
         self._root = self._url.removesuffix("/v1")
         key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -110,11 +117,11 @@ class VllmEngine:
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._versions: dict[str, _Version] = {}
         self._closed = False
-        self.window, self.processed = run(self._look())
+        self.window, self.has_processed_logprobs = run_in_background(self._inspect_server())
 
     # At the start
 
-    async def _look(self) -> tuple[int, bool]:
+    async def _inspect_server(self) -> tuple[int, bool]:
         """The window, and whether log-probabilities are those of the distribution sampled from."""
         try:
             cards = (await self._json("GET", f"{self._url}/models"))["data"]
@@ -122,13 +129,13 @@ class VllmEngine:
             if card is None:
                 raise UserError(f"{self._url} has no model {self.model!r}; it has {[card['id'] for card in cards]}")
             window = int(card.get("max_model_len") or 2**31)
-            return window, await self._processed()
+            return window, await self._probe_logprobs_mode()
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self._url} does not answer as a vLLM server does: {error!r}") from error
         finally:
             await self._sessions.pop(asyncio.get_running_loop()).close()
 
-    async def _processed(self) -> bool:
+    async def _probe_logprobs_mode(self) -> bool:
         """Ask the same at two temperatures: raw log-probabilities do not change, processed ones do."""
         for text in PROBES:
             found: list[float] = []
@@ -140,7 +147,7 @@ class VllmEngine:
                     "temperature": temperature,
                     "top_p": 1.0,
                 }
-                body |= {"logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL
+                body |= {"logprobs": 1, "seed": 0, "return_token_ids": True} | NEUTRAL_SAMPLING
                 choice = (await self._json("POST", f"{self._url}/completions", body))["choices"][0]
                 if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
                     raise UserError(
@@ -165,10 +172,10 @@ class VllmEngine:
             Unavailable: the server is gone, overloaded, or broke off.
         """
         self._check(request)
-        async with self._held(version) as name:
+        async with self._use_version(version) as name:
             body = self._body(request, name)
             path = "completions" if request.raw is not None else "chat/completions"
-            growing = _Growing(version, request.top_logprobs is not None)
+            growing = _StreamedReply(version, request.top_logprobs is not None)
             again = 2
             while True:
                 try:
@@ -176,14 +183,14 @@ class VllmEngine:
                         if (piece := growing.take(event)) is not None:
                             yield piece
                     break
-                except _Missing as error:  # the server was started anew since
-                    if growing.begun or not again or version not in self._versions:
+                except _ModelMissing as error:  # the server was started anew since
+                    if growing.has_begun or not again or version not in self._versions:
                         raise UnknownVersion(f"the server has no version {version or self.model!r}: {error}") from error
-                    self._versions[version].listed = False
-                    await self._list(self._versions[version])
-                except _TooLong as error:
-                    room = await self._room(request, name)
-                    if growing.begun or not again or room < 1 or room >= body["max_tokens"]:
+                    self._versions[version].is_listed = False
+                    await self._load_on_server(self._versions[version])
+                except _WindowExceeded as error:
+                    room = await self._reply_room(request, name)
+                    if growing.has_begun or not again or room < 1 or room >= body["max_tokens"]:
                         raise WindowError(str(error)) from error
                     body["max_tokens"] = room  # a reply ends at the window's end
                 again -= 1
@@ -194,7 +201,7 @@ class VllmEngine:
         if self._closed:
             raise Unavailable("the engine is closed")
         bent = sampling.temperature not in (0, 1) or sampling.top_p != 1 or any(request.more.get(name) for name in FEATURES)
-        if bent and not self.processed:
+        if bent and not self.has_processed_logprobs:
             raise UserError(
                 f"temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, penalties and logit_bias need a server that returns "
                 "the log-probabilities it draws from (vllm serve --logprobs-mode processed_logprobs); this one returns those "
@@ -211,7 +218,7 @@ class VllmEngine:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            **NEUTRAL,
+            **NEUTRAL_SAMPLING,
             **{key: value for key, value in request.more.items() if value is not None},
         }
         if sampling.seed is not None:
@@ -229,7 +236,7 @@ class VllmEngine:
             body["response_format"] = request.response_format
         return body
 
-    async def _room(self, request: ChatRequest, name: str) -> int:
+    async def _reply_room(self, request: ChatRequest, name: str) -> int:
         """Tokens that a reply to this prompt may have."""
         body: dict[str, Any] = {"model": name}
         if request.raw is not None:
@@ -245,9 +252,9 @@ class VllmEngine:
 
     # Versions
 
-    def loaded(self) -> tuple[str, ...]:
+    def loaded_versions(self) -> tuple[str, ...]:
         """Labels that can be asked for."""
-        return tuple(label for label, version in self._versions.items() if version.listed and not version.leaving)
+        return tuple(label for label, version in self._versions.items() if version.is_listed and not version.is_leaving)
 
     async def load(self, version: str, folder: Path | str) -> None:
         """Make the server load a version under its label, beside the others, and see that it is listed. Twice is once. One that is
@@ -260,21 +267,21 @@ class VllmEngine:
         folder = Path(folder)
         if not version or version == self.model:
             raise AdapterError(f"a version cannot be called {version!r}: that is the base model")
-        while (found := self._versions.get(version)) is not None and found.leaving:
+        while (found := self._versions.get(version)) is not None and found.is_leaving:
             await self.unload(version)
         if found is not None and found.folder != folder:
             raise AdapterError(f"version {version} was loaded from another folder; versions do not change, give it a new label")
         if found is None:
-            self._of_this_base(version, folder)
+            self._check_base(version, folder)
             found = self._versions[version] = _Version(version, folder)
         try:
-            await self._list(found)
+            await self._load_on_server(found)
         except BaseException:
-            if not found.listed and not found.running:
+            if not found.is_listed and not found.num_running:
                 self._versions.pop(version, None)
             raise
 
-    def _of_this_base(self, label: str, folder: Path) -> None:
+    def _check_base(self, label: str, folder: Path) -> None:
         if not (folder / "adapter_config.json").is_file() or not (folder / "adapter_model.safetensors").is_file():
             raise AdapterError(f"version {label}: its folder has no adapter_config.json or no adapter_model.safetensors")
         with suppress(FileNotFoundError):
@@ -285,39 +292,39 @@ class VllmEngine:
             if self.base and base and base != self.base:
                 raise AdapterError(f"version {label} is of another base model ({base}); this server has {self.base}")
 
-    async def _list(self, version: _Version) -> None:
+    async def _load_on_server(self, version: _Version) -> None:
         async with version.ready:
-            if version.listed:
+            if version.is_listed:
                 return
             body = {"lora_name": version.label, "lora_path": str(version.folder.resolve())}
-            limit = aiohttp.ClientTimeout(total=self._patience)
+            limit = aiohttp.ClientTimeout(total=self._load_timeout)
             try:
                 await self._json("POST", f"{self._url}/load_lora_adapter", body, limit, read=False)
-            except _Refused as error:  # "already loaded": by an engine before us; a label has one content
-                if version.label not in await self._listed():
+            except _RequestRefused as error:  # "already loaded": by an engine before us; a label has one content
+                if version.label not in await self._fetch_labels():
                     raise AdapterError(f"the server does not load version {version.label}: {error}") from error
-            if version.label not in await self._listed():
+            if version.label not in await self._fetch_labels():
                 raise Unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
-            version.listed = True
+            version.is_listed = True
 
-    async def _listed(self) -> set[str]:
+    async def _fetch_labels(self) -> set[str]:
         return {str(card.get("id")) for card in (await self._json("GET", f"{self._url}/models")).get("data", [])}
 
     @asynccontextmanager
-    async def _held(self, label: str) -> AsyncIterator[str]:
+    async def _use_version(self, label: str) -> AsyncIterator[str]:
         """The name to ask for, while nobody unloads it."""
         if not label:
             yield self.model
             return
         version = self._versions.get(label)
-        if version is None or version.leaving or not version.listed:
-            raise UnknownVersion(f"version {label} is not loaded; there are {list(self.loaded())}")
-        version.running += 1
+        if version is None or version.is_leaving or not version.is_listed:
+            raise UnknownVersion(f"version {label} is not loaded; there are {list(self.loaded_versions())}")
+        version.num_running += 1
         try:
             yield label
         finally:
-            version.running -= 1
-            if not version.running:
+            version.num_running -= 1
+            if not version.num_running:
                 version.idle.set()
 
     async def unload(self, version: str) -> None:
@@ -325,17 +332,17 @@ class VllmEngine:
         found = self._versions.get(version)
         if found is None:
             return
-        found.leaving = True
-        if found.going is None:
-            found.going = asyncio.create_task(self._go(found))
-        await asyncio.shield(found.going)
+        found.is_leaving = True
+        if found.unload_task is None:
+            found.unload_task = asyncio.create_task(self._unload_when_idle(found))
+        await asyncio.shield(found.unload_task)
 
-    async def _go(self, version: _Version) -> None:
-        while version.running:
+    async def _unload_when_idle(self, version: _Version) -> None:
+        while version.num_running:
             version.idle.clear()
             await version.idle.wait()
         try:
-            with suppress(_Refused):  # 404: it is gone already
+            with suppress(_RequestRefused):  # 404: it is gone already
                 await self._json("POST", f"{self._url}/unload_lora_adapter", {"lora_name": version.label}, read=False)
         finally:
             self._versions.pop(version.label, None)
@@ -355,7 +362,7 @@ class VllmEngine:
         if loop not in self._sessions or self._sessions[loop].closed:
             connector = aiohttp.TCPConnector(limit=0)
             self._sessions[loop] = aiohttp.ClientSession(
-                connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=LINE
+                connector=connector, timeout=self._timeout, headers=self._headers, read_bufsize=MAX_LINE_BYTES
             )
         return self._sessions[loop]
 
@@ -371,7 +378,7 @@ class VllmEngine:
         try:
             async with self._session().request(method, url, json=body, timeout=timeout or self._timeout) as response:
                 content = await response.read()
-                _raise(response.status, content)
+                _raise_for_status(response.status, content)
                 return json.loads(content) if read else None
         except TimeoutError as error:
             raise Unavailable(f"{self._url} does not answer in time") from error
@@ -383,7 +390,7 @@ class VllmEngine:
         try:
             async with self._session().post(url, json=body) as response:
                 if response.status >= 400:
-                    _raise(response.status, await response.read())
+                    _raise_for_status(response.status, await response.read())
                 async for line in response.content:
                     text = line.strip()
                     if not text.startswith(b"data:"):
@@ -393,7 +400,7 @@ class VllmEngine:
                         return
                     event = json.loads(text)
                     if "error" in event:
-                        _raise(int(event["error"].get("code") or 500), text)
+                        _raise_for_status(int(event["error"].get("code") or 500), text)
                     yield event
         except TimeoutError as error:
             raise Unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
@@ -405,19 +412,19 @@ class VllmEngine:
 # Answers
 
 
-class _Refused(UserError):
+class _RequestRefused(UserError):
     """The server says that the request is wrong."""
 
 
-class _Missing(_Refused):
+class _ModelMissing(_RequestRefused):
     """... that it has no such model."""
 
 
-class _TooLong(_Refused):
+class _WindowExceeded(_RequestRefused):
     """... that prompt and reply do not fit its window."""
 
 
-def _raise(status: int, content: bytes) -> None:
+def _raise_for_status(status: int, content: bytes) -> None:
     """The server's errors as ours: what is the request's fault stays so, in the server's words; all else is unavailability."""
     if status < 400:
         return
@@ -430,18 +437,18 @@ def _raise(status: int, content: bytes) -> None:
     if status in (401, 403):
         raise Unavailable(f"the vLLM server refuses our key (status {status}); VLLM_API_KEY is where it comes from")
     if status == 404:
-        raise _Missing(text)
+        raise _ModelMissing(text)
     if status in (400, 413, 422):
         long = any(phrase in text.lower() for phrase in ("maximum context length", "max_model_len", "max_tokens is too large"))
-        raise (_TooLong if long else _Refused)(text)
+        raise (_WindowExceeded if long else _RequestRefused)(text)
     raise Unavailable(f"the vLLM server answers with status {status}: {text}")
 
 
-class _Growing:
+class _StreamedReply:
     """A reply as its events come in."""
 
     def __init__(self, version: str, shown: bool) -> None:
-        self.version, self.shown, self.begun = version, shown, False
+        self.version, self.shows_logprobs, self.has_begun = version, shown, False
         self.text = ""
         self.prompt: list[int] = []
         self.tokens: list[int] = []
@@ -456,7 +463,7 @@ class _Growing:
         self.cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached)
         self.prompt = list(event.get("prompt_token_ids") or self.prompt)
         for choice in event.get("choices") or ():
-            self.begun = True
+            self.has_begun = True
             self.prompt = list(choice.get("prompt_token_ids") or self.prompt)
             self.tokens += choice.get("token_ids") or ()
             delta = choice.get("delta")
@@ -467,8 +474,8 @@ class _Growing:
             for call in (delta or {}).get("tool_calls") or ():
                 self._call(call)
             self.finish = choice.get("finish_reason") or self.finish
-            if text or (entries and self.shown):
-                return Piece(text, tuple(entries) if self.shown else ())
+            if text or (entries and self.shows_logprobs):
+                return Piece(text, tuple(entries) if self.shows_logprobs else ())
         return None
 
     def _call(self, part: Mapping[str, Any]) -> None:

@@ -47,26 +47,26 @@ from .lora import (
     Example,
     LoRA,
     Objective,
-    Read,
-    Sample,
-    Stepped,
-    adapt,
-    changes,
-    critic,
+    OptimizerStepResult,
+    ReplyLogprobs,
+    TrainingSample,
+    attach_lora,
     learn,
-    optimizer,
-    read,
+    lora_parameters,
+    make_critic,
+    make_optimizer,
     read_optimizer,
+    reply_logprobs,
     write_adapter,
     write_optimizer,
 )
-from .losses import Moments, ema, judge, statistics
+from .losses import RewardMoments, compute_advantages, ema, ratio_statistics
 
-__all__ = ["Learner", "Trainer", "VersionError", "hindsight_block", "made"]
+__all__ = ["InProcessLearner", "LoRATrainer", "VersionError", "hindsight_block", "scratch_folder"]
 
-CONFIG, ADAPTER, MOMENTS = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
-TEACHER, NOTES = "teacher.safetensors", "learner.json"
-BEFORE = "base_model.model."
+CONFIG_FILE, ADAPTER_FILE, OPTIMIZER_FILE = "adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors"
+TEACHER_FILE, NOTES_FILE = "teacher.safetensors", "learner.json"
+PEFT_PREFIX = "base_model.model."
 """What PEFT puts before a tensor's name in a file."""
 
 
@@ -77,7 +77,7 @@ class VersionError(UserError, ValueError):
 # The base model
 
 
-def _own(network: Any) -> Any:
+def _clone_sharing_weights(network: Any) -> Any:
     """A network of its own over the same tensors: no memory, and whatever LoRA layers the other one has are left out of it."""
     shared = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     mine = copy.deepcopy(network, shared)
@@ -110,7 +110,7 @@ def hindsight_block(template: str, feedback: str = "", solution: str = "", reply
     return "\n\n".join(part.substitute(values) for part in shown)
 
 
-def _with_block(request: ChatRequest, block: str) -> ChatRequest:
+def _append_hindsight(request: ChatRequest, block: str) -> ChatRequest:
     """The same conversation, with the block at the end of the last user message."""
     if request.raw is not None:
         return replace(request, raw=f"{block}\n\n{request.raw}")
@@ -119,11 +119,11 @@ def _with_block(request: ChatRequest, block: str) -> ChatRequest:
     if last is None:
         messages.append({"role": "user", "content": block})
     else:
-        last["content"] = f"{_text(last.get('content'))}\n\n{block}"
+        last["content"] = f"{_message_text(last.get('content'))}\n\n{block}"
     return replace(request, messages=tuple(messages))
 
 
-def _text(content: Any) -> str:
+def _message_text(content: Any) -> str:
     """A message's text; OpenAI's API also takes a list of parts."""
     if isinstance(content, list):
         return "".join(part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content)
@@ -141,7 +141,7 @@ def _prompt_ids(model: LocalChatModel, request: ChatRequest) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class _State:
+class _VersionState:
     """A version, in memory."""
 
     tensors: dict[str, Tensor]
@@ -156,12 +156,12 @@ class _State:
         return int(self.notes.get("updates", 0))
 
     @property
-    def moments(self) -> dict[str, Moments]:
-        return {family: Moments(*numbers) for family, numbers in self.notes.get("rewards", {}).items()}
+    def moments(self) -> dict[str, RewardMoments]:
+        return {family: RewardMoments(*numbers) for family, numbers in self.notes.get("rewards", {}).items()}
 
 
 @dataclass(frozen=True)
-class _Material:
+class _TrainingExample:
     """An exchange as it is learned from."""
 
     exchange: Exchange
@@ -179,7 +179,7 @@ class _Material:
         return float(self.exchange.feedback.reward or 0.0) if self.exchange.feedback else 0.0
 
 
-class Trainer:
+class LoRATrainer:
     """The work itself, with folders in place of labels: what `Learner` does here and `WorkerLearner` in another process.
 
     Args:
@@ -191,22 +191,30 @@ class Trainer:
     """
 
     def __init__(
-        self, model: LocalChatModel, lora: LoRA, objective: Objective, hindsight: str = "$feedback", watch: bool = True
+        self, model: LocalChatModel, lora: LoRA, objective: Objective, hindsight: str = "$feedback", measure_kl: bool = True
     ) -> None:
         hindsight_block(hindsight)  # raises for a template that will not do
-        self._model, self._lora, self._objective, self._hindsight, self._watch = model, lora, objective, hindsight, watch
+        self._model, self._lora, self._objective, self._hindsight, self._measure_kl = (
+            model,
+            lora,
+            objective,
+            hindsight,
+            measure_kl,
+        )
         self.base = fingerprint(model)
-        self._network = _own(model.network)
-        self._wrapper = adapt(self._network, lora)
-        live = changes(self._network)
+        self._network = _clone_sharing_weights(model.network)
+        self._wrapper = attach_lora(self._network, lora)
+        live = lora_parameters(self._network)
         self._names = sorted(live)
-        self._live = {name: live[name] for name in self._names}  # walking through the modules for them takes as long as a pass
+        self._lora_parameters = {
+            name: live[name] for name in self._names
+        }  # walking through the modules for them takes as long as a pass
         self._layers = [module for module in self._network.modules() if hasattr(module, "_disable_adapters")]
-        with made(None) as folder:
+        with scratch_folder(None) as folder:
             write_adapter(self._wrapper, folder, None if Path(model.model).exists() else model.model)
-            self._config = (folder / CONFIG).read_bytes()
+            self._config = (folder / CONFIG_FILE).read_bytes()
         self._vocabulary = int(self._network.get_input_embeddings().weight.shape[0])
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _VersionState] = {}
 
     # The three things that a learner is asked
 
@@ -221,19 +229,19 @@ class Trainer:
             UserError: the batch or its parent is not of this learner.
         """
         state = self._state(batch, folder)
-        found, dropped = self._materials(batch)
+        found, dropped = self._training_examples(batch)
         if not found:
             return Correction((), tuple(dropped.items()))
-        self._put(state.tensors)
-        old = [one.logprobs for one in self._read(found)]
+        self._copy_tensors(state.tensors)
+        old = [one.logprobs for one in self._reply_logprobs(found)]
         behaviour = [then if (then := one.behaviour) is not None else now for one, now in zip(found, old, strict=True)]
-        ratios = statistics(old, behaviour, self._objective)
-        dropped |= {one.exchange.id: why for one, why in zip(found, ratios.why, strict=True) if why}
-        kept = tuple(one.exchange.id for one, why in zip(found, ratios.why, strict=True) if not why)
+        ratios = ratio_statistics(old, behaviour, self._objective)
+        dropped |= {one.exchange.id: why for one, why in zip(found, ratios.drop_reasons, strict=True) if why}
+        kept = tuple(one.exchange.id for one, why in zip(found, ratios.drop_reasons, strict=True) if not why)
         target = self._objective.ess_target if self._objective.correction != "none" else 0.0
         scale = min(1.0, ratios.ess / target) if target else 1.0
-        told = (ratios.ess, ratios.mean, ratios.max, ratios.clipped, ratios.kl)
-        kls = tuple((one.exchange.id, kl) for one, kl in zip(found, ratios.kls, strict=True))
+        told = (ratios.ess, ratios.mean, ratios.max, ratios.clip_fraction, ratios.kl)
+        kls = tuple((one.exchange.id, kl) for one, kl in zip(found, ratios.reply_kls, strict=True))
         return Correction(kept, tuple(dropped.items()), *told, scale=scale, kls=kls)
 
     def step(self, batch: Minibatch, correction: Correction, folder: Path | None, out: Path) -> tuple[Update, dict[str, Any]]:
@@ -249,30 +257,30 @@ class Trainer:
         began = perf_counter()
         state, asked = self._state(batch, folder), self._objective
         kept = set(correction.kept)
-        found = [one for one in self._materials(batch)[0] if one.exchange.id in kept]
+        found = [one for one in self._training_examples(batch)[0] if one.exchange.id in kept]
         if not found:
             return Update("", "nothing of the minibatch can be learned from"), {}
-        self._put(state.tensors)
-        head = critic(self._network) if asked.needs_critic else None
-        updates = self._updates(state, head)
+        self._copy_tensors(state.tensors)
+        head = make_critic(self._network) if asked.needs_critic else None
+        updates = self._make_optimizer(state, head)
         samples, moments = self._samples(found, state, head)
         if samples is None:
             return Update("", "all rewards are alike, and as they were to be expected: there is nothing to learn"), {}
         rising = min(1.0, (state.updates + 1) / asked.warmup_steps) if asked.warmup_steps else 1.0
         scale = rising * correction.scale
         given = (self._network, updates, samples, asked)
-        teaching = partial(self._as, state.teacher)
-        done: list[tuple[Stepped, dict[str, float]]] = []
+        teaching = partial(self._with_tensors, state.teacher)
+        done: list[tuple[OptimizerStepResult, dict[str, float]]] = []
         for _ in range(asked.passes):
             try:
                 done.append(learn(*given, scale=scale, teacher=teaching, base=self._as_base, critic=head))
             except UserError as error:  # not finite: the fault of what it learns from, not of the machine
                 return Update("", str(error)), {}
         (first, said), tokens = done[0], done[0][0].tokens
-        student = {name: weight.detach().clone() for name, weight in self._live.items()}
+        student = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
         notes = {
             "base": self.base,
-            "lora": self._shape(),
+            "lora": self._adapter_shape(),
             "objective": asdict(asked),
             "batch": batch.id,
             "parent": batch.parent,
@@ -281,17 +289,19 @@ class Trainer:
             "updates": state.updates + 1,
             "rewards": {family: list(astuple(one)) for family, one in sorted(moments.items())},
         }
-        teacher = self._lagging(state, student, state.updates + 1)
+        teacher = self._next_teacher(state, student, state.updates + 1)
         self._write(out, notes, updates, head, teacher)
         kl = said.get("kl", 0.0)
-        if self._watch and "kl" not in said:
+        if self._measure_kl and "kl" not in said:
             apart = [
-                one.kl for one in read(self._network, [one.example for one in found], base=self._as_base) if one.kl is not None
+                one.kl
+                for one in reply_logprobs(self._network, [one.example for one in found], base=self._as_base)
+                if one.kl is not None
             ]
             kl = float(torch.cat(apart).mean())
         self._states.clear()
         seconds = perf_counter() - began
-        update = Update("", "", first.loss, first.norm, asked.rate * scale, tokens, said.get("entropy", 0.0), kl, seconds)
+        update = Update("", "", first.loss, first.grad_norm, asked.rate * scale, tokens, said.get("entropy", 0.0), kl, seconds)
         return update, {**said, "rate": update.rate, "seconds": seconds, "losses": [one.loss for one, _ in done]}
 
     def measure(self, label: str, folder: Path | None, exchanges: Sequence[Exchange]) -> Measured:
@@ -311,10 +321,10 @@ class Trainer:
         temperatures = [exchange.request.sampling.temperature or 1.0 for exchange in exchanges]
         if folder is None:
             with self._as_base():
-                found = read(self._network, examples, temperatures=temperatures)
+                found = reply_logprobs(self._network, examples, temperatures=temperatures)
         else:
-            self._put(self._load(label, folder).tensors)
-            found = read(self._network, examples, base=self._as_base, temperatures=temperatures)
+            self._copy_tensors(self._load(label, folder).tensors)
+            found = reply_logprobs(self._network, examples, base=self._as_base, temperatures=temperatures)
         sums = tuple(float(one.logprobs.double().sum()) for one in found)
         means = tuple(total / len(one.logprobs) for total, one in zip(sums, found, strict=True))
         entropy = float(torch.cat([one.entropy for one in found]).mean())
@@ -324,16 +334,16 @@ class Trainer:
     def network(self, label: str, folder: Path | None) -> Any:
         """The network as a version (no folder: the base model), to read or to sample with; until the next call."""
         if folder is None:
-            self._put({name: torch.zeros_like(weight) for name, weight in self._live.items()})
+            self._copy_tensors({name: torch.zeros_like(weight) for name, weight in self._lora_parameters.items()})
         else:
-            self._put(self._load(label, folder).tensors)
+            self._copy_tensors(self._load(label, folder).tensors)
         return self._network
 
     # What is learned from
 
-    def _materials(self, batch: Minibatch) -> tuple[list[_Material], dict[str, str]]:
+    def _training_examples(self, batch: Minibatch) -> tuple[list[_TrainingExample], dict[str, str]]:
         """The exchanges that the loss can use, and why it cannot use the others, by id."""
-        found: list[_Material] = []
+        found: list[_TrainingExample] = []
         dropped: dict[str, str] = {}
         for exchange in batch.exchanges:
             if (exchange.tenant, exchange.adapter) != (batch.tenant, batch.adapter):
@@ -341,12 +351,12 @@ class Trainer:
                     f"minibatch {batch.id} has an exchange of {exchange.tenant}/{exchange.adapter} in it; nothing was learned"
                 )
             try:
-                found.append(self._material(exchange, batch.exchanges))
+                found.append(self._training_example(exchange, batch.exchanges))
             except UserError as error:
                 dropped[exchange.id] = str(error)
         return found, dropped
 
-    def _material(self, exchange: Exchange, others: Sequence[Exchange]) -> _Material:
+    def _training_example(self, exchange: Exchange, others: Sequence[Exchange]) -> _TrainingExample:
         """Raises UserError: why this exchange cannot be learned from."""
         reply, feedback, asked = exchange.reply, exchange.feedback, self._objective
         if exchange.base != self.base:
@@ -368,7 +378,7 @@ class Trainer:
         hindsight = self._hindsight_example(exchange, others, example) if asked.needs_hindsight else None
         if hindsight is None and asked.loss == "sdpo":
             raise UserError("has neither a text nor a solution to learn from")
-        return _Material(exchange, example, behaviour, hindsight)
+        return _TrainingExample(exchange, example, behaviour, hindsight)
 
     def _example(self, exchange: Exchange) -> Example:
         reply, request = exchange.reply, exchange.request
@@ -393,13 +403,13 @@ class Trainer:
             told = exchange.feedback.text if exchange.feedback else ""
         elif reward is not None:
             verdict = "right" if reward > 0 else "wrong"
-        solution = _solution(exchange, others) if self._objective.feedback else ""
+        solution = _find_solution(exchange, others) if self._objective.feedback else ""
         if not (told.strip() or solution or verdict):
             return None
         if _prompt_ids(self._model, exchange.request) != example.prompt:
             raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
         block = hindsight_block(self._hindsight, told, solution, exchange.reply.text, verdict)
-        prompt = _prompt_ids(self._model, _with_block(exchange.request, block))
+        prompt = _prompt_ids(self._model, _append_hindsight(exchange.request, block))
         if len(prompt) + len(example.reply) > self._model.window:
             raise WindowError(
                 f"prompt, hindsight and reply of {len(prompt) + len(example.reply)} tokens do not fit the window of "
@@ -409,15 +419,15 @@ class Trainer:
         return Example(prompt, example.reply)
 
     def _samples(
-        self, found: Sequence[_Material], state: _State, head: torch.nn.Module | None
-    ) -> tuple[list[Sample] | None, Mapping[str, Moments]]:
+        self, found: Sequence[_TrainingExample], state: _VersionState, head: torch.nn.Module | None
+    ) -> tuple[list[TrainingSample] | None, Mapping[str, RewardMoments]]:
         """Tokens with their advantages; None where rewards say nothing. And the rewards' running statistics."""
         asked = self._objective
-        reads = self._read(found, head) if head is not None or asked.passes > 1 else None
+        reads = self._reply_logprobs(found, head) if head is not None or asked.passes > 1 else None
         old: list[Tensor | None] = [one.logprobs for one in reads] if reads is not None else [None] * len(found)
         advantages: Sequence[Tensor | None] = [None] * len(found)
         returns: Sequence[Tensor | None] = [None] * len(found)
-        moments: Mapping[str, Moments] = state.moments
+        moments: Mapping[str, RewardMoments] = state.moments
         if asked.loss != "sdpo":
             values, log_ratios = [], []
             if reads is not None:
@@ -427,7 +437,7 @@ class Trainer:
                     read.logprobs - mu if mu is not None else torch.zeros_like(read.logprobs)
                     for read, mu in zip(reads, then, strict=True)
                 ]
-            judged = judge(
+            judged = compute_advantages(
                 [one.reward for one in found],
                 [len(one.example.reply) for one in found],
                 asked,
@@ -445,34 +455,39 @@ class Trainer:
                 return None, moments
         rows = zip(found, old, advantages, returns, strict=True)
         return [
-            Sample(one.example, one.behaviour, before, gain, one.hindsight, target) for one, before, gain, target in rows
+            TrainingSample(one.example, one.behaviour, before, gain, one.hindsight, target)
+            for one, before, gain, target in rows
         ], moments
 
-    def _updates(self, state: _State, head: torch.nn.Module | None) -> torch.optim.Optimizer:
+    def _make_optimizer(self, state: _VersionState, head: torch.nn.Module | None) -> torch.optim.Optimizer:
         """AdamW as the parent left it, but with the rates asked for now; the critic, too. One that is no longer asked for goes."""
-        updates = optimizer(self._network, self._objective, head)
+        updates = make_optimizer(self._network, self._objective, head)
         if state.folder is None:
             return updates
         had = state.notes.get("objective", {}).get("loss") == "ppo"
-        source = updates if head is not None or not had else optimizer(self._network, self._objective, critic(self._network))
-        critics = read_optimizer(source, state.folder / MOMENTS)
+        source = (
+            updates
+            if head is not None or not had
+            else make_optimizer(self._network, self._objective, make_critic(self._network))
+        )
+        critics = read_optimizer(source, state.folder / OPTIMIZER_FILE)
         if head is not None and critics:
             head.load_state_dict(critics)
         if source is not updates:
-            trained = set(self._live.values())
+            trained = set(self._lora_parameters.values())
             updates.state.update({weight: moments for weight, moments in source.state.items() if weight in trained})
         return updates
 
-    def _read(self, found: Sequence[_Material], head: torch.nn.Module | None = None) -> list[Read]:
+    def _reply_logprobs(self, found: Sequence[_TrainingExample], head: torch.nn.Module | None = None) -> list[ReplyLogprobs]:
         temperatures = [one.temperature for one in found]
-        return read(self._network, [one.example for one in found], critic=head, temperatures=temperatures)
+        return reply_logprobs(self._network, [one.example for one in found], critic=head, temperatures=temperatures)
 
     # Whose weights the network has
 
-    def _put(self, tensors: Mapping[str, Tensor]) -> None:
+    def _copy_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy a version's tensors into the network."""
         with torch.no_grad():
-            torch._foreach_copy_(list(self._live.values()), [tensors[name] for name in self._names])
+            torch._foreach_copy_(list(self._lora_parameters.values()), [tensors[name] for name in self._names])
 
     @contextmanager
     def _as_base(self) -> Iterator[None]:
@@ -486,19 +501,19 @@ class Trainer:
                 layer._disable_adapters = False
 
     @contextmanager
-    def _as(self, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
+    def _with_tensors(self, tensors: Mapping[str, Tensor] | None) -> Iterator[None]:
         """The network with these tensors in place of the learner's; None: as it is."""
         if tensors is None:
             yield
             return
-        held = {name: weight.detach().clone() for name, weight in self._live.items()}
-        self._put(tensors)
+        held = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
+        self._copy_tensors(tensors)
         try:
             yield
         finally:
-            self._put(held)
+            self._copy_tensors(held)
 
-    def _lagging(self, state: _State, student: Mapping[str, Tensor], updates: int) -> Mapping[str, Tensor] | None:
+    def _next_teacher(self, state: _VersionState, student: Mapping[str, Tensor], updates: int) -> Mapping[str, Tensor] | None:
         """The teacher that the next step learns from, where it has weights of its own."""
         asked = self._objective
         if not asked.needs_teacher or state.teacher is None:
@@ -509,7 +524,7 @@ class Trainer:
 
     # Folders
 
-    def _state(self, batch: Minibatch, folder: Path | None) -> _State:
+    def _state(self, batch: Minibatch, folder: Path | None) -> _VersionState:
         """Where a minibatch's step starts from."""
         if batch.parent:
             if folder is None:
@@ -518,40 +533,40 @@ class Trainer:
         generator = torch.Generator().manual_seed(batch.seed % 2**63)
         tensors = {}
         for name in self._names:  # as LoRA starts: A uniform by its inputs (Kaiming with a = sqrt 5), B nothing
-            like = self._live[name]
+            like = self._lora_parameters[name]
             bound = 1 / math.sqrt(like.shape[1])
             drawn = torch.rand(like.shape, generator=generator) * 2 * bound - bound
             tensors[name] = drawn if "lora_A" in name else torch.zeros(like.shape)
-        return _State(tensors, tensors if self._objective.needs_teacher else None, None, {})
+        return _VersionState(tensors, tensors if self._objective.needs_teacher else None, None, {})
 
-    def _load(self, label: str, folder: Path) -> _State:
+    def _load(self, label: str, folder: Path) -> _VersionState:
         """A version's folder, read and checked. The last few are remembered: what has a label never changes."""
         if label in self._states:
             return self._states[label]
         try:
-            notes = json.loads((folder / NOTES).read_text(encoding="utf-8"))
+            notes = json.loads((folder / NOTES_FILE).read_text(encoding="utf-8"))
             base, shape = notes["base"], notes["lora"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise VersionError(f"version {label}: {NOTES} cannot be read: {error}") from error
+            raise VersionError(f"version {label}: {NOTES_FILE} cannot be read: {error}") from error
         if base != self.base:
             raise VersionError(f"version {label} is of another base model ({base}); this one is {self.base}")
-        if shape != self._shape():
-            raise VersionError(f"version {label} has {shape}; this learner makes {self._shape()}")
-        tensors = self._lora_tensors(label, folder / ADAPTER)
+        if shape != self._adapter_shape():
+            raise VersionError(f"version {label} has {shape}; this learner makes {self._adapter_shape()}")
+        tensors = self._lora_tensors(label, folder / ADAPTER_FILE)
         teacher = None
         if self._objective.needs_teacher:  # one that did not lag before starts where the learner is
-            kept = folder / TEACHER
+            kept = folder / TEACHER_FILE
             teacher = self._lora_tensors(label, kept) if kept.exists() else tensors
-        state = _State(tensors, teacher, folder, notes)
+        state = _VersionState(tensors, teacher, folder, notes)
         if len(self._states) > 2:
             self._states.pop(next(iter(self._states)))
         self._states[label] = state
         return state
 
     def _lora_tensors(self, label: str, path: Path) -> dict[str, Tensor]:
-        stored = self._tensors(path)
-        found = {_inside(name): tensor.float() for name, tensor in stored.items()}
-        shapes = {name: tuple(weight.shape) for name, weight in self._live.items()}
+        stored = self._read_tensors(path)
+        found = {_from_peft_name(name): tensor.float() for name, tensor in stored.items()}
+        shapes = {name: tuple(weight.shape) for name, weight in self._lora_parameters.items()}
         if shapes != {name: tuple(tensor.shape) for name, tensor in found.items()}:
             raise VersionError(
                 f"version {label}: {path.name} has tensors of other names or shapes than this learner's adapters"
@@ -560,13 +575,13 @@ class Trainer:
             raise VersionError(f"version {label}: {path.name} has numbers that are not finite")
         return {name: found[name] for name in self._names}
 
-    def _tensors(self, path: Path) -> dict[str, Tensor]:
+    def _read_tensors(self, path: Path) -> dict[str, Tensor]:
         try:
             return load_file(path, device="cpu")
         except (OSError, SafetensorError) as error:
             raise VersionError(f"version {path.parent.name}: {path.name} cannot be read: {error}") from error
 
-    def _shape(self) -> dict[str, Any]:
+    def _adapter_shape(self) -> dict[str, Any]:
         names = sorted(self._wrapper.peft_config["default"].target_modules)
         return {"rank": self._lora.rank, "alpha": float(self._lora.alpha), "targets": names}
 
@@ -574,34 +589,36 @@ class Trainer:
         self,
         out: Path,
         notes: Mapping[str, Any],
-        updates: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         head: torch.nn.Module | None,
         teacher: Mapping[str, Tensor] | None,
     ) -> None:
         try:
-            (out / CONFIG).write_bytes(self._config)
+            (out / CONFIG_FILE).write_bytes(self._config)
             save_file(
-                {_outside(name): weight.detach().cpu() for name, weight in self._live.items()}, out / ADAPTER, {"format": "pt"}
+                {_to_peft_name(name): weight.detach().cpu() for name, weight in self._lora_parameters.items()},
+                out / ADAPTER_FILE,
+                {"format": "pt"},
             )
-            write_optimizer(updates, out / MOMENTS, head.state_dict() if head is not None else None)
+            write_optimizer(optimizer, out / OPTIMIZER_FILE, head.state_dict() if head is not None else None)
             if teacher is not None:
-                lagging = {_outside(name): teacher[name].detach().cpu().contiguous() for name in self._names}
-                save_file(lagging, out / TEACHER, metadata={"format": "pt"})
-            (out / NOTES).write_text(json.dumps(notes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+                lagging = {_to_peft_name(name): teacher[name].detach().cpu().contiguous() for name in self._names}
+                save_file(lagging, out / TEACHER_FILE, metadata={"format": "pt"})
+            (out / NOTES_FILE).write_text(json.dumps(notes, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot write the new version to {out}: {error}") from error
 
 
-def _outside(name: str) -> str:
+def _to_peft_name(name: str) -> str:
     """A parameter's name -> as PEFT's files name it."""
-    return BEFORE + name.replace(".default.", ".")
+    return PEFT_PREFIX + name.replace(".default.", ".")
 
 
-def _inside(name: str) -> str:
-    return name.removeprefix(BEFORE).replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")
+def _from_peft_name(name: str) -> str:
+    return name.removeprefix(PEFT_PREFIX).replace(".lora_A.", ".lora_A.default.").replace(".lora_B.", ".lora_B.default.")
 
 
-def _solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
+def _find_solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
     """What did well at the same place: of another exchange with the same prompt, or at the same turn of the same scenario."""
     for other in others:
         same = other.reply.prompt_ids == exchange.reply.prompt_ids or (
@@ -616,7 +633,7 @@ def _solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
 # The learner of a service
 
 
-class Learner:
+class InProcessLearner:
     """Gradient steps on the versions of all scopes, in this process. `tools/training/learner_worker.py` has the same in another one.
 
     Args:
@@ -636,7 +653,7 @@ class Learner:
         objective: Objective,
         hindsight: str = "$feedback",
         *,
-        watch: bool = True,
+        measure_kl: bool = True,
         scratch: Path | None = None,
         threads: int | None = None,
     ) -> None:
@@ -645,7 +662,7 @@ class Learner:
             raise UserError(
                 f"model {model!r} does not run in this process and cannot be trained; 'pocket' or 'local:PATH' would do"
             )
-        self._trainer = Trainer(opened, lora, objective, hindsight, watch)
+        self._trainer = LoRATrainer(opened, lora, objective, hindsight, measure_kl)
         self.base: str = self._trainer.base
         """Fingerprint of the base model."""
         self._folder, self._write, self._scratch = folder, write, scratch
@@ -654,33 +671,33 @@ class Learner:
     def correct(self, batch: Minibatch) -> Correction:
         """See `Trainer.correct`."""
         with self._lock:
-            return self._trainer.correct(batch, self._of(batch.parent))
+            return self._trainer.correct(batch, self._version_folder(batch.parent))
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """See `Trainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
-        with self._lock, made(self._scratch) as out:
-            update, said = self._trainer.step(batch, correction, self._of(batch.parent), out)
+        with self._lock, scratch_folder(self._scratch) as out:
+            update, said = self._trainer.step(batch, correction, self._version_folder(batch.parent), out)
             return update if update.skipped else replace(update, version=self._write(batch, out, said))
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """See `Trainer.measure`; the empty label is the base model."""
         with self._lock:
-            return self._trainer.measure(label, self._of(label), exchanges)
+            return self._trainer.measure(label, self._version_folder(label), exchanges)
 
     def network(self, label: str) -> Any:
         """The network as a version (empty: the base model), to read or to sample with; until the learner's next call."""
         with self._lock:
-            return self._trainer.network(label, self._of(label))
+            return self._trainer.network(label, self._version_folder(label))
 
     def close(self) -> None:
         """Nothing to end; the worker has."""
 
-    def _of(self, label: str) -> Path | None:
+    def _version_folder(self, label: str) -> Path | None:
         return self._folder(label) if label else None
 
 
 @contextmanager
-def made(scratch: Path | None) -> Iterator[Path]:
+def scratch_folder(scratch: Path | None) -> Iterator[Path]:
     """A folder for a new version, gone afterwards unless somebody has moved it away."""
     try:
         if scratch is not None:

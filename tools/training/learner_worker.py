@@ -31,7 +31,7 @@ from typing import Any
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update, UserError
 from ..local.model import LocalChatModel, WindowError
 from ..models.models import open_model
-from .learner import Trainer, VersionError, made
+from .learner import LoRATrainer, VersionError, scratch_folder
 from .lora import LoRA
 from .losses import Objective
 
@@ -39,9 +39,9 @@ __all__ = ["WorkerDied", "WorkerLearner"]
 
 log = logging.getLogger(__name__)
 
-TRIES = 2
+MAX_TRIES = 2
 """How often one thing is done at most, where the worker dies of it."""
-PATIENCE = 300.0
+START_SECONDS = 300.0
 """Seconds that a worker has to load its model."""
 
 
@@ -74,7 +74,7 @@ class WorkerLearner:
         objective: Objective,
         hindsight: str = "$feedback",
         *,
-        watch: bool = True,
+        measure_kl: bool = True,
         scratch: Path | None = None,
         threads: int = 1,
         device: str = "cpu",
@@ -83,8 +83,8 @@ class WorkerLearner:
     ) -> None:
         self._folder, self._write, self._scratch = folder, write, scratch
         opening = {"spec": model, "threads": threads, "device": device, "dtype": dtype}
-        self._settings = (opening, lora, objective, hindsight, watch, nice)
-        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._settings = (opening, lora, objective, hindsight, measure_kl, nice)
+        self._lock, self._is_closed = threading.Lock(), threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._errors: Any = None
@@ -94,64 +94,64 @@ class WorkerLearner:
         """Fingerprint of the base model."""
 
     @property
-    def process(self) -> int | None:
+    def process_id(self) -> int | None:
         """Id of the worker's process."""
         return self._process.pid if self._process is not None else None
 
     def correct(self, batch: Minibatch) -> Correction:
         """See `learner.Trainer.correct`."""
-        found: Correction = self._call("correct", batch, self._of(batch.parent))
+        found: Correction = self._call("correct", batch, self._version_folder(batch.parent))
         return found
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
         """See `learner.Trainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
 
-        with made(self._scratch) as out:
+        with scratch_folder(self._scratch) as out:
             update: Update
-            update, said = self._call("step", batch, correction, self._of(batch.parent), out)
+            update, said = self._call("step", batch, correction, self._version_folder(batch.parent), out)
             return update if update.skipped else replace(update, version=self._write(batch, out, said))
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         """See `learner.Trainer.measure`; the empty label is the base model."""
-        found: Measured = self._call("measure", label, self._of(label), tuple(exchanges))
+        found: Measured = self._call("measure", label, self._version_folder(label), tuple(exchanges))
         return found
 
     def close(self) -> None:
         """End the worker, also in the middle of something: whoever waits for that gets `WorkerDied`."""
-        self._ended.set()
+        self._is_closed.set()
         if (process := self._process) is not None:
             process.kill()
             process.wait()
         with self._lock:
-            self._let_go()
+            self._discard_worker()
 
-    def _of(self, label: str) -> Path | None:
+    def _version_folder(self, label: str) -> Path | None:
         return self._folder(label) if label else None
 
-    def _call(self, name: str, *given: Any) -> Any:
+    def _call(self, name: str, *arguments: Any) -> Any:
         """Ask the worker, and another one if it dies of the question or has died since the last one."""
         with self._lock:
-            for attempt in range(1, TRIES + 1):
-                if self._ended.is_set():
+            for attempt in range(1, MAX_TRIES + 1):
+                if self._is_closed.is_set():
                     raise WorkerDied("the learner is closed")
                 try:
                     pipe = self._pipe or self._start()
                     if name == "step":
-                        _empty(given[-1])  # of a worker that died half-way
-                    pipe.send((name, given))
+                        _empty_folder(arguments[-1])  # of a worker that died half-way
+                    pipe.send((name, arguments))
                     kind, answer = pipe.recv()
                 except (EOFError, OSError) as error:
-                    why = self._let_go()
-                    if self._ended.is_set():
+                    why = self._discard_worker()
+                    if self._is_closed.is_set():
                         raise WorkerDied("the learner was closed while it worked") from error
-                    log.warning("the learner's process died (%s); attempt %d of %d", why, attempt, TRIES)
+                    log.warning("the learner's process died (%s); attempt %d of %d", why, attempt, MAX_TRIES)
                     self.restarts += 1
-                    if attempt == TRIES:
-                        raise WorkerDied(f"the learner's process died {TRIES} times of the same work: {why}") from error
+                    if attempt == MAX_TRIES:
+                        raise WorkerDied(f"the learner's process died {MAX_TRIES} times of the same work: {why}") from error
                     continue
                 if kind == "done":
                     return answer
-                raise _error(kind, answer)
+                raise _decode_error(kind, answer)
         raise AssertionError("unreachable")
 
     def _start(self) -> Connection:
@@ -172,15 +172,15 @@ class WorkerLearner:
         there.close()
         pipe = self._pipe = Connection(here.detach())
         pipe.send(self._settings)
-        if not pipe.poll(PATIENCE):
-            raise EOFError(f"no answer within {PATIENCE:g} s")
+        if not pipe.poll(START_SECONDS):
+            raise EOFError(f"no answer within {START_SECONDS:g} s")
         kind, answer = pipe.recv()
         if kind != "done":
-            self._let_go()
-            raise _error(kind, answer)
+            self._discard_worker()
+            raise _decode_error(kind, answer)
         return pipe
 
-    def _let_go(self) -> str:
+    def _discard_worker(self) -> str:
         """End what is left of the worker, and say how it ended."""
         process, pipe, errors = self._process, self._pipe, self._errors
         self._process = self._pipe = self._errors = None
@@ -200,12 +200,12 @@ class WorkerLearner:
         return how + said
 
 
-def _empty(folder: Path) -> None:
+def _empty_folder(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
 
 
-def _error(kind: str, answer: Any) -> Exception:
+def _decode_error(kind: str, answer: Any) -> Exception:
     """The error that was raised in the worker."""
     if kind == "failed":
         return RuntimeError(f"the learner's process failed; this is a bug:\n{answer}")
@@ -224,7 +224,7 @@ def _error(kind: str, answer: Any) -> Exception:
     return error
 
 
-def _told(error: Exception) -> tuple[str, Any]:
+def _encode_error(error: Exception) -> tuple[str, Any]:
     """An error as a message."""
     cause: BaseException | None = error
     number: int | None = None
@@ -263,9 +263,9 @@ def work(descriptor: int, parent: int, nice: int) -> None:
     for one in (listen, watch):
         threading.Thread(target=one, daemon=True).start()
     try:
-        trainer = _open(*asked.get()[:-1])
+        trainer = _open_trainer(*asked.get()[:-1])
     except Exception as error:
-        pipe.send(_told(error))
+        pipe.send(_encode_error(error))
         return
     with contextlib.suppress(OSError):  # now: who starts it waits for the model, and on a busy machine would wait long
         for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
@@ -277,11 +277,11 @@ def work(descriptor: int, parent: int, nice: int) -> None:
         try:
             answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*given))
         except Exception as error:
-            answer = _told(error)
+            answer = _encode_error(error)
         pipe.send(answer)
 
 
-def _open(opening: dict[str, Any], lora: LoRA, objective: Objective, hindsight: str, watch: bool) -> Trainer:
+def _open_trainer(opening: dict[str, Any], lora: LoRA, objective: Objective, hindsight: str, measure_kl: bool) -> LoRATrainer:
     import torch
 
     torch.set_num_threads(opening["threads"])
@@ -290,4 +290,4 @@ def _open(opening: dict[str, Any], lora: LoRA, objective: Objective, hindsight: 
     model = open_model(**opening)
     if not isinstance(model, LocalChatModel):
         raise UserError(f"model {opening['spec']!r} cannot be trained here; 'pocket' or 'local:PATH' would do")
-    return Trainer(model, lora, objective, hindsight, watch)
+    return LoRATrainer(model, lora, objective, hindsight, measure_kl)

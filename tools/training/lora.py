@@ -22,27 +22,27 @@ import torch
 from torch import Tensor
 
 from ...memory.records import UserError
-from .losses import Evidence, Objective, blend, chosen, entropy, kl_to, loss
+from .losses import LossInputs, Objective, blend, entropy, kl_to, objective_loss, token_logprobs
 
 __all__ = [
     "Example",
     "LoRA",
     "Objective",
-    "Read",
-    "Sample",
-    "Stepped",
-    "adapt",
-    "changes",
-    "critic",
+    "OptimizerStepResult",
+    "ReplyLogprobs",
+    "TrainingSample",
+    "attach_lora",
+    "cross_entropy",
     "learn",
-    "optimizer",
-    "packs",
-    "put",
-    "read",
+    "lora_parameters",
+    "make_critic",
+    "make_optimizer",
+    "pack_by_length",
     "read_optimizer",
-    "replies",
+    "reply_logits",
+    "reply_logprobs",
+    "set_lora_parameters",
     "step",
-    "surprise",
     "write_adapter",
     "write_optimizer",
 ]
@@ -101,12 +101,12 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
+class OptimizerStepResult:
     """What an update did."""
 
     loss: float
     """Before it, in nats per token of the replies."""
-    norm: float
+    grad_norm: float
     """Length of the gradient, before it was shortened."""
     tokens: int
     """Tokens of the replies."""
@@ -115,7 +115,7 @@ class Stepped:
 # One step
 
 
-def surprise(logits: Tensor, targets: Tensor) -> Tensor:
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """L = -E[ log pi(z | s) ]: the mean of -log softmax(logits)[target], in nats.
 
     Args:
@@ -125,22 +125,22 @@ def surprise(logits: Tensor, targets: Tensor) -> Tensor:
     Returns:
         () in float32.
     """
-    return -chosen(logits, targets).mean()
+    return -token_logprobs(logits, targets).mean()
 
 
-def replies(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
+def reply_logits(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
     """What the network says of each token of the replies, from one pass: logits (tokens, vocabulary), and the tokens (tokens,).
 
     The tokens stand example after example, in order. Shorter examples are filled up at their ends, which no token before them
     sees, so that no mask is needed. The last layer is computed only where a reply is, if the network lets us choose.
     """
-    with _lean(network):
-        logits, _ = _pass(network, examples)
+    with _fast_lora_layers(network):
+        logits, _ = _forward_pass(network, examples)
     targets = torch.tensor([token for example in examples for token in example.reply], device=network.device)  # (tokens,)
     return logits[0] if len(logits) == 1 else torch.cat(logits), targets
 
 
-def _pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tuple[list[Tensor], list[Tensor]]:
+def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tuple[list[Tensor], list[Tensor]]:
     """Logits (T_i, V) before the tokens of each reply, and with `hidden` the last hidden states there (T_i, hidden)."""
     fed = [example.prompt + example.reply[:-1] for example in examples]  # nothing follows the last token
     longest = max(map(len, fed))
@@ -148,7 +148,7 @@ def _pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tu
     spans = [(len(example.prompt) - 1, len(example) - 1) for example in examples]  # what stands before a reply's tokens
     columns = sorted({column for start, end in spans for column in range(start, end)})  # (columns,)
     more: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
-    if _chooses(network):
+    if _has_logits_to_keep(network):
         whole = len(columns) == longest - columns[0]  # they reach to the end: a slice, which copies nothing
         more["logits_to_keep"] = len(columns) if whole else torch.tensor(columns, device=network.device)
         places = {column: n for n, column in enumerate(columns)}
@@ -163,7 +163,7 @@ def _pass(network: Any, examples: Sequence[Example], hidden: bool = False) -> tu
     return logits, [last[n, start:end] for n, (start, end) in enumerate(spans)]
 
 
-def _chooses(network: Any) -> bool:
+def _has_logits_to_keep(network: Any) -> bool:
     return "logits_to_keep" in inspect.signature(network.forward).parameters
 
 
@@ -172,10 +172,10 @@ def step(
     optimizer: torch.optim.Optimizer,
     batch: Sequence[Example],
     *,
-    micro: int = 4,
-    clip: float = 1.0,
-    loss: Callable[[Tensor, Tensor], Tensor] = surprise,
-) -> Stepped:
+    micro_batch_size: int = 4,
+    max_grad_norm: float = 1.0,
+    loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy,
+) -> OptimizerStepResult:
     """One update: the loss of a batch, its gradient, AdamW.
 
     The gradient is that of the mean over all the batch's tokens, however it is cut into passes: each pass counts by its share of
@@ -196,17 +196,17 @@ def step(
     ordered = sorted(batch, key=len)
     optimizer.zero_grad(set_to_none=True)
     total = torch.zeros((), device=network.device)
-    for start in range(0, len(ordered), micro):
-        part = ordered[start : start + micro]
-        logits, targets = replies(network, part)
+    for start in range(0, len(ordered), micro_batch_size):
+        part = ordered[start : start + micro_batch_size]
+        logits, targets = reply_logits(network, part)
         share = loss(logits, targets) * (len(targets) / tokens)  # ()
         share.backward()  # type: ignore[no-untyped-call]
         total += share.detach()
-    norm = _descend(optimizer, clip, float(total))
-    return Stepped(float(total), norm, tokens)
+    norm = _optimizer_step(optimizer, max_grad_norm, float(total))
+    return OptimizerStepResult(float(total), norm, tokens)
 
 
-def adapt(network: Any, settings: LoRA) -> Any:
+def attach_lora(network: Any, settings: LoRA) -> Any:
     """Put changes that are still nothing into the network, in place: from now on they alone are trained. Returns PEFT's wrapper."""
     try:
         import peft
@@ -229,7 +229,7 @@ def adapt(network: Any, settings: LoRA) -> Any:
         raise UserError(f"LoRA: targets {settings.targets!r}: {str(error).splitlines()[0]}") from error
 
 
-def optimizer(network: Any, settings: LoRA | Objective, critic: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+def make_optimizer(network: Any, settings: LoRA | Objective, critic: torch.nn.Module | None = None) -> torch.optim.Optimizer:
     """AdamW over what is trainable, by name; a critic has its own rate."""
     trained = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
     groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": settings.decay, "lr": settings.rate}]
@@ -239,7 +239,7 @@ def optimizer(network: Any, settings: LoRA | Objective, critic: torch.nn.Module 
     return torch.optim.AdamW(groups, lr=settings.rate, fused=True)
 
 
-def critic(network: Any) -> torch.nn.Linear:
+def make_critic(network: Any) -> torch.nn.Linear:
     """V: the last hidden state before a token -> what the reply will be worth. At first 0 everywhere; (T, hidden) -> (T, 1).
 
     Hidden states are read without a gradient: the critic's errors do not move the changes.
@@ -253,7 +253,7 @@ def critic(network: Any) -> torch.nn.Linear:
 # Changed layers, with less around their products than in PEFT: no scaling and no sum in a tensor of its own
 
 
-class _Changed(torch.autograd.Function):
+class _LoRALinear(torch.autograd.Function):
     """y = x W^T + b + s (x A^T) B^T, and its gradients to x, A and B; W is frozen. (tokens, inputs) -> (tokens, outputs)."""
 
     @staticmethod
@@ -274,7 +274,7 @@ class _Changed(torch.autograd.Function):
 
 
 @contextmanager
-def _lean(network: Any) -> Iterator[None]:
+def _fast_lora_layers(network: Any) -> Iterator[None]:
     """Within, layers that PEFT has changed in the plain way (float32, one adapter, nothing dropped or merged) take `_Changed`.
 
     Entered once for all passes of a call: to look for these layers takes as long as a small pass.
@@ -290,7 +290,7 @@ def _lean(network: Any) -> Iterator[None]:
         a, b, dropped = layer.lora_A[name], layer.lora_B[name], layer.lora_dropout[name]
         frozen = not base.weight.requires_grad and a.bias is None and b.bias is None and isinstance(dropped, torch.nn.Identity)
         if frozen and {base.weight.dtype, a.weight.dtype, b.weight.dtype} == {torch.float32}:
-            layer.forward = partial(_forward, layer, layer.forward, base, a, b, layer.scaling[name])
+            layer.forward = partial(_lora_forward, layer, layer.forward, base, a, b, layer.scaling[name])
             changed.append(layer)
     try:
         yield
@@ -299,20 +299,20 @@ def _lean(network: Any) -> Iterator[None]:
             del layer.forward
 
 
-def _forward(
+def _lora_forward(
     layer: Any, usual: Callable[..., Tensor], base: Any, a: Any, b: Any, scale: float, x: Tensor, **more: Any
 ) -> Tensor:
     """A changed layer, (..., inputs) -> (..., outputs); as PEFT has it where the changes are switched off or more is asked for."""
     if layer.disable_adapters or more or x.dtype != torch.float32 or layer.lora_A[layer.active_adapters[0]] is not a:
         return usual(x, **more)
-    y: Tensor = _Changed.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, a.weight, b.weight, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _LoRALinear.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, a.weight, b.weight, scale)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], -1)
 
 
 # Passes through the network
 
 
-def packs(sizes: Sequence[int], cap: int, fixed: float = 0.0) -> list[list[int]]:
+def pack_by_length(sizes: Sequence[int], max_tokens: int, overhead_tokens: float = 0.0) -> list[list[int]]:
     """Which examples share a pass: numbers of them, shortest first; shorter ones are filled up to the longest of their pass.
 
     The cheapest division, where a pass costs its tokens, those filled up included, and `fixed` more. No pass has more than `cap`
@@ -322,8 +322,8 @@ def packs(sizes: Sequence[int], cap: int, fixed: float = 0.0) -> list[list[int]]
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: what they cost, and where their last pass begins
     for end in range(1, len(order) + 1):
         longest = sizes[order[end - 1]]
-        starts = [at for at in range(end) if at == end - 1 or (end - at) * longest <= cap]
-        best.append(min((best[at][0] + (end - at) * longest + fixed, at) for at in starts))
+        starts = [at for at in range(end) if at == end - 1 or (end - at) * longest <= max_tokens]
+        best.append(min((best[at][0] + (end - at) * longest + overhead_tokens, at) for at in starts))
     found, end = [], len(order)
     while end:
         found.append(order[best[end][1] : end])
@@ -331,7 +331,7 @@ def packs(sizes: Sequence[int], cap: int, fixed: float = 0.0) -> list[list[int]]
     return found[::-1]
 
 
-def _fixed(network: Any) -> float:
+def _pass_overhead_tokens(network: Any) -> float:
     """How many tokens take as long as what a pass takes however few it has. On a CPU about 3e8 / weights: an estimate from models of
     1 and 23 million (13 tokens there); elsewhere passes are filled as far as they may be."""
     weights = sum(weight.numel() for weight in network.parameters())
@@ -339,7 +339,7 @@ def _fixed(network: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Read:
+class ReplyLogprobs:
     """What a network says of a reply of T tokens, in float32 on the CPU."""
 
     logprobs: Tensor
@@ -352,15 +352,15 @@ class Read:
     """(T,), the critic's, if there is one."""
 
 
-def read(
+def reply_logprobs(
     network: Any,
     examples: Sequence[Example],
     *,
     base: Callable[[], AbstractContextManager[Any]] | None = None,
     critic: torch.nn.Module | None = None,
     temperatures: Sequence[float] = (),
-    cap: int = 2048,
-) -> list[Read]:
+    max_tokens: int = 2048,
+) -> list[ReplyLogprobs]:
     """Read replies without learning from them: log pi_old before an update, or what a gate goes by.
 
     Args:
@@ -371,22 +371,22 @@ def read(
         temperatures: that each reply was sampled at; log-probabilities are of softmax(logits / temperature), all else at 1.
         cap: tokens that share a pass, those that fill up included.
     """
-    found: dict[int, Read] = {}
-    with _lean(network), torch.inference_mode():
-        for pack in packs([len(example) for example in examples], cap, _fixed(network)):
+    found: dict[int, ReplyLogprobs] = {}
+    with _fast_lora_layers(network), torch.inference_mode():
+        for pack in pack_by_length([len(example) for example in examples], max_tokens, _pass_overhead_tokens(network)):
             part = [examples[n] for n in pack]
-            logits, states = _pass(network, part, critic is not None)
+            logits, states = _forward_pass(network, part, critic is not None)
             plain: Sequence[Tensor | None] = [None] * len(part)
             if base is not None:
                 with base():
-                    plain = _pass(network, part)[0]
+                    plain = _forward_pass(network, part)[0]
             for n, example, own, other in zip(pack, part, logits, plain, strict=True):
                 targets = torch.tensor(example.reply, device=own.device)  # (T,)
                 warm = own / temperatures[n] if temperatures else own  # (T, V)
-                logprobs = chosen(warm, targets).cpu()  # (T,)
+                logprobs = token_logprobs(warm, targets).cpu()  # (T,)
                 kl = kl_to(other, own).cpu() if other is not None else None  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
-                found[n] = Read(logprobs, entropy(own).cpu(), kl, values)
+                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values)
     return [found[n] for n in range(len(examples))]
 
 
@@ -394,13 +394,13 @@ def read(
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """A served reply of T tokens, to learn from."""
 
     example: Example
-    behaviour: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
     """(T,), log mu(y_t), as recorded when it was sampled; None: the learner has just sampled it."""
-    old: Tensor | None = None
+    old_logprobs: Tensor | None = None
     """(T,), log pi_old(y_t), by `read`; None: as this update's own pass says."""
     advantage: Tensor | None = None
     """(T,), by `judge`: for `reinforce` and `ppo`."""
@@ -414,16 +414,16 @@ class Sample:
 
 def learn(
     network: Any,
-    updates: torch.optim.Optimizer,
-    samples: Sequence[Sample],
+    optimizer: torch.optim.Optimizer,
+    samples: Sequence[TrainingSample],
     objective: Objective,
     *,
     scale: float = 1.0,
     teacher: Callable[[], AbstractContextManager[Any]] | None = None,
     base: Callable[[], AbstractContextManager[Any]] | None = None,
     critic: torch.nn.Module | None = None,
-    cap: int = 2048,
-) -> tuple[Stepped, dict[str, float]]:
+    max_tokens: int = 2048,
+) -> tuple[OptimizerStepResult, dict[str, float]]:
     """One update of an objective: losses pack by pack, one gradient, AdamW.
 
     The gradient is that of the mean over all tokens learned from, however they are packed; only one pack's graph is held at a
@@ -451,42 +451,50 @@ def learn(
         raise UserError("nothing to learn from: no reply has feedback that this loss can use")
     if (objective.needs_base and base is None) or (objective.needs_teacher and teacher is None):
         raise UserError(f"the objective {objective.loss} with the teacher {objective.teacher!r} needs base and teacher passes")
-    updates.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=True)
     total, largest, sums = 0.0, 0.0, dict[str, float]()
-    with _lean(network):
-        for pack in packs([len(sample.example) for sample in samples], cap, _fixed(network)):
+    with _fast_lora_layers(network):
+        for pack in pack_by_length([len(sample.example) for sample in samples], max_tokens, _pass_overhead_tokens(network)):
             part = [samples[n] for n in pack]
-            taught = _taught(network, part, objective, teacher, base)
+            taught = _hindsight_logits(network, part, objective, teacher, base)
             plain: Sequence[Tensor | None] = [None] * len(part)
             if objective.kl > 0 and base is not None:
                 with torch.no_grad(), base():
-                    plain = _pass(network, [sample.example for sample in part])[0]
-            logits, states = _pass(network, [sample.example for sample in part], critic is not None)
+                    plain = _forward_pass(network, [sample.example for sample in part])[0]
+            logits, states = _forward_pass(network, [sample.example for sample in part], critic is not None)
             batch = []
             for n, sample in enumerate(part):
                 values = critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None  # (T,)
                 targets = torch.tensor(sample.example.reply, device=logits[n].device)  # (T,)
                 batch.append(
-                    Evidence(
-                        *(logits[n], targets, sample.behaviour, sample.old, sample.advantage, taught[n], plain[n]),
+                    LossInputs(
+                        *(
+                            logits[n],
+                            targets,
+                            sample.behaviour_logprobs,
+                            sample.old_logprobs,
+                            sample.advantage,
+                            taught[n],
+                            plain[n],
+                        ),
                         *(values, sample.returns, sample.temperature),
                     )
                 )
-            share, said = loss(batch, objective, tokens)  # ()
+            share, said = objective_loss(batch, objective, tokens)  # ()
             share.backward()  # type: ignore[no-untyped-call]
             total += float(share.detach())
             largest = max(largest, said.pop("ratio_max"))
             for name, value in said.items():
                 sums[name] = sums.get(name, 0.0) + value * said["tokens"]
             del share, batch, logits, taught, plain
-    norm = _descend(updates, objective.max_norm, total, scale)
+    norm = _optimizer_step(optimizer, objective.max_norm, total, scale)
     counted = {name: value / tokens for name, value in sums.items() if name != "tokens"}
-    return Stepped(total, norm, tokens), counted | {"ratio_max": largest}
+    return OptimizerStepResult(total, norm, tokens), counted | {"ratio_max": largest}
 
 
-def _taught(
+def _hindsight_logits(
     network: Any,
-    samples: Sequence[Sample],
+    samples: Sequence[TrainingSample],
     objective: Objective,
     teacher: Callable[[], AbstractContextManager[Any]] | None,
     base: Callable[[], AbstractContextManager[Any]] | None,
@@ -495,14 +503,14 @@ def _taught(
     told = [n for n, sample in enumerate(samples) if sample.hindsight is not None]
     if not (told and objective.needs_hindsight):
         return [None] * len(samples)
-    said = _teach(network, [samples[n].hindsight or samples[n].example for n in told], objective, teacher, base)
+    said = _teacher_logits(network, [samples[n].hindsight or samples[n].example for n in told], objective, teacher, base)
     taught: list[Tensor | None] = [None] * len(samples)
     for n, logits in zip(told, said, strict=True):
         taught[n] = logits
     return taught
 
 
-def _teach(
+def _teacher_logits(
     network: Any,
     prompts: Sequence[Example],
     objective: Objective,
@@ -513,30 +521,30 @@ def _teach(
     with torch.no_grad():
         if objective.teacher in ("ema", "sync") and teacher is not None:
             with teacher():
-                return _pass(network, prompts)[0]
+                return _forward_pass(network, prompts)[0]
         with base() if base is not None else nullcontext():
-            reference = _pass(network, prompts)[0]
+            reference = _forward_pass(network, prompts)[0]
         if objective.teacher == "base":
             return reference
-        current = _pass(network, prompts)[0]
+        current = _forward_pass(network, prompts)[0]
         return [blend(one, two, objective.trust) for one, two in zip(reference, current, strict=True)]
 
 
-def _descend(updates: torch.optim.Optimizer, clip: float, at: float, scale: float = 1.0) -> float:
+def _optimizer_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss: float, scale: float = 1.0) -> float:
     """Shorten each group's gradient to `clip`, step at `scale` times its rate, and return how long the first group's was."""
     norms = [
-        float(torch.nn.utils.clip_grad_norm_(group["params"], clip)) for group in updates.param_groups
+        float(torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm)) for group in optimizer.param_groups
     ]  # the critic's: apart
     if not all(map(math.isfinite, norms)):
-        updates.zero_grad(set_to_none=True)
-        raise UserError(f"the gradient is {max(norms)} at a loss of {at:g}; a smaller rate or dtype float32 would do")
-    rates = [group["lr"] for group in updates.param_groups]
+        optimizer.zero_grad(set_to_none=True)
+        raise UserError(f"the gradient is {max(norms)} at a loss of {loss:g}; a smaller rate or dtype float32 would do")
+    rates = [group["lr"] for group in optimizer.param_groups]
     try:
-        for group, rate in zip(updates.param_groups, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * scale
-        updates.step()
+        optimizer.step()
     finally:
-        for group, rate in zip(updates.param_groups, rates, strict=True):
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
     return norms[0]
 
@@ -544,18 +552,18 @@ def _descend(updates: torch.optim.Optimizer, clip: float, at: float, scale: floa
 # Between updates
 
 
-def changes(network: Any) -> dict[str, Tensor]:
+def lora_parameters(network: Any) -> dict[str, Tensor]:
     """The trainable weights by name, the live tensors themselves."""
     return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
-def put(network: Any, tensors: Mapping[str, Tensor]) -> None:
+def set_lora_parameters(network: Any, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the trainable weights of the same names, in place.
 
     Raises:
         UserError: names or shapes differ; nothing was copied.
     """
-    live = changes(network)
+    live = lora_parameters(network)
     if live.keys() != tensors.keys():
         differ = sorted(live.keys() ^ tensors.keys())
         raise UserError(f"these weights are of another adapter: {len(differ)} names differ, {differ[0]} for one")
@@ -592,23 +600,23 @@ def write_adapter(wrapper: Any, folder: Path, base: str | None, name: str = "def
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
-def write_optimizer(updates: torch.optim.Optimizer, path: Path, more: Mapping[str, Tensor] | None = None) -> None:
+def write_optimizer(optimizer: torch.optim.Optimizer, path: Path, extra_tensors: Mapping[str, Tensor] | None = None) -> None:
     """AdamW's moments and step counts by the names of the weights, as safetensors; no rate, no decay: those are asked for anew.
 
     `more`: tensors to keep with them (the critic's weights).
     """
     from safetensors.torch import save_file
 
-    tensors = {f"more:{name}": tensor.detach().cpu().contiguous() for name, tensor in (more or {}).items()}
-    for group in updates.param_groups:
+    tensors = {f"more:{name}": tensor.detach().cpu().contiguous() for name, tensor in (extra_tensors or {}).items()}
+    for group in optimizer.param_groups:
         for name, weight in zip(group["param_names"], group["params"], strict=True):
             for key in MOMENTS:
-                if key in updates.state.get(weight, {}):
-                    tensors[f"{name}:{key}"] = updates.state[weight][key].detach().cpu().contiguous()
+                if key in optimizer.state.get(weight, {}):
+                    tensors[f"{name}:{key}"] = optimizer.state[weight][key].detach().cpu().contiguous()
     save_file(dict(sorted(tensors.items())), path, metadata={"format": "pt"})
 
 
-def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> dict[str, Tensor]:
+def read_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> dict[str, Tensor]:
     """Go on with the moments of `write_optimizer`, and return its `more`. Rates and decay stay those that `updates` was made with.
 
     (The public code loads them too, so that a requested rate holds for the first update of an adapter only: defect 11a.)
@@ -625,7 +633,7 @@ def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> dict[str, Tens
         raise UserError(f"cannot read the optimizer's state {path.name}: {error}") from error
     more = {name.removeprefix("more:"): tensors.pop(name) for name in sorted(tensors) if name.startswith("more:")}
     state: dict[Tensor, dict[str, Tensor]] = {}
-    for group in updates.param_groups:
+    for group in optimizer.param_groups:
         for name, weight in zip(group["param_names"], group["params"], strict=True):
             found = {key: tensors.pop(f"{name}:{key}") for key in MOMENTS if f"{name}:{key}" in tensors}
             if found and (len(found) < len(MOMENTS) or any(found[key].shape != weight.shape for key in MOMENTS[:2])):
@@ -634,5 +642,5 @@ def read_optimizer(updates: torch.optim.Optimizer, path: Path) -> dict[str, Tens
                 state[weight] = {key: found[key].to(weight.device) for key in MOMENTS}
     if tensors:
         raise UserError(f"{path.name} is of another adapter: it has {sorted(tensors)[0]}, which is not trained here")
-    updates.state.update(state)
+    optimizer.state.update(state)
     return more

@@ -23,38 +23,38 @@ from torch import Tensor
 from ...memory.records import UserError
 
 __all__ = [
-    "Evidence",
-    "Judged",
-    "Moments",
+    "BatchAdvantages",
+    "LossInputs",
     "Objective",
-    "Ratios",
+    "RatioStatistics",
+    "RewardMoments",
     "blend",
-    "chosen",
-    "decoupled",
+    "compute_advantages",
+    "decoupled_ppo",
     "ema",
     "entropy",
     "ess",
     "gae",
-    "judge",
     "k1",
     "k2",
     "k3",
     "kl_to",
-    "loss",
-    "mask",
+    "objective_loss",
     "ppo_clip",
+    "ratio_statistics",
     "ratios",
     "reinforce",
     "sdpo",
-    "statistics",
-    "truncated",
+    "token_logprobs",
+    "truncated_weights",
+    "trusted_token_mask",
     "v_trace",
     "whiten",
 ]
 
-LIMIT = 20.0
+MAX_LOG_RATIO = 20.0
 """Log-ratios are cut to [-20, 20]: e^20 is far beyond any truncation, and still finite."""
-LEAST = 1e-7
+MIN_TAIL_PROBABILITY = 1e-7
 """The smallest probability of the tail bucket: what is left of 1 in float32."""
 
 
@@ -182,7 +182,7 @@ class Objective:
 # Importance ratios and corrections. Weights carry no gradient
 
 
-def ratios(new: Tensor, old: Tensor, clamp: float = LIMIT) -> Tensor:
+def ratios(new: Tensor, old: Tensor, clamp: float = MAX_LOG_RATIO) -> Tensor:
     """rho_t = exp(clamp(log new(y_t) - log old(y_t))): how much more probable a token has become. Shapes (T,) -> (T,), float32.
 
     With a gradient to whichever of the two has one. Ratios are differences of small numbers: what comes in must be float32 log
@@ -199,7 +199,7 @@ def ess(log_weights: Tensor) -> float:
     return float((2 * logs.logsumexp(0) - (2 * logs).logsumexp(0)).exp() / len(logs))
 
 
-def truncated(log_ratio: Tensor, limit: float = 2.0, level: str = "token") -> Tensor:
+def truncated_weights(log_ratio: Tensor, max_weight: float = 2.0, level: str = "token") -> Tensor:
     """w_t = min(pi_old(y_t) / mu(y_t), C), truncated importance sampling, from log(pi_old / mu) of one reply: (T,) -> (T,).
 
     `level`: of each token, of the product over the reply, or of the geometric mean over the reply. Detached.
@@ -209,32 +209,32 @@ def truncated(log_ratio: Tensor, limit: float = 2.0, level: str = "token") -> Te
         logs = logs.sum().expand_as(logs)  # (T,), all the same
     elif level == "geometric":
         logs = logs.mean().expand_as(logs)  # (T,), all the same
-    return logs.clamp(-LIMIT, LIMIT).exp().clamp(max=limit)  # (T,)
+    return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=max_weight)  # (T,)
 
 
-def mask(log_ratio: Tensor, low: float, high: float, veto: float = 0.0, level: str = "token") -> Tensor:
+def trusted_token_mask(log_ratio: Tensor, low: float, high: float, veto: float = 0.0, level: str = "token") -> Tensor:
     """Which tokens' weights are trusted (masked importance sampling): low <= w <= high, as bools; (T,) -> (T,).
 
     None of them where the ratio of one token alone is below `veto`: such a reply is from another model (verl).
     """
-    weights = truncated(log_ratio, math.inf, level)  # (T,)
+    weights = truncated_weights(log_ratio, math.inf, level)  # (T,)
     trusted = (weights >= low) & (weights <= high)  # (T,)
     return trusted & (log_ratio.detach().float().exp() >= veto).all()  # (T,)
 
 
-def _weights(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
+def _importance_weights(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
     """w_t of the objective's correction, without a gradient: log pi_old and log mu, (T,) and (T,) -> (T,)."""
-    log_ratio = (old.detach().float() - behaviour.float()).clamp(-LIMIT, LIMIT)  # (T,)
+    log_ratio = (old.detach().float() - behaviour.float()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
     if objective.correction == "none":
         return torch.ones_like(log_ratio)  # (T,)
     if objective.correction == "rejection":
-        trusted = mask(log_ratio, objective.mis_low, objective.mis_high, objective.veto, objective.level)  # (T,)
-        return truncated(log_ratio, math.inf, objective.level) * trusted  # (T,)
-    return truncated(log_ratio, objective.truncate, objective.level)  # (T,)
+        trusted = trusted_token_mask(log_ratio, objective.mis_low, objective.mis_high, objective.veto, objective.level)  # (T,)
+        return truncated_weights(log_ratio, math.inf, objective.level) * trusted  # (T,)
+    return truncated_weights(log_ratio, objective.truncate, objective.level)  # (T,)
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
+class RatioStatistics:
     """How far the learner has moved from what sampled a batch (`statistics`)."""
 
     ess: float
@@ -242,27 +242,27 @@ class Ratios:
     mean: float
     """Of pi_old / mu, over the tokens of the kept."""
     max: float
-    clipped: float
+    clip_fraction: float
     """Share of their tokens whose weight is truncated, or rejected."""
     kl: float
     """Mean of log mu - log pi_old over their tokens: KL(mu || pi_old) in nats, estimated by k1."""
-    kls: tuple[float, ...]
+    reply_kls: tuple[float, ...]
     """The same of every reply, kept or not."""
-    why: tuple[str, ...]
+    drop_reasons: tuple[str, ...]
     """Of every reply: why it is not kept; empty for those that are."""
 
     @property
-    def kept(self) -> tuple[bool, ...]:
+    def keep_mask(self) -> tuple[bool, ...]:
         """Of every reply: whether something can still be learned from it."""
-        return tuple(not reason for reason in self.why)
+        return tuple(not reason for reason in self.drop_reasons)
 
 
-def statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Objective) -> Ratios:
+def ratio_statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Objective) -> RatioStatistics:
     """What a batch is still worth, from log pi_old and log mu of its replies, (T_i,) each, in float32."""
     logs, kls, why = [], [], []
     for now, then in zip(old, behaviour, strict=True):
         log_ratio = now.detach().float().cpu() - then.float().cpu()  # (T,)
-        logs.append(log_ratio.clamp(-LIMIT, LIMIT))  # (T,)
+        logs.append(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))  # (T,)
         kls.append(-float(log_ratio.mean()) if len(log_ratio) else 0.0)
         reason = "" if len(log_ratio) else "no tokens"
         if not bool(torch.isfinite(log_ratio).all()):
@@ -274,26 +274,28 @@ def statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Ob
                     f"a token is {least:.2g} times as probable as when it was sampled, less than the veto of {objective.veto:g}"
                 )
             elif objective.correction == "rejection":
-                weights = truncated(log_ratio, math.inf, objective.level)  # (T,)
+                weights = truncated_weights(log_ratio, math.inf, objective.level)  # (T,)
                 if not bool(((weights >= objective.mis_low) & (weights <= objective.mis_high)).any()):
                     reason = f"all its ratios are outside [{objective.mis_low:g}, {objective.mis_high:g}]"
         why.append(reason)
     kept = [log_ratio for log_ratio, reason in zip(logs, why, strict=True) if not reason]
     if not kept:
-        return Ratios(1.0, 1.0, 1.0, 0.0, 0.0, tuple(kls), tuple(why))
+        return RatioStatistics(1.0, 1.0, 1.0, 0.0, 0.0, tuple(kls), tuple(why))
     every = torch.cat(kept)  # (tokens,)
-    weights = torch.cat([truncated(log_ratio, math.inf, objective.level) for log_ratio in kept])  # (tokens,)
+    weights = torch.cat([truncated_weights(log_ratio, math.inf, objective.level) for log_ratio in kept])  # (tokens,)
     low, high = (objective.mis_low, objective.mis_high) if objective.correction == "rejection" else (0.0, objective.truncate)
     cut = ((weights < low) | (weights > high)).float().mean() if objective.correction != "none" else torch.zeros(())  # ()
     sums = torch.stack([log_ratio.sum() for log_ratio in kept])  # (kept,)
     ratio = every.exp()  # (tokens,)
-    return Ratios(ess(sums), float(ratio.mean()), float(ratio.max()), float(cut), -float(every.mean()), tuple(kls), tuple(why))
+    return RatioStatistics(
+        ess(sums), float(ratio.mean()), float(ratio.max()), float(cut), -float(every.mean()), tuple(kls), tuple(why)
+    )
 
 
 # Log-probabilities
 
 
-class _Chosen(torch.autograd.Function):
+class _TokenLogprobs(torch.autograd.Function):
     """log softmax(logits)[token], with one (T, V) tensor in the way back; autograd's own makes three."""
 
     @staticmethod
@@ -310,9 +312,9 @@ class _Chosen(torch.autograd.Function):
         return back.scatter_add_(1, tokens[:, None], slope[:, None]), None  # (T, V): g (1[v = y] - p)
 
 
-def chosen(logits: Tensor, tokens: Tensor) -> Tensor:
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
     """log softmax(logits)[token], in float32: (T, V), (T,) -> (T,), with a gradient to the logits."""
-    return _Chosen.apply(logits.float(), tokens)  # type: ignore[no-any-return, no-untyped-call]
+    return _TokenLogprobs.apply(logits.float(), tokens)  # type: ignore[no-any-return, no-untyped-call]
 
 
 # KL divergences: estimates from the sampled tokens alone, and the exact one
@@ -333,7 +335,7 @@ def k3(logp: Tensor, base: Tensor) -> Tensor:
 
     With e^x - 1 - x (defect 4 of the public code) the mean is chi^2 - KL instead.
     """
-    x = k1(logp, base).clamp(-LIMIT, LIMIT)  # (T,)
+    x = k1(logp, base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
     return torch.expm1(-x) + x  # (T,)
 
 
@@ -358,7 +360,7 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class RewardMoments:
     """Running statistics of the rewards of one family, so that small batches are compared with more than themselves."""
 
     count: float = 0.0
@@ -366,7 +368,7 @@ class Moments:
     mean: float = 0.0
     variance: float = 0.0
 
-    def seen(self, rewards: Sequence[float], horizon: float = 100.0) -> Moments:
+    def with_rewards(self, rewards: Sequence[float], horizon: float = 100.0) -> RewardMoments:
         """With these rewards, too. Neither their order nor how they are cut into batches matters before the horizon."""
         if not rewards:
             return self
@@ -377,17 +379,17 @@ class Moments:
         total, apart = old + new, mean - self.mean
         middle = self.mean + apart * new / total
         spread = (old * self.variance + new * variance + apart * apart * old * new / total) / total
-        return Moments(min(self.count + new, max(horizon, new)), middle, spread)
+        return RewardMoments(min(self.count + new, max(horizon, new)), middle, spread)
 
 
 def whiten(
     rewards: Sequence[float],
     lengths: Sequence[int],
-    floor: float,
+    min_std: float,
     *,
     kls: Sequence[Tensor] = (),
     beta: float = 0.0,
-    against: Sequence[Moments] = (),
+    family_moments: Sequence[RewardMoments] = (),
 ) -> list[Tensor] | None:
     """A_t = (G_t - mean) / max(std, floor), G_t = r - beta sum_{s >= t} kl_s: REINFORCE++ with one reply per prompt (2501.03262).
 
@@ -412,12 +414,12 @@ def whiten(
         returns = [g - beta * more for g, more in zip(returns, rest, strict=True)]  # (T_i,)
     if not returns:
         return None
-    if against:
-        pairs = zip(returns, against, strict=True)
-        white = [(g - family.mean) / max(math.sqrt(family.variance), floor) for g, family in pairs]  # (T_i,)
+    if family_moments:
+        pairs = zip(returns, family_moments, strict=True)
+        white = [(g - family.mean) / max(math.sqrt(family.variance), min_std) for g, family in pairs]  # (T_i,)
     else:
         every = torch.cat(returns)  # (tokens,)
-        white = [(g - every.mean()) / max(float(every.std(correction=0)), floor) for g in returns]  # (T_i,)
+        white = [(g - every.mean()) / max(float(every.std(correction=0)), min_std) for g in returns]  # (T_i,)
     if max(float(a.abs().max()) if len(a) else 0.0 for a in white) < 1e-6:
         return None
     return [a.float() for a in white]  # (T_i,)
@@ -459,7 +461,7 @@ def v_trace(rewards: Tensor, values: Tensor, log_ratio: Tensor, gamma: float = 1
     """
     now = values.detach().float()  # (T,)
     after = torch.cat([now[1:], now.new_zeros(1)])  # (T,)
-    rho = truncated(log_ratio, 1.0).to(now)  # (T,)
+    rho = truncated_weights(log_ratio, 1.0).to(now)  # (T,)
     deltas = rho * (rewards.to(now) + gamma * after - now)  # (T,)
     targets = torch.zeros_like(now)  # (T,)
     above = now.new_zeros(())  # (): v_{t+1} - V_{t+1}
@@ -471,28 +473,28 @@ def v_trace(rewards: Tensor, values: Tensor, log_ratio: Tensor, gamma: float = 1
 
 
 @dataclass(frozen=True)
-class Judged:
+class BatchAdvantages:
     """What rewards say of the tokens of a batch (`judge`)."""
 
     advantages: tuple[Tensor, ...]
     """(T_i,) of each reply."""
     returns: tuple[Tensor, ...] = ()
     """(T_i,) of each reply: what the critic is to say. Empty without one."""
-    moments: Mapping[str, Moments] = field(default_factory=dict)
+    moments: Mapping[str, RewardMoments] = field(default_factory=dict)
     """Of each family, with this batch's rewards."""
 
 
-def judge(
+def compute_advantages(
     rewards: Sequence[float],
     lengths: Sequence[int],
     objective: Objective,
     *,
     families: Sequence[str] = (),
-    moments: Mapping[str, Moments] | None = None,
+    moments: Mapping[str, RewardMoments] | None = None,
     kls: Sequence[Tensor] = (),
     values: Sequence[Tensor] = (),
     log_ratios: Sequence[Tensor] = (),
-) -> Judged | None:
+) -> BatchAdvantages | None:
     """Advantages of an objective `reinforce` or `ppo` for a batch. None where nothing can be learned: all rewards are alike, or for
     `ppo`, whose critic has an opinion of its own of every token, all advantages are 0.
 
@@ -504,19 +506,19 @@ def judge(
         values: of the critic, (T_i,): for `ppo`.
         log_ratios: log(pi_old / mu), (T_i,): for `ppo` with v-trace.
     """
-    seen: dict[str, Moments] = {}
-    against: list[Moments] = []
+    seen: dict[str, RewardMoments] = {}
+    against: list[RewardMoments] = []
     if moments is not None:
         named = list(families) or [""] * len(rewards)
         for name in dict.fromkeys(named):
             of = [reward for reward, family in zip(rewards, named, strict=True) if family == name]
-            seen[name] = moments.get(name, Moments()).seen(of)
+            seen[name] = moments.get(name, RewardMoments()).with_rewards(of)
         against = [seen[name] for name in named]
         seen = {**moments, **seen}
     if objective.loss != "ppo":
         beta = objective.kl if kls else 0.0
-        white = whiten(rewards, lengths, objective.floor, kls=kls, beta=beta, against=against)
-        return None if white is None else Judged(tuple(white), (), seen)
+        white = whiten(rewards, lengths, objective.floor, kls=kls, beta=beta, family_moments=against)
+        return None if white is None else BatchAdvantages(tuple(white), (), seen)
     raw, returns = [], []
     for n, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         given = torch.zeros(length)  # (T,)
@@ -534,7 +536,7 @@ def judge(
     if not every.numel() or float(every.abs().max()) < 1e-6:
         return None
     spread = max(float(every.std(correction=0)), objective.floor)
-    return Judged(tuple((a - every.mean()) / spread for a in raw), tuple(returns), seen)
+    return BatchAdvantages(tuple((a - every.mean()) / spread for a in raw), tuple(returns), seen)
 
 
 # Losses of a reply, token by token: what is to be made small
@@ -558,12 +560,12 @@ def ppo_clip(logp: Tensor, old: Tensor, advantage: Tensor, low: float = 0.2, hig
     return -kept  # (T,)
 
 
-def decoupled(
+def decoupled_ppo(
     logp: Tensor,
     old: Tensor,
     behaviour: Tensor,
     advantage: Tensor,
-    limit: float = 2.0,
+    max_weight: float = 2.0,
     low: float = 0.2,
     high: float = 0.28,
     dual: float = 3.0,
@@ -574,7 +576,7 @@ def decoupled(
     The clip is around pi_old, where this update starts, not around mu, which may be 50 updates away: there most tokens would
     have left the clip before the first step. All shapes (T,).
     """
-    return truncated(old - behaviour, limit, level) * ppo_clip(logp, old, advantage, low, high, dual)  # (T,)
+    return truncated_weights(old - behaviour, max_weight, level) * ppo_clip(logp, old, advantage, low, high, dual)  # (T,)
 
 
 def reinforce(logp: Tensor, advantage: Tensor, weight: Tensor | float = 1.0) -> Tensor:
@@ -606,7 +608,9 @@ def sdpo(logits: Tensor, teacher: Tensor, alpha: float = 0.5, top_k: int = 100) 
     Returns:
         (T,), in nats, >= 0.
     """
-    alpha = 0.0 if alpha < LEAST else 1.0 if alpha > 1 - LEAST else alpha  # as near as float32 can tell
+    alpha = (
+        0.0 if alpha < MIN_TAIL_PROBABILITY else 1.0 if alpha > 1 - MIN_TAIL_PROBABILITY else alpha
+    )  # as near as float32 can tell
     wide = logits.float()  # (T, V)
     other = teacher.detach().float()  # (T, V)
     if 0 < top_k < wide.shape[-1]:
@@ -618,19 +622,19 @@ def sdpo(logits: Tensor, teacher: Tensor, alpha: float = 0.5, top_k: int = 100) 
     apart = logq - logp  # (T, K + 1)
     total = torch.zeros_like(apart)  # (T, K + 1)
     if alpha < 1:
-        total = total - logq.exp() * _mixed(1 - alpha, -apart) / (1 - alpha)  # (T, K + 1)
+        total = total - logq.exp() * _log_mixture(1 - alpha, -apart) / (1 - alpha)  # (T, K + 1)
     if alpha > 0:
-        total = total - logp.exp() * _mixed(alpha, apart) / alpha  # (T, K + 1)
+        total = total - logp.exp() * _log_mixture(alpha, apart) / alpha  # (T, K + 1)
     return total.sum(-1)  # (T,)
 
 
 def _with_tail(logps: Tensor) -> Tensor:
     """Log-probabilities of K tokens and, behind them, log(1 - sum) of all others: (T, K) -> (T, K + 1)."""
-    inside = logps.logsumexp(-1, keepdim=True).clamp(max=-LEAST)  # (T, 1)
+    inside = logps.logsumexp(-1, keepdim=True).clamp(max=-MIN_TAIL_PROBABILITY)  # (T, 1)
     return torch.cat([logps, torch.log(-torch.expm1(inside))], dim=-1)  # (T, K + 1)
 
 
-def _mixed(share: float, apart: Tensor) -> Tensor:
+def _log_mixture(share: float, apart: Tensor) -> Tensor:
     """log((1 - share) + share e^d), exact for small d and for large d; d and the result have any shape."""
     if share == 1:
         return apart
@@ -661,22 +665,22 @@ def ema(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], rate: floa
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LossInputs:
     """What a loss is told of one reply of T tokens; V is the size of the vocabulary. Only logits and values have a gradient."""
 
     logits: Tensor
     """(T, V), the learner's, before each token of the reply."""
     tokens: Tensor
     """(T,), the reply."""
-    behaviour: Tensor | None = None
+    behaviour_logprobs: Tensor | None = None
     """(T,), log mu(y_t); None: the learner itself has just sampled it."""
-    old: Tensor | None = None
+    old_logprobs: Tensor | None = None
     """(T,), log pi_old(y_t); None: the learner as it is."""
     advantage: Tensor | None = None
     """(T,), A_t: for `reinforce` and `ppo`."""
-    teacher: Tensor | None = None
+    teacher_logits: Tensor | None = None
     """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without it, and for `hint`."""
-    base: Tensor | None = None
+    base_logits: Tensor | None = None
     """(T, V), logits of the base model; None: no KL is computed, where its weight is 0."""
     values: Tensor | None = None
     """(T,), the critic's."""
@@ -687,7 +691,9 @@ class Evidence:
     are those at 1."""
 
 
-def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = None) -> tuple[Tensor, dict[str, float]]:
+def objective_loss(
+    batch: Sequence[LossInputs], objective: Objective, total_tokens: int | None = None
+) -> tuple[Tensor, dict[str, float]]:
     """The loss of an objective over replies, per token: policy + kl KL(pi || base) - entropy H(pi) + (V - returns)^2 / 2.
 
     Args:
@@ -710,25 +716,25 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
     count, measured, largest = 0, 0, 0.0
     for reply in batch:
         logits, size = reply.logits.float(), len(reply.tokens)  # (T, V)
-        if objective.loss == "sdpo" and reply.teacher is None:
+        if objective.loss == "sdpo" and reply.teacher_logits is None:
             continue
         wide = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
-        logp = chosen(wide.detach() if objective.loss == "sdpo" else wide, reply.tokens)  # (T,)
+        logp = token_logprobs(wide.detach() if objective.loss == "sdpo" else wide, reply.tokens)  # (T,)
         now = logp.detach()  # (T,)
-        old = now if reply.old is None else reply.old.to(now)  # (T,)
-        behaviour = old if reply.behaviour is None else reply.behaviour.to(now)  # (T,)
+        old = now if reply.old_logprobs is None else reply.old_logprobs.to(now)  # (T,)
+        behaviour = old if reply.behaviour_logprobs is None else reply.behaviour_logprobs.to(now)  # (T,)
         current = now if objective.correction == "truncated" else old  # (T,)
-        weights = _weights(current, behaviour, objective)  # (T,)
+        weights = _importance_weights(current, behaviour, objective)  # (T,)
         if objective.loss == "sdpo":
-            assert reply.teacher is not None
-            each = weights * sdpo(logits, reply.teacher, objective.alpha, objective.top_k)  # (T,)
+            assert reply.teacher_logits is not None
+            each = weights * sdpo(logits, reply.teacher_logits, objective.alpha, objective.top_k)  # (T,)
             held = torch.zeros_like(now, dtype=torch.bool)  # (T,)
         else:
             if reply.advantage is None:
                 raise UserError(f"the loss {objective.loss!r} needs advantages; `judge` makes them from rewards")
             gain = reply.advantage.to(now)  # (T,)
-            if objective.hint > 0 and reply.teacher is not None:
-                gain = gain + objective.hint * _hint(reply, logits)  # (T,)
+            if objective.hint > 0 and reply.teacher_logits is not None:
+                gain = gain + objective.hint * _hint_advantage(reply, logits)  # (T,)
             if objective.correction == "truncated":
                 each = reinforce(logp, gain, weights)  # (T,)
                 held = torch.zeros_like(now, dtype=torch.bool)  # (T,)
@@ -737,10 +743,10 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
                 rho = ratios(now, old)  # (T,)
                 held = ((rho > 1 + objective.clip_high) & (gain > 0)) | ((rho < 1 - objective.clip_low) & (gain < 0))  # (T,)
         policy = policy + each.sum()  # ()
-        if objective.kl > 0 and reply.base is None:
+        if objective.kl > 0 and reply.base_logits is None:
             raise UserError(f"a weight of {objective.kl:g} on KL(pi || base) needs a pass of the base model")
-        if reply.base is not None:
-            apart = kl_to(reply.base, logits if objective.kl > 0 else logits.detach())  # (T,)
+        if reply.base_logits is not None:
+            apart = kl_to(reply.base_logits, logits if objective.kl > 0 else logits.detach())  # (T,)
             more = more + objective.kl * apart.sum() if objective.kl > 0 else more  # ()
             sums["kl"] += float(apart.detach().sum())
             measured += size
@@ -751,7 +757,7 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
         ratio = ratios(now, behaviour)  # (T,)
         count += size
         largest = max(largest, float(ratio.max()) if size else 0.0)
-        cut = _cut(current, behaviour, objective)  # (T,)
+        cut = _cut_mask(current, behaviour, objective)  # (T,)
         for name, value in (
             ("entropy", spread.detach()),
             ("weight", weights),
@@ -759,7 +765,7 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
             ("ratio", ratio),
         ):
             sums[name] += float(value.sum())
-    by = max(tokens or count, 1)
+    by = max(total_tokens or count, 1)
     total = (policy + more + critics) / by  # ()
     said = {name: value / max(count, 1) for name, value in sums.items() if name != "kl"}
     if measured:
@@ -768,16 +774,16 @@ def loss(batch: Sequence[Evidence], objective: Objective, tokens: int | None = N
     return total, said | {"ratio_max": largest, "tokens": float(count)}
 
 
-def _hint(reply: Evidence, logits: Tensor) -> Tensor:
+def _hint_advantage(reply: LossInputs, logits: Tensor) -> Tensor:
     """log q(y_t) - log p(y_t), without a gradient: (T, V) -> (T,)."""
-    assert reply.teacher is not None
-    apart = chosen(reply.teacher, reply.tokens) - chosen(logits.detach(), reply.tokens)  # (T,)
-    return apart.clamp(-LIMIT, LIMIT)  # (T,)
+    assert reply.teacher_logits is not None
+    apart = token_logprobs(reply.teacher_logits, reply.tokens) - token_logprobs(logits.detach(), reply.tokens)  # (T,)
+    return apart.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
 
 
-def _cut(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
+def _cut_mask(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
     """Which tokens' weights are not the plain ratio: truncated or rejected. (T,), (T,) -> (T,) of bools."""
     if objective.correction == "none":
         return torch.zeros_like(old, dtype=torch.bool)  # (T,)
-    plain = truncated((old - behaviour).clamp(-LIMIT, LIMIT), math.inf, objective.level)  # (T,)
-    return plain != _weights(old, behaviour, objective)  # (T,)
+    plain = truncated_weights((old - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), math.inf, objective.level)  # (T,)
+    return plain != _importance_weights(old, behaviour, objective)  # (T,)

@@ -30,9 +30,9 @@ from langchain_core.messages import ChatMessage
 
 from ...memory.records import UserError
 from ..local.model import LocalChatModel, WindowError
-from .lora import Example, LoRA, adapt, optimizer, step, write_adapter
+from .lora import Example, LoRA, attach_lora, make_optimizer, step, write_adapter
 
-__all__ = ["Chat", "DataError", "Trained", "encode", "read_chats", "schedule", "train"]
+__all__ = ["Chat", "DataError", "FineTuningReport", "encode_chat", "learning_rate_factor", "read_chats", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class DataError(UserError, ValueError):
 
 
 @dataclass(frozen=True)
-class Trained:
+class FineTuningReport:
     """What a training did."""
 
     model: str
@@ -82,7 +82,7 @@ def read_chats(path: str | os.PathLike[str]) -> list[Chat]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             try:
-                chats.append(_chat(json.loads(line)))
+                chats.append(_parse_chat(json.loads(line)))
             except (ValueError, RecursionError) as error:
                 raise DataError(f"{path}, line {number}: {error}") from error
     if not chats:
@@ -90,7 +90,7 @@ def read_chats(path: str | os.PathLike[str]) -> list[Chat]:
     return chats
 
 
-def _chat(row: Any) -> Chat:
+def _parse_chat(row: Any) -> Chat:
     messages = row.get("messages") if isinstance(row, dict) else None
     if not isinstance(messages, list) or len(messages) < 2:
         raise ValueError(f'expected an object with "messages", a list of two or more, got {str(row)[:60]!r}')
@@ -105,7 +105,7 @@ def _chat(row: Any) -> Chat:
     return messages
 
 
-def encode(model: LocalChatModel, chat: Chat) -> Example:
+def encode_chat(model: LocalChatModel, chat: Chat) -> Example:
     """The tokens of a chat, as the model is asked and as it replies.
 
     Raises:
@@ -122,7 +122,7 @@ def encode(model: LocalChatModel, chat: Chat) -> Example:
     return example
 
 
-def schedule(done: int, steps: int, warmup: float) -> float:
+def learning_rate_factor(done: int, steps: int, warmup: float) -> float:
     """The share of the peak rate for the update after `done` of `steps`: up in a line, then down along half a cosine.
 
     The first update has the first share above 0, and the one after the last would have 0.
@@ -136,7 +136,7 @@ def schedule(done: int, steps: int, warmup: float) -> float:
 # A training
 
 
-def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Path, name: str | None = None) -> Trained:
+def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Path, name: str | None = None) -> FineTuningReport:
     """Train on chats, and write the folder `out`. Afterwards `model` itself is the trained one.
 
     `name` is what the record calls the model; if not given, its name on the hub, or the last part of its folder.
@@ -150,7 +150,7 @@ def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Pat
     examples, sizes = [], []
     for number, chat in enumerate(chats, 1):
         try:
-            examples.append(encode(model, chat))
+            examples.append(encode_chat(model, chat))
             sizes.append(len(examples[-1]))
         except WindowError as error:
             sizes.append(error.tokens)
@@ -166,22 +166,24 @@ def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Pat
             "%d of %d examples are left out: they do not fit the window of %d tokens (the longest has %d)",
             left_out, len(chats), model.window, max(sizes),
         )  # fmt: skip
-    with _written_last(out) as part:
-        wrapper = adapt(model.network, settings)
-        losses, seconds = _learn(model.network, examples, settings)
+    with _atomic_folder(out) as part:
+        wrapper = attach_lora(model.network, settings)
+        losses, seconds = _run_updates(model.network, examples, settings)
         hub = None if Path(model.model).is_dir() else model.model
         tokens = sum(len(example.reply) for example in examples)
         called = name or hub or Path(model.model).name
-        trained = Trained(called, settings, len(examples), left_out, max(sizes), tokens, tuple(losses), round(seconds, 3))
+        trained = FineTuningReport(
+            called, settings, len(examples), left_out, max(sizes), tokens, tuple(losses), round(seconds, 3)
+        )
         write_adapter(wrapper, part / "adapter", hub)
-        _write_merged(wrapper, model, part)
+        _write_merged_model(wrapper, model, part)
         (part / "training.json").write_text(json.dumps(asdict(trained), indent=2) + "\n", encoding="utf-8")
     return trained
 
 
-def _learn(network: Any, examples: Sequence[Example], settings: LoRA) -> tuple[list[float], float]:
+def _run_updates(network: Any, examples: Sequence[Example], settings: LoRA) -> tuple[list[float], float]:
     """The updates: the loss of each, and the seconds they took."""
-    updates = optimizer(network, settings)
+    updates = make_optimizer(network, settings)
     steps = settings.epochs * -(-len(examples) // settings.batch)
     losses: list[float] = []
     started = perf_counter()
@@ -189,20 +191,20 @@ def _learn(network: Any, examples: Sequence[Example], settings: LoRA) -> tuple[l
         order = random.Random(f"{settings.seed}/{epoch}").sample(examples, len(examples))
         for start in range(0, len(order), settings.batch):
             for group in updates.param_groups:
-                group["lr"] = settings.rate * schedule(len(losses), steps, settings.warmup)
+                group["lr"] = settings.rate * learning_rate_factor(len(losses), steps, settings.warmup)
             batch = order[start : start + settings.batch]
-            losses.append(step(network, updates, batch, micro=settings.micro, clip=settings.clip).loss)
+            losses.append(step(network, updates, batch, micro_batch_size=settings.micro, max_grad_norm=settings.clip).loss)
             if len(losses) % max(1, steps // 20) == 0 or len(losses) == steps:
                 log.info("update %d of %d: loss %.4f nats per token", len(losses), steps, losses[-1])
     return losses, perf_counter() - started
 
 
-def _write_merged(wrapper: Any, model: LocalChatModel, folder: Path) -> None:
+def _write_merged_model(wrapper: Any, model: LocalChatModel, folder: Path) -> None:
     """Merge the changes into the weights, and write them as a checkpoint."""
     from transformers.utils import logging as bars
 
     wrapper.merge_and_unload()
-    model.forget()
+    model.clear_cache()
     shown = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
@@ -214,7 +216,7 @@ def _write_merged(wrapper: Any, model: LocalChatModel, folder: Path) -> None:
 
 
 @contextmanager
-def _written_last(out: Path) -> Iterator[Path]:
+def _atomic_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` that becomes `out` when all has gone well, and vanishes otherwise."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already; give another folder, or remove it")

@@ -15,28 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from ...wiring.flags import CommandError
-from .setup import Learn, Setup, Split, opened_world
+from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
-__all__ = ["digest", "file_digest", "folder_name", "libraries", "public_url", "recorded", "weights_digest"]
+__all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
 
-FREE = (
+RESULT_NEUTRAL_OPTIONS = (
     *("out", "workers", "concurrency", "json", "dry_run", "compare", "budget", "dollars"),
     *("price_in", "price_out", "critic_price_in", "critic_price_out"),
 )
 """Options that change no number in the results."""
 
 
-def recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
+def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> dict[str, Any]:
     """Settings with digests of what lies in files: where one changes, so does the run, and needs another folder."""
     from importlib.metadata import version
 
-    from ....memory.library import located
-    from ...training_free_grpo import PROMPTS
+    from ....memory.library import find_library
+    from ...training_free_grpo import PROMPT_FOLDERS
 
-    options = {name: value for name, value in asdict(setup.options).items() if name not in FREE}
+    options = {name: value for name, value in asdict(setup.options).items() if name not in RESULT_NEUTRAL_OPTIONS}
     told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     server = setup.options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
-    used = (setup.options.model, setup.options.judges)
+    used = (setup.options.model, setup.options.critic_model)
     return {
         **told,
         "base_url": public_url(server) if any(model.startswith("openai:") for model in used) else None,
@@ -44,26 +44,26 @@ def recorded(setup: Setup, splits: Mapping[int, Split]) -> dict[str, Any]:
         "seeds": list(setup.seeds),
         "arms": {arm.name: asdict(arm.settings) for arm in setup.arms},
         "digests": {
-            "problems": digest([_contents(setup.options, split) for split in splits.values()]),
+            "problems": digest([_problem_contents(setup.options, split) for split in splits.values()]),
             **{f"model {model}": weights_digest(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
-            **{f"library {path}": file_digest(located(path), "--library") for path in libraries(setup)},
+            **{f"library {path}": file_digest(find_library(path), "--library") for path in initial_libraries(setup)},
             **{
                 name: _files_digest(path, f"--{name}")
                 for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
                 if path
             },
             "prompts of the package": digest(
-                [_files_digest(Path(__file__).parents[3] / "nodes" / "prompts" / name) for name in PROMPTS]
+                [_files_digest(Path(__file__).parents[3] / "nodes" / "prompts" / name) for name in PROMPT_FOLDERS]
             ),
         },
         "version": version("learngraph"),
     }
 
 
-def _contents(options: Learn, split: Split) -> list[Any]:
+def _problem_contents(options: TrainingFreeOptions, split: ProblemSplit) -> list[Any]:
     """The problems of a seed with their answers, where there is one."""
-    tested = opened_world(options.test_env or options.env, options.horizon)
-    worlds = ((split.train + split.held_out, opened_world(options.env, options.horizon)), (split.test, tested))
+    tested = shared_world(options.test_env or options.env, options.horizon)
+    worlds = ((split.train + split.held_out, shared_world(options.env, options.horizon)), (split.test, tested))
     return [
         [asdict(task), list(world.gold(task)) if hasattr(world, "answer") and hasattr(world, "gold") else []]
         for tasks, world in worlds
@@ -81,7 +81,7 @@ def public_url(url: str | None) -> str | None:
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
-def libraries(setup: Setup) -> list[str]:
+def initial_libraries(setup: TrainingFreeSetup) -> list[str]:
     """The libraries that arms start from, as they were given."""
     return list(dict.fromkeys(filter(None, (getattr(arm.settings, "library", "") for arm in setup.arms))))
 
@@ -129,7 +129,7 @@ def _files_digest(path: Path, flag: str = "") -> str:
     return file_digest(path, flag)
 
 
-def folder_name(setup: Setup, settings: Mapping[str, Any]) -> str:
+def folder_name(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run's folder, where the user gives none: another question has another one."""
     words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(settings)[:6]}"

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....memory.records import Rollout, Task, Usage, UserError
-from .bench import meter_of, step_of, whole_rows
-from .setup import Arm, Setup, opened_world
+from .bench import complete_rows, learning_step, spending_meter
+from .setup import Arm, TrainingFreeSetup, shared_world
 
 if TYPE_CHECKING:
-    from ..evaluation import Outcome, Step
+    from ..evaluation import LearningStep, Outcome
 
-__all__ = ["report", "say", "tell"]
+__all__ = ["print_line", "print_progress", "write_report"]
 
 
-def report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
+def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]) -> int:
     """Write results.json, failures.jsonl and the pictures, and print the tables; returns the exit code.
 
     Args:
@@ -32,12 +32,12 @@ def report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
     from .. import evaluation, sweep
 
     options = setup.options
-    done = [arm for arm in setup.arms if all(setup.finished(arm, seed) for seed in setup.seeds)]
+    done = [arm for arm in setup.arms if all(setup.is_finished(arm, seed) for seed in setup.seeds)]
     results = {arm.title: [setup.result(arm, seed) for seed in setup.seeds] for arm in done}
-    arms = {title: [_outcome(title, found) for found in seeds] for title, seeds in results.items()}
-    rows = evaluation.rows(arms, options.env, options.model, setup.against)
+    arms = {title: [_outcome_of_result(title, found) for found in seeds] for title, seeds in results.items()}
+    rows = evaluation.arm_summaries(arms, options.env, options.model, setup.baseline_title)
     learning = {arm.title: [_steps(setup, arm, seed) for seed in setup.seeds] for arm in setup.arms if arm.learns}
-    spent, cost, over = _spent(setup)
+    spent, cost, over = _spending(setup)
     failures = [
         {"arm": title, "seed": found["seed"], "id": id, "reason": reason}
         for title, seeds in results.items()
@@ -47,65 +47,67 @@ def report(setup: Setup, blueprint: Callable[[str, Any], Any]) -> int:
     by_row = [
         row.as_dict() | {"steps": [[asdict(step) for step in seed] for seed in learning.get(row.arm, [])]} for row in rows
     ]
-    sweep.write(
+    sweep.write_json(
         setup.folder / "results.json",
         {"arms": by_row, "paid": {stage: asdict(usage) for stage, usage in spent.items()}, "dollars": cost},
     )
     _write_lines(setup.folder / "failures.jsonl", failures)
-    pictures = _pictures(setup, learning, arms)
+    pictures = _draw_pictures(setup, learning, arms)
     said = [f"stopped: {over}"] if over and len(done) < len(setup.arms) else []
     if len(done) < len(setup.arms) and not over:
         raise UserError(f"{setup.folder}: not all arms were finished; the same command goes on")
     if options.json:
         for row in by_row:
-            tell(json.dumps(row))
+            print_line(json.dumps(row))
         for line in said:
-            say(line)
+            print_progress(line)
         return 0
-    tell(f"{options.env}, {options.model}, {len(setup.seeds)} seeds; {_asked_for(setup)}")
+    print_line(f"{options.env}, {options.model}, {len(setup.seeds)} seeds; {_problem_counts(setup)}")
     if rows:
-        tell(f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation.compared(rows)}]")
-        if setup.against in arms and len(arms) > 1:
-            tell(f"delta, wins, losses and ties: to {setup.against}, problem by problem")
-        tell("")
-        tell(evaluation.table(rows))
-        for line in ["", *evaluation.ahead(arms)] if len(arms) > 1 else []:
-            tell(line)
+        print_line(
+            f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation.interval_note(rows)}]"
+        )
+        if setup.baseline_title in arms and len(arms) > 1:
+            print_line(f"delta, wins, losses and ties: to {setup.baseline_title}, problem by problem")
+        print_line("")
+        print_line(evaluation.table(rows))
+        for line in ["", *evaluation.lead_notes(arms)] if len(arms) > 1 else []:
+            print_line(line)
     for title, seeds in learning.items():
         if any(seeds):
-            tell(f"\n{title}, step by step; train is under the library before the step\n")
-            tell(evaluation.steps_table(seeds))
+            print_line(f"\n{title}, step by step; train is under the library before the step\n")
+            print_line(evaluation.steps_table(seeds))
     if any(usage.calls for usage in spent.values()):
-        tell("\npaid for, by stage (what arms share is paid once)\n")
-        tell(evaluation.ledger(spent, cost if sum(cost.values()) else {}))
-        tell(_spared(results, spent))
-    tell("")
+        print_line("\npaid for, by stage (what arms share is paid once)\n")
+        print_line(evaluation.usage_table(spent, cost if sum(cost.values()) else {}))
+        print_line(_cache_savings(results, spent))
+    print_line("")
     for spec in filter(None, (options.env, options.test_env)):
-        found = getattr(opened_world(spec, options.horizon), "report", None)
-        if getattr(found, "dropped", 0):
-            tell(f"data             {spec}: {found}")
+        found = getattr(shared_world(spec, options.horizon), "report", None)
+        if getattr(found, "dropped_rows", 0):
+            print_line(f"data             {spec}: {found}")
     if failures:
-        tell(
+        print_line(
             f"failures         {len(failures)}, each counted as 0 where a reward is missing: {setup.folder / 'failures.jsonl'}"
         )
     for arm in setup.arms:
         if arm.learns:
-            tell(f"libraries        {setup.folder / (arm.name.replace(':', '-') + '-s*')}/library.yaml")
+            print_line(f"libraries        {setup.folder / (arm.name.replace(':', '-') + '-s*')}/library.yaml")
     if pictures:
-        tell(f"learning curves  {pictures[0]}  {pictures[1].name}")
-    tell(f"graph            {_drawn(setup, blueprint)}")
-    tell(f"all of it        {setup.folder}")
+        print_line(f"learning curves  {pictures[0]}  {pictures[1].name}")
+    print_line(f"graph            {_save_drawing(setup, blueprint)}")
+    print_line(f"all of it        {setup.folder}")
     for line in said:
-        tell(line)
+        print_line(line)
     return 0
 
 
-def _asked_for(setup: Setup) -> str:
-    settings = next((arm.settings for arm in setup.arms if arm.way != "method"), None)
+def _problem_counts(setup: TrainingFreeSetup) -> str:
+    settings = next((arm.settings for arm in setup.arms if arm.library_source != "method"), None)
     return f"{settings.problems} problems to learn from, {settings.held_out} held out" if settings else ""
 
 
-def _outcome(title: str, result: Mapping[str, Any]) -> Outcome:
+def _outcome_of_result(title: str, result: Mapping[str, Any]) -> Outcome:
     from ..evaluation import Outcome
 
     rollouts = [
@@ -129,35 +131,35 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*((id, reason) for id, reason in result["failures"]), *tested]
 
 
-def _steps(setup: Setup, arm: Arm, seed: int) -> list[Step]:
+def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
     """The learning steps of a seed: of its result, or of what is there so far."""
     from .. import sweep
-    from ..evaluation import Step
+    from ..evaluation import LearningStep
 
-    if setup.finished(arm, seed):
-        return [Step(**step) for step in setup.result(arm, seed)["steps"]]
-    path = setup.place(arm, seed) / "learned.jsonl"
-    return [step_of(seed, row) for row in whole_rows(sweep.written(path))] if path.exists() else []
+    if setup.is_finished(arm, seed):
+        return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]
+    path = setup.arm_folder(arm, seed) / "learned.jsonl"
+    return [learning_step(seed, row) for row in complete_rows(sweep.read_rows(path))] if path.exists() else []
 
 
-def _spent(setup: Setup) -> tuple[dict[str, Usage], dict[str, float], str]:
+def _spending(setup: TrainingFreeSetup) -> tuple[dict[str, Usage], dict[str, float], str]:
     """What was paid for by stage, the same in dollars, and what is said of a budget that is spent."""
     from ....memory.storage.cache import Cache
     from ....nodes.cached_model import BudgetSpent
 
     cache = Cache(setup.folder / "cache.sqlite")
     try:
-        spent, over = cache.spent(), ""
+        spent, over = cache.usage_by_stage(), ""
         try:
-            meter_of(setup.options, cache).check()
+            spending_meter(setup.options, cache).check()
         except BudgetSpent as error:
             over = str(error)
-        return spent, {stage: setup.options.prices(stage).of(usage) for stage, usage in spent.items()}, over
+        return spent, {stage: setup.options.prices(stage).cost(usage) for stage, usage in spent.items()}, over
     finally:
         cache.close()
 
 
-def _spared(results: Mapping[str, Sequence[Mapping[str, Any]]], spent: Mapping[str, Usage]) -> str:
+def _cache_savings(results: Mapping[str, Sequence[Mapping[str, Any]]], spent: Mapping[str, Usage]) -> str:
     """A line on what the arms would have paid without the cache."""
     asked = Usage()
     for seeds in results.values():
@@ -175,8 +177,8 @@ def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     part.replace(path)
 
 
-def _pictures(
-    setup: Setup, learning: Mapping[str, Sequence[Sequence[Step]]], arms: Mapping[str, Sequence[Outcome]]
+def _draw_pictures(
+    setup: TrainingFreeSetup, learning: Mapping[str, Sequence[Sequence[LearningStep]]], arms: Mapping[str, Sequence[Outcome]]
 ) -> list[Path]:
     """Draw the curve of the first arm that learned something."""
     from .. import evaluation
@@ -186,30 +188,30 @@ def _pictures(
         return []
     pictures = [setup.folder / "curves.png", setup.folder / "curves.svg"]
     measured: list[list[float | None]] = [
-        [evaluation.mean_at_k(list(one.rewards.values())) for one in arms.get(arm, [])] for arm in (setup.against, title)
+        [evaluation.mean_at_k(list(one.rewards.values())) for one in arms.get(arm, [])] for arm in (setup.baseline_title, title)
     ]
     start, end = (numbers or [None] * len(seeds) for numbers in measured)
-    evaluation.curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
+    evaluation.draw_library_curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
     return pictures
 
 
-def _drawn(setup: Setup, blueprint: Callable[[str, Any], Any]) -> Path:
+def _save_drawing(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]) -> Path:
     from ...wiring import picture
 
     path = setup.folder / "training-free-grpo.svg"
-    if not picture.can_draw():
+    if not picture.has_graphviz():
         path = path.with_suffix(".mmd")
     if not path.exists():
         picture.save(blueprint(setup.arms[0].method, setup.arms[0].settings), path)
     return path
 
 
-def tell(text: str) -> None:
+def print_line(text: str) -> None:
     """A line of what was asked for, to stdout."""
     sys.stdout.write(text + "\n")
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """A line on how it goes, to stderr, at once."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
 
 __all__ = [
-    "DERIVED",
-    "PLAYED",
-    "TOOLS",
+    "DERIVED_ARMS",
+    "ROLLOUT_STAGES",
+    "TOOL_NAMES",
     "Arm",
-    "Learn",
-    "Setup",
-    "Split",
-    "opened_model",
-    "opened_toolbox",
-    "opened_world",
-    "splits_of",
+    "ProblemSplit",
+    "TrainingFreeOptions",
+    "TrainingFreeSetup",
+    "problem_splits",
+    "shared_model",
+    "shared_toolbox",
+    "shared_world",
 ]
 
-DERIVED = ("random", "shuffled")
+DERIVED_ARMS = ("random", "shuffled")
 """Arms whose library is made from what the seed's first arm has learned."""
 
-TOOLS = ("python", "search", "web")
+TOOL_NAMES = ("python", "search", "web")
 
-PLAYED = ("rollout", "trial", "test")
+ROLLOUT_STAGES = ("rollout", "trial", "test")
 """Stages in which the acting model plays."""
 
 
 @dataclass(frozen=True)
-class Learn:
+class TrainingFreeOptions:
     """What to learn on, with what, and how to test it."""
 
     env: str = "toy"
@@ -68,9 +68,9 @@ class Learn:
     """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated` (as many
     lessons, written without any rollout), `:random` and `:shuffled` (made of what this seed has learned). Other ways to learn:
     `:votes`, `:cheatsheet`, `:always`, `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
-    test: int = 20
+    test_problems: int = 20
     """Unseen problems of each seed, on which all arms are compared."""
-    k: int = 5
+    test_rollouts: int = 5
     """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
     test_env: str | None = None
     """Where the unseen problems come from, if not from --env: `math?dataset=NAME`."""
@@ -107,11 +107,11 @@ class Learn:
     """Processes that work at the same time, each on a seed."""
     concurrency: int | None = None
     """Calls of models in flight in each process: 16 if not given, and 1 for a model in this process."""
-    budget: int = 0
+    token_budget: int = 0
     """Tokens that this folder may pay for, read and written, of all seeds and arms. Then the run stops with what it has; with a
     larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
     exceed it. 0: no limit."""
-    dollars: float = 0.0
+    dollar_budget: float = 0.0
     """The same in dollars. 0: no limit."""
     price_in: float = 0.0
     """Dollars per million tokens that the model reads."""
@@ -149,16 +149,20 @@ class Learn:
             given = getattr(self, name)
             if given is not None and not low <= given < math.inf:
                 raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
-        if self.dollars and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
-            raise CommandError(f"--dollars {self.dollars:g} needs --price-in and --price-out, in dollars per million tokens")
-        for tool in self.asked_tools:
-            if tool not in TOOLS:
-                raise CommandError(f"--tools is {', '.join(TOOLS)}, or several of them joined by commas; got {self.tools!r}")
+        if self.dollar_budget and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
+            raise CommandError(
+                f"--dollars {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
+            )
+        for tool in self.tool_names:
+            if tool not in TOOL_NAMES:
+                raise CommandError(
+                    f"--tools is {', '.join(TOOL_NAMES)}, or several of them joined by commas; got {self.tools!r}"
+                )
         if len(self.folds) != 3 or not {"train", "dev", "test"}.issuperset(self.folds):
             raise CommandError(f"--splits names three of train, dev and test, such as train,dev,test; got {self.splits!r}")
 
     @property
-    def asked_tools(self) -> tuple[str, ...]:
+    def tool_names(self) -> tuple[str, ...]:
         """The names of the tools."""
         return tuple(name.strip() for name in self.tools.split(",") if name.strip())
 
@@ -168,14 +172,14 @@ class Learn:
         return tuple(name.strip() for name in self.splits.split(","))
 
     @property
-    def judges(self) -> str:
+    def critic_model(self) -> str:
         """The critic's model."""
         return self.critic or self.model
 
     @property
     def critic_url(self) -> str | None:
         """The server behind the critic; None for a local one."""
-        if not self.judges.startswith("openai:"):
+        if not self.critic_model.startswith("openai:"):
             return None
         return self.critic_base_url or self.base_url
 
@@ -183,7 +187,7 @@ class Learn:
         """Dollars per million tokens of a stage's calls."""
         from ....nodes.cached_model import Prices
 
-        if stage in PLAYED:
+        if stage in ROLLOUT_STAGES:
             return Prices(self.price_in, self.price_out)
         return Prices(
             self.price_in if self.critic_price_in is None else self.critic_price_in,
@@ -203,14 +207,14 @@ class Arm:
     """Name of the method in `graphs.methods`."""
 
     @property
-    def way(self) -> str:
+    def library_source(self) -> str:
         """How its library comes about (`TrainingFreeGRPO.arm`); `method`: another method, which has none."""
         return str(getattr(self.settings, "arm", "method"))
 
     @property
     def learns(self) -> bool:
         """Whether it plays rollouts on problems to learn from."""
-        return self.way == "learned"
+        return self.library_source == "learned"
 
     @property
     def title(self) -> str:
@@ -220,51 +224,53 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Split:
+class ProblemSplit:
     """The problems of a seed, no problem in two of them."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     test: tuple[Task, ...]
 
-    def of(self, settings: Any) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
+    def for_settings(self, settings: Any) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
         """What an arm with these settings learns from, and holds out."""
         return self.train[: settings.problems], self.held_out[: settings.held_out]
 
 
 @dataclass(frozen=True)
-class Setup:
+class TrainingFreeSetup:
     """What a worker needs to know."""
 
-    options: Learn
+    options: TrainingFreeOptions
     arms: tuple[Arm, ...]
     """The first one is what was asked for; the others are what it is compared with."""
     seeds: tuple[int, ...]
     folder: Path
 
-    def place(self, arm: Arm, seed: int) -> Path:
+    def arm_folder(self, arm: Arm, seed: int) -> Path:
         """The folder of an arm's seed."""
         return self.folder / f"{arm.name.replace(':', '-')}-s{seed}"
 
-    def finished(self, arm: Arm, seed: int) -> bool:
+    def is_finished(self, arm: Arm, seed: int) -> bool:
         """Whether the arm has played its test."""
-        return (self.place(arm, seed) / "result.json").exists()
+        return (self.arm_folder(arm, seed) / "result.json").exists()
 
     def result(self, arm: Arm, seed: int) -> dict[str, Any]:
         """What a finished arm came to."""
-        found: dict[str, Any] = json.loads((self.place(arm, seed) / "result.json").read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads((self.arm_folder(arm, seed) / "result.json").read_text(encoding="utf-8"))
         return found
 
     @property
-    def due(self) -> list[int]:
+    def unfinished_seeds(self) -> list[int]:
         """Seeds with an arm that is not finished."""
-        return [seed for seed in self.seeds if not all(self.finished(arm, seed) for arm in self.arms)]
+        return [seed for seed in self.seeds if not all(self.is_finished(arm, seed) for arm in self.arms)]
 
     @property
-    def against(self) -> str:
+    def baseline_title(self) -> str:
         """Title of the arm that the others are measured against: without lessons."""
-        alike = "tool-agent" if self.options.asked_tools else "react"  # what the rollouts are without a library
-        without = [arm for arm in self.arms if arm.way == "empty"] or [arm for arm in self.arms if arm.method == alike]
+        alike = "tool-agent" if self.options.tool_names else "react"  # what the rollouts are without a library
+        without = [arm for arm in self.arms if arm.library_source == "empty"] or [
+            arm for arm in self.arms if arm.method == alike
+        ]
         return without[0].title if without else ""
 
 
@@ -272,7 +278,7 @@ class Setup:
 
 
 @lru_cache(maxsize=2)
-def opened_world(spec: str, horizon: int | None) -> Any:
+def shared_world(spec: str, horizon: int | None) -> Any:
     """The environment of this name, opened once in a process; without a horizon it has its own."""
     from ....tools.environments.catalogue import open_environment
 
@@ -280,7 +286,7 @@ def opened_world(spec: str, horizon: int | None) -> Any:
 
 
 @lru_cache(maxsize=8)
-def opened_model(spec: str, base_url: str | None, max_tokens: int | None, temperature: float | None) -> Any:
+def shared_model(spec: str, base_url: str | None, max_tokens: int | None, temperature: float | None) -> Any:
     """The model of this name, opened once in a process for each way to ask it."""
     from ....tools.models.models import open_model
 
@@ -288,7 +294,7 @@ def opened_model(spec: str, base_url: str | None, max_tokens: int | None, temper
 
 
 @lru_cache(maxsize=2)
-def opened_toolbox(names: tuple[str, ...], corpus: Path | None) -> Any:
+def shared_toolbox(names: tuple[str, ...], corpus: Path | None) -> Any:
     """The tools of these names; None without any."""
     from ....tools.agent_tools.interpreter import Toolbox
     from ....tools.agent_tools.search import search_tool, web_search_tool
@@ -302,33 +308,34 @@ def opened_toolbox(names: tuple[str, ...], corpus: Path | None) -> Any:
 # The problems
 
 
-def splits_of(setup: Setup) -> dict[int, Split]:
+def problem_splits(setup: TrainingFreeSetup) -> dict[int, ProblemSplit]:
     """The problems of each seed.
 
     Raises:
         UserError: there are not so many, or two of them are the same.
     """
-    options, learning = setup.options, [arm.settings for arm in setup.arms if arm.way != "method"]
-    counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test)
+    options, learning = setup.options, [arm.settings for arm in setup.arms if arm.library_source != "method"]
+    counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test_problems)
     most = [
-        next((a.name for a in setup.arms if getattr(a.settings, f, 0) == c), "") for f, c in zip(PARTS, counts, strict=True)
+        next((a.name for a in setup.arms if getattr(a.settings, f, 0) == c), "")
+        for f, c in zip(SPLIT_SIZE_FIELDS, counts, strict=True)
     ]
-    environment = opened_world(options.env, options.horizon)
-    tested = environment if options.test_env is None else opened_world(options.test_env, options.horizon)
-    found: dict[int, Split] = {}
+    environment = shared_world(options.env, options.horizon)
+    tested = environment if options.test_env is None else shared_world(options.test_env, options.horizon)
+    found: dict[int, ProblemSplit] = {}
     seen: dict[Any, str] = {}
     for seed in setup.seeds:
         at = 0 if options.same_problems else seed
         if hasattr(environment, "variant") and tested is environment:
-            found[seed] = _variants(environment, at, counts)
+            found[seed] = _split_of_variants(environment, at, counts)
             continue
         worlds = (environment, environment, tested)
-        found[seed] = Split(*(_tasks(worlds, options, counts, at, n, most[n]) for n in range(3)))
-        _distinct(environment, found[seed], {} if options.same_problems else seen)
+        found[seed] = ProblemSplit(*(_tasks(worlds, options, counts, at, n, most[n]) for n in range(3)))
+        _check_distinct(environment, found[seed], {} if options.same_problems else seen)
     return found
 
 
-def _variants(environment: Any, seed: int, counts: Sequence[int]) -> Split:
+def _split_of_variants(environment: Any, seed: int, counts: Sequence[int]) -> ProblemSplit:
     """Variants of the seed's task: the same rules in different orders."""
     stem, seen, numbers = environment.task(seed), set[Any](), iter(range(1, 100_000))
 
@@ -340,30 +347,32 @@ def _variants(environment: Any, seed: int, counts: Sequence[int]) -> Split:
                 count -= 1
                 yield task
 
-    return Split(*(tuple(some(count)) for count in counts))
+    return ProblemSplit(*(tuple(some(count)) for count in counts))
 
 
-PARTS = ("problems", "held_out", "test")
+SPLIT_SIZE_FIELDS = ("problems", "held_out", "test")
 """What says how many problems are learned on, held out and unseen."""
 
 
-def _tasks(worlds: Sequence[Any], options: Learn, counts: Sequence[int], seed: int, part: int, arm: str) -> tuple[Task, ...]:
+def _tasks(
+    worlds: Sequence[Any], options: TrainingFreeOptions, counts: Sequence[int], seed: int, position: int, arm: str
+) -> tuple[Task, ...]:
     """The problems of a seed that are learned on (part 0), held out (1) or unseen (2): numbers of the fold that no other part and
     no other seed has. `arm`: the one that asks for so many."""
-    world, fold, count = worlds[part], options.folds[part], counts[part]
+    world, fold, count = worlds[position], options.folds[position], counts[position]
     alike = [n for n in range(3) if worlds[n] is world and options.folds[n] == fold]
-    first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < part)
+    first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < position)
     try:
         return tuple(world.task(first + n, fold) for n in range(count))
     except UserError as error:
         raise UserError(
             f"{world.name}: seed {seed} is to have {count} tasks of {fold} from number {first} on, and there are not so many "
-            f"({error}); ask for fewer (--{PARTS[part].replace('_', '-')}{f', of {arm}' if arm else ''}) or fewer seeds, or give "
+            f"({error}); ask for fewer (--{SPLIT_SIZE_FIELDS[position].replace('_', '-')}{f', of {arm}' if arm else ''}) or fewer seeds, or give "
             "--same-problems"
         ) from error
 
 
-def _distinct(environment: Any, split: Split, seen: dict[Any, str]) -> None:
+def _check_distinct(environment: Any, split: ProblemSplit, seen: dict[Any, str]) -> None:
     """Check that no problem is there twice, in any of the seeds: what is learned on one would be tested on itself.
 
     Args:

@@ -18,11 +18,11 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 
-from learngraph.graphs.agents.middleware import ExperienceMiddleware
-from learngraph.memory.library import Library, LibraryError, Versions
+from learngraph.graphs.agents.middleware import LessonsMiddleware
+from learngraph.memory.library import Library, LibraryError, LibraryVersions
 from learngraph.memory.records import Lesson
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.retrieve.lessons import lectured_system
+from learngraph.nodes.retrieve.lessons import append_lessons
 
 LESSONS = Library((Lesson("L0", "Boil the water first"), Lesson("L3", "Count the coins twice")))
 PROMPT = Prompt.load("training_free_grpo/lessons")
@@ -60,7 +60,7 @@ def add(a: int, b: int) -> int:
 
 
 def asked(
-    middleware: ExperienceMiddleware, system: str | None = "You add.", text: str = "Count 1 + 2 coins"
+    middleware: LessonsMiddleware, system: str | None = "You add.", text: str = "Count 1 + 2 coins"
 ) -> list[list[BaseMessage]]:
     """What the model was shown at each of its two calls."""
     model = Scripted()
@@ -72,7 +72,7 @@ def asked(
 
 
 def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> None:
-    for messages in asked(ExperienceMiddleware(LESSONS)):
+    for messages in asked(LessonsMiddleware(LESSONS)):
         assert [message.type for message in messages[:2]] == ["system", "human"]
         said = str(messages[0].text)
         assert said.startswith("You add.\n\n")
@@ -80,37 +80,37 @@ def test_the_lessons_stand_at_the_end_of_the_system_message_at_every_call() -> N
 
 
 def test_without_a_system_message_there_is_one_with_the_lessons() -> None:
-    for messages in asked(ExperienceMiddleware(LESSONS, ids=False), system=None):
+    for messages in asked(LessonsMiddleware(LESSONS, show_ids=False), system=None):
         assert str(messages[0].text).endswith("Lessons:\n- Boil the water first\n- Count the coins twice")
 
 
 async def test_agents_that_are_awaited_are_shown_the_same() -> None:
     model = Scripted()
-    agent = create_agent(model, [add], system_prompt="You add.", middleware=[ExperienceMiddleware(LESSONS)])
+    agent = create_agent(model, [add], system_prompt="You add.", middleware=[LessonsMiddleware(LESSONS)])
     await agent.ainvoke({"messages": [("user", "1 + 2?")]})
-    assert [messages[0].text for messages in model.seen] == [asked(ExperienceMiddleware(LESSONS))[0][0].text] * 2
+    assert [messages[0].text for messages in model.seen] == [asked(LessonsMiddleware(LESSONS))[0][0].text] * 2
 
 
 def test_an_empty_library_changes_nothing() -> None:
-    for empty in (Library(), Versions()):
-        for messages in asked(ExperienceMiddleware(empty)):
+    for empty in (Library(), LibraryVersions()):
+        for messages in asked(LessonsMiddleware(empty)):
             assert messages[0].text == "You add."
-        for messages in asked(ExperienceMiddleware(empty), system=None):
+        for messages in asked(LessonsMiddleware(empty), system=None):
             assert messages[0].type == "human"
 
 
 def test_d12_only_the_lessons_about_the_question() -> None:
-    first, _ = asked(ExperienceMiddleware(LESSONS, top=1))
+    first, _ = asked(LessonsMiddleware(LESSONS, lessons_per_prompt=1))
     assert "Count the coins" in str(first[0].text)
     assert "Boil" not in str(first[0].text)
-    first, _ = asked(ExperienceMiddleware(LESSONS, top=1), text="Who wrote this?")
+    first, _ = asked(LessonsMiddleware(LESSONS, lessons_per_prompt=1), text="Who wrote this?")
     assert first[0].text == "You add."
 
 
 def test_an_agent_picks_up_the_version_that_holds() -> None:
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("0", Library())
-    middleware = ExperienceMiddleware(versions)
+    middleware = LessonsMiddleware(versions)
     assert asked(middleware)[0][0].text == "You add."
     versions.put("1", LESSONS, parent="0")
     assert asked(middleware)[0][0].text == "You add.", "a candidate that was not accepted is not shown"
@@ -123,7 +123,7 @@ def test_an_agent_picks_up_the_version_that_holds() -> None:
 def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
     file = tmp_path / "lessons.yaml"
     file.write_text(LESSONS.to_yaml())
-    middleware = ExperienceMiddleware(str(file))
+    middleware = LessonsMiddleware(str(file))
     assert "Boil the water first" in str(asked(middleware)[0][0].text)
     file.write_text(LESSONS.to_yaml().replace("Boil the water", "Filter the water"))
     assert "Filter the water first" in str(asked(middleware)[0][0].text)
@@ -138,9 +138,9 @@ def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
 
 
 def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
-    versions = Versions(tmp_path / "run" / "s0" / "library.jsonl")
+    versions = LibraryVersions(tmp_path / "run" / "s0" / "library.jsonl")
     versions.put("0", Library())
-    middleware = ExperienceMiddleware(tmp_path / "run")
+    middleware = LessonsMiddleware(tmp_path / "run")
     assert middleware.library == Library()
     versions.put("1", LESSONS, parent="0")
     versions.move("1")
@@ -151,9 +151,9 @@ def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda folder: ExperienceMiddleware(folder / "none.yaml"), "there is no library at"),
-        (lambda folder: ExperienceMiddleware(folder), "holds no library.jsonl"),
-        (lambda folder: ExperienceMiddleware(Library(), top=-1), "top is how many"),
+        (lambda folder: LessonsMiddleware(folder / "none.yaml"), "there is no library at"),
+        (lambda folder: LessonsMiddleware(folder), "holds no library.jsonl"),
+        (lambda folder: LessonsMiddleware(Library(), lessons_per_prompt=-1), "top is how many"),
     ],
 )
 def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -164,21 +164,21 @@ def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], 
 def test_the_text_around_the_lessons_may_be_ones_own(tmp_path: Path) -> None:
     (tmp_path / "training_free_grpo").mkdir()
     (tmp_path / "training_free_grpo" / "lessons.md").write_text("## system\nMind this:\n$lessons\n")
-    first, _ = asked(ExperienceMiddleware(LESSONS, prompts=tmp_path))
+    first, _ = asked(LessonsMiddleware(LESSONS, prompts=tmp_path))
     assert first[0].text == "You add.\n\nMind this:\n- [L0] Boil the water first\n- [L3] Count the coins twice"
 
 
 def test_lessons_in_messages_of_any_form() -> None:
     told = LESSONS.text()
     user = HumanMessage("1 + 2?")
-    assert lectured_system([user], "", PROMPT) == [user]
-    assert [message.type for message in lectured_system([user], told, PROMPT)] == ["system", "human"]
+    assert append_lessons([user], "", PROMPT) == [user]
+    assert [message.type for message in append_lessons([user], told, PROMPT)] == ["system", "human"]
     blocks = SystemMessage([{"type": "text", "text": "You add.", "cache_control": {"type": "ephemeral"}}], id="s")
-    first, second = lectured_system([blocks, user], told, PROMPT)
+    first, second = append_lessons([blocks, user], told, PROMPT)
     assert (first.id, second) == ("s", user)
     assert first.content[0] == blocks.content[0]
     assert "Boil the water" in str(first.content[1])
-    assert "$" in str(lectured_system([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
+    assert "$" in str(append_lessons([user], "- costs $5 and $lessons\n", PROMPT)[0].text)
 
 
 def test_without_langchain_the_error_says_what_to_install() -> None:

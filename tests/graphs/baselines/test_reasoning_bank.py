@@ -20,26 +20,26 @@ from langgraph.store.memory import InMemoryStore
 from pydantic import Field
 
 from learngraph.graphs.baselines import react, reasoning_bank
-from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, library
+from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lessons
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.lessons import Lessons
 from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition, UserError
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.memory.storage.shelf import Shelf, write_jsonl
-from learngraph.nodes.act.episode import replayed
-from learngraph.nodes.act.policies import Seen
+from learngraph.memory.storage.shelf import RecordStore, write_jsonl
+from learngraph.nodes.act.episode import replay_actions
+from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.synthesize.reasoning_bank import Ended, Sheet, Taught
+from learngraph.nodes.synthesize.reasoning_bank import AttemptOutcome, AttemptSheet, ReasoningBankPrompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep(horizon=4)
 TASK = TOY.task(3)
-WALKED = [replayed(KeywordKeep(), TASK, KeywordKeep().gold(TASK), run="gold", episode=n) for n in range(3)]
+WALKED = [replay_actions(KeywordKeep(), TASK, KeywordKeep().gold(TASK), run="gold", episode=n) for n in range(3)]
 
 
 class Chat(BaseChatModel):
@@ -93,14 +93,14 @@ def items(*contents: str) -> str:
 def play(
     chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **parts: Any
 ) -> dict[str, Any]:
-    made = Parts.written(TOY, Journal(), chat, **{"recent": None, **parts})
+    made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"recent": None, **parts})
     graph = reasoning_bank.build(made, chosen, chain=True)
-    out: dict[str, Any] = run.build(graph).invoke(run.Plan(task=task, run=name, episode=0, episodes=episodes))
+    out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run=name, episode=0, episodes=episodes))
     return out
 
 
-def shelf(store: InMemoryStore) -> Shelf[Trajectory]:
-    return Shelf(store, ("trajectories", "here"), Trajectory)
+def shelf(store: InMemoryStore) -> RecordStore[Trajectory]:
+    return RecordStore(store, ("trajectories", "here"), Trajectory)
 
 
 def bank(path: Path, *trajectories: Trajectory) -> str:
@@ -128,8 +128,8 @@ def test_a_call_a_step_and_one_to_learn_from_the_attempt() -> None:
 def test_without_lessons_the_prompt_is_that_of_react() -> None:
     chat, plain = Chat(), Chat()
     play(chat, 1)
-    graph = react.build(Parts.written(TOY, Journal(), plain, recent=None))
-    run.build(graph, commit="last").invoke(run.Plan(task=TASK, run="r", episode=0, episodes=1))
+    graph = react.build(MethodInputs.with_chat_model(TOY, Journal(), plain, recent=None))
+    run.build(graph, commit="last").invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     assert chat.asked[:4] == plain.asked
     nothing = Chat(written=['{"items": []}'])
     play(nothing, 2)
@@ -148,7 +148,7 @@ def test_lessons_of_all_earlier_attempts_stand_in_every_prompt_the_newest_last()
 def test_successes_and_failures_are_asked_about_differently() -> None:
     for success, word in ((-1.0, "that succeeded"), (99.0, "that failed")):
         chat = Chat()
-        play(chat, 2, ReasoningBank(success=success))
+        play(chat, 2, ReasoningBank(success_threshold=success))
         assert len(chat.about(word)) == 2
     (asked, _) = chat.lessons
     assert asked.startswith("Task: reach the exit\nAttempt 1:\n")
@@ -157,11 +157,11 @@ def test_successes_and_failures_are_asked_about_differently() -> None:
 
 
 def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
-    chat, parts = Chat(), Parts.written(TOY, Journal(), Chat())
+    chat, parts = Chat(), MethodInputs.with_chat_model(TOY, Journal(), Chat())
     judge = RuleJudge(lambda task, actions: [None] * len(actions), parts.journal)
-    made = replace(Parts.written(TOY, parts.journal, chat), judge=judge)
-    run.build(reasoning_bank.build(made, ReasoningBank(success=1.0))).invoke(
-        run.Plan(task=TASK, run="r", episode=0, episodes=1)
+    made = replace(MethodInputs.with_chat_model(TOY, parts.journal, chat), judge=judge)
+    run.build(reasoning_bank.build(made, ReasoningBank(success_threshold=1.0))).invoke(
+        run.RunInput(task=TASK, run="r", episode=0, episodes=1)
     )
     assert len(chat.about("nobody can say whether it succeeded")) == 1
 
@@ -177,7 +177,7 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
     assert chat.lessons[0].endswith("Judged: It got out.\n")
     assert chat.lessons[1].endswith("Judged: It stuck.\n")
     assert [t.note for t in shelf(store).all()] == ["success: It got out.", "failure: It stuck."]
-    assert [lesson.success for lesson in library(shelf(store))] == [True, False]
+    assert [lesson.success for lesson in open_lessons(shelf(store))] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_verdict_that_cannot_be_read(reply: str) -> None:
 def test_malformed_items_are_asked_for_again_and_then_it_is_an_error(reply: str, says: str) -> None:
     chat, store = Chat(written=[reply, items("use the lamp")]), InMemoryStore()
     play(chat, 1, shelf=shelf(store))
-    assert [lesson.text for lesson in library(shelf(store))] == ["use the lamp"]
+    assert [lesson.text for lesson in open_lessons(shelf(store))] == ["use the lamp"]
     again = str(chat.asked[-1][-1].text)
     assert "could not be read" in again
     assert says in again
@@ -216,7 +216,7 @@ def test_malformed_items_are_asked_for_again_and_then_it_is_an_error(reply: str,
 
 def test_rollouts_are_contrasted_in_one_call() -> None:
     chat, store = Chat(written=[items("1", "2", "3", "4", "5"), items("6")], varied=True), InMemoryStore()
-    play(chat, 6, ReasoningBank(rollouts=3, success=1.0), shelf=shelf(store))
+    play(chat, 6, ReasoningBank(group_size=3, success_threshold=1.0), shelf=shelf(store))
     assert (len(chat.actions), len(chat.lessons)) == (24, 2)
     assert len(chat.about("several attempts at the same task")) == 2
     outcomes = ["success" if t.value and t.value >= 1 else "failure" for t in shelf(store).all()]
@@ -225,11 +225,11 @@ def test_rollouts_are_contrasted_in_one_call() -> None:
         heads = [line for line in asked.splitlines() if line.startswith("Attempt")]
         assert heads == [f"Attempt {i + 1} ({outcomes[3 * n + i]}):" for i in range(3)]
     assert [len(shown(prompt)) for prompt in chat.actions] == [0] * 12 + [5] * 12
-    kept = [*library(shelf(store))]
+    kept = [*open_lessons(shelf(store))]
     assert [lesson.id for lesson in kept] == [*(f"r/2/{n}" for n in range(5)), "r/5/0"]
     assert kept[0].sources == ("r/0", "r/1", "r/2")
     six = Chat(written=[items(*"123456"), items("1")])
-    play(six, 3, ReasoningBank(rollouts=3))
+    play(six, 3, ReasoningBank(group_size=3))
     assert "with at most 5 items, got 6" in str(six.asked[-1][-1].text)
 
 
@@ -246,15 +246,15 @@ def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
     play(again, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))
     assert (len(again.lessons), len(again.actions)) == (0, 4)
     assert again.actions == chat.actions[:4]
-    assert [lesson.sources for lesson in library(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
+    assert [lesson.sources for lesson in open_lessons(shelf(store))] == [("gold/0",), ("gold/1",), ("gold/2",)]
 
 
 def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
     """Three trajectories at 15 tokens a call; the four steps of an attempt take 60, whether or not a bank was read before."""
     log, chat = Rows(), Chat()
-    made = Parts.written(TOY, Journal(), chat, recent=None)
+    made = MethodInputs.with_chat_model(TOY, Journal(), chat, recent=None)
     episode = reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False), chain=True)
-    plan = run.Plan(task=TASK, run="r", episode=0, episodes=3, tokens=61)
+    plan = run.RunInput(task=TASK, run="r", episode=0, episodes=3, tokens=61)
     out = run.build(episode, log).invoke(plan)
     assert out["spent"] == 2 * 60  # the second attempt begins below 61
     rows = [log.get(f"r/{n}") for n in range(2)]
@@ -290,17 +290,17 @@ def test_only_successes_of_this_environment_are_read_if_so_set(tmp_path: Path) -
     play(every, 1, ReasoningBank(online=False, bank=path))
     assert len(every.lessons) == 2
     with pytest.raises(UserError, match=r"foreign\.jsonl holds no trajectory of toy"):
-        play(Chat(), 1, ReasoningBank(kind="success", bank=bank(tmp_path / "foreign.jsonl", foreign)))
+        play(Chat(), 1, ReasoningBank(outcomes="success", bank=bank(tmp_path / "foreign.jsonl", foreign)))
 
 
 def test_a_bank_counts_by_the_environment_whatever_judges_the_run(tmp_path: Path) -> None:
     """The toy's success is 10, of its own rewards; a judge's 2 is none of theirs."""
     failed = replace(WALKED[1], transitions=WALKED[1].transitions[:3])
-    path, parts = bank(tmp_path / "bank.jsonl", WALKED[0], failed), Parts.written(TOY, Journal(), Chat())
+    path, parts = bank(tmp_path / "bank.jsonl", WALKED[0], failed), MethodInputs.with_chat_model(TOY, Journal(), Chat())
     judged = replace(parts, judge=RuleJudge(lambda task, actions: [1.0] * len(actions), parts.journal))
-    chosen = ReasoningBank(success=2.0, bank=path)
-    assert [one.success for one in chosen.read(judged).values()] == [True, False]
-    assert [one.success for one in chosen.read(parts).values()] == [True, True]  # one scale, one threshold
+    chosen = ReasoningBank(success_threshold=2.0, bank=path)
+    assert [one.success for one in chosen.read_bank(judged).values()] == [True, False]
+    assert [one.success for one in chosen.read_bank(parts).values()] == [True, True]  # one scale, one threshold
 
 
 def test_top_k_items(tmp_path: Path) -> None:
@@ -320,8 +320,8 @@ def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
     play(other, 1, shelf=shelf(store), name="s")
     assert [len(shown(prompt)) for prompt in other.actions] == [3] * 4
     without = shelf(store)
-    library(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
-    graph = reasoning_bank.build(Parts.written(TOY, Journal(), again, recent=None, shelf=without))
+    open_lessons(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
+    graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, recent=None, shelf=without))
     graph.invoke({"task": TASK, "run": "r", "episode": 1})
     assert again.actions == chat.actions[4:8]
 
@@ -343,11 +343,11 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(chat: Chat, begin: Any) -> None:
-        made = Parts.written(TOY, journal, chat, recent=None, shelf=shelf(store))
+        made = MethodInputs.with_chat_model(TOY, journal, chat, recent=None, shelf=shelf(store))
         run.build(reasoning_bank.build(made, chain=True), checkpointer=saver).invoke(begin, config)
 
     with pytest.raises(RuntimeError, match="killed"):
-        process(first, run.Plan(task=TASK, run="r", episode=0, episodes=3))
+        process(first, run.RunInput(task=TASK, run="r", episode=0, episodes=3))
     process(second, None)
     assert [*first.asked[:dies_at], *second.asked] == whole.asked
 
@@ -376,15 +376,15 @@ class Lines:
 def scored(model: Lines, note: Callable[[dict[str, str]], None], episodes: int, **parts: Any) -> None:
     @dataclass(frozen=True)
     class Policy:
-        seen: Seen
+        seen: PromptView
 
         def __call__(self, state: Any) -> dict[str, Any]:
             note(self.seen(state))
             draw = random.Random(f"{state['episode']}/{state['step']}")
             return {"candidates": [Candidate(draw.choice(state["observation"].actions), 0.0)]}
 
-    made: Any = Parts(TOY, Journal(), Policy, model=model, **parts)  # type: ignore[arg-type]
-    run.build(reasoning_bank.build(made)).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=episodes))
+    made: Any = MethodInputs(TOY, Journal(), Policy, model=model, **parts)  # type: ignore[arg-type]
+    run.build(reasoning_bank.build(made)).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=episodes))
 
 
 def test_a_model_that_writes_a_line_gives_an_item_without_a_title() -> None:
@@ -402,7 +402,7 @@ def test_a_model_that_writes_a_line_gives_an_item_without_a_title() -> None:
 
 def test_such_a_model_cannot_give_verdicts() -> None:
     with pytest.raises(UserError, match="only scores actions"):
-        reasoning_bank.build(Parts(TOY, Journal(), model=Lines()), ReasoningBank.paper())  # type: ignore[arg-type]
+        reasoning_bank.build(MethodInputs(TOY, Journal(), model=Lines()), ReasoningBank.paper())  # type: ignore[arg-type]
 
 
 # The window
@@ -413,8 +413,8 @@ def test_such_a_model_cannot_give_verdicts() -> None:
 def test_lessons_fit_their_room_and_the_best_stay(room: int, texts: list[str]) -> None:
     library, kept = Lessons(), [text.strip() or "x" for text in texts]
     library.add([Lesson(f"r/0/{n}", text) for n, text in enumerate(kept)])
-    taught = Taught(journal=Journal(), count=len, library=library, room=room)
-    told = taught.before({"lessons": [f"r/0/{n}" for n in range(len(kept))]})
+    taught = ReasoningBankPrompt(journal=Journal(), count_tokens=len, library=library, max_lesson_tokens=room)
+    told = taught.text_before({"lessons": [f"r/0/{n}" for n in range(len(kept))]})
     assert len(told) <= room
     lines = told.splitlines()[1:]
     expected = list(dict.fromkeys(f"- {' '.join(text.split())}" for text in kept))
@@ -434,17 +434,17 @@ class Emptied(dict[Any, str]):
 def test_threads_may_share_the_lessons_that_are_shown() -> None:
     library = Lessons()
     library.add([Lesson("r/0/0", "wait")])
-    taught = Taught(journal=Journal(), library=library)
+    taught = ReasoningBankPrompt(journal=Journal(), library=library)
     object.__setattr__(taught, "_told", Emptied())
-    assert taught.before({"lessons": ["r/0/0"]}) == "Lessons:\n- wait\n"
+    assert taught.text_before({"lessons": ["r/0/0"]}) == "Lessons:\n- wait\n"
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(300, 900), st.integers(1, 4), st.integers(1, 30), st.integers(1, 40))
 def test_attempts_are_shown_within_the_window(window: int, number: int, length: int, wide: int) -> None:
     steps = tuple(Transition("x" * wide, f"go {n}", 1.0) for n in range(length))
-    attempts = [Ended(Trajectory(f"r/{n}", TASK, steps), n % 2 == 0, "because") for n in range(number)]
-    told = Sheet(Layout(), len, window)(attempts)
+    attempts = [AttemptOutcome(Trajectory(f"r/{n}", TASK, steps), n % 2 == 0, "because") for n in range(number)]
+    told = AttemptSheet(Layout(), len, window)(attempts)
     assert len(f"Task: {TASK.instruction}\n{told}") <= window
     assert told.count("Attempt ") == told.count("total ") == told.count("Judged: because") == number
     for one in told.split("Attempt ")[1:]:
@@ -464,9 +464,9 @@ def test_no_prompt_outgrows_the_window(window: int) -> None:
             return observation.text
 
     chat = Chat(written=[items(*(f"{n} {'as was said ' * 9}" for n in range(3)))])
-    parts = Parts.written(Wordy(12), Journal(), chat, count=len, window=window, reserve=1700, recent=None)
-    graph = reasoning_bank.build(parts, ReasoningBank(rollouts=1))
-    run.build(graph).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=4))
+    parts = MethodInputs.with_chat_model(Wordy(12), Journal(), chat, count=len, window=window, reserve=1700, recent=None)
+    graph = reasoning_bank.build(parts, ReasoningBank(group_size=1))
+    run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=4))
     longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
     assert window // 2 < longest <= window
 
@@ -480,11 +480,11 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
 
     judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
     with pytest.raises(UserError, match="toy does not say it; give the least one"):
-        reasoning_bank.build(Parts.written(Silent(), Journal(), Chat()))
+        reasoning_bank.build(MethodInputs.with_chat_model(Silent(), Journal(), Chat()))
     with pytest.raises(UserError, match="scale of their own"):
-        reasoning_bank.build(Parts.written(TOY, Journal(), Chat(), judge=judge))
-    for enough in (ReasoningBank(success=2.0), ReasoningBank(verdict="model")):
-        reasoning_bank.build(Parts.written(Silent(), Journal(), Chat(), judge=judge), enough)
+        reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), Chat(), judge=judge))
+    for enough in (ReasoningBank(success_threshold=2.0), ReasoningBank(verdict="model")):
+        reasoning_bank.build(MethodInputs.with_chat_model(Silent(), Journal(), Chat(), judge=judge), enough)
 
 
 @pytest.mark.parametrize(
@@ -497,6 +497,6 @@ def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
 
 def test_nothing_to_learn_from() -> None:
     with pytest.raises(UserError, match="learns nothing but from a bank"):
-        reasoning_bank.build(Parts.written(TOY, Journal(), Chat()), ReasoningBank.pool())
+        reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), Chat()), ReasoningBank.pool())
     with pytest.raises(UserError, match="has a model write"):
-        reasoning_bank.build(Parts(TOY, Journal()))
+        reasoning_bank.build(MethodInputs(TOY, Journal()))

@@ -17,14 +17,14 @@ from langgraph.checkpoint.memory import InMemorySaver
 from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition, UserError
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import write_jsonl
-from learngraph.memory.trajectories import Trajectories, goal
-from learngraph.nodes.act.episode import replayed
-from learngraph.nodes.act.policies import Seen
+from learngraph.memory.trajectories import Trajectories, goal_key
+from learngraph.nodes.act.episode import replay_actions
+from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.nodes.retrieve.attempts import Layout
 from learngraph.nodes.retrieve.synapse import Exemplars
@@ -32,7 +32,7 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep()
 TASK = TOY.task(3)
-WALKED = replayed(TOY, TASK, TOY.gold(TASK), run="gold")
+WALKED = replay_actions(TOY, TASK, TOY.gold(TASK), run="gold")
 
 
 class Drawer:
@@ -59,7 +59,7 @@ class Player:
         self.shown: dict[tuple[int, int], dict[str, str]] = {}
         self.right_from = right_from
 
-    def __call__(self, seen: Seen) -> Any:
+    def __call__(self, seen: PromptView) -> Any:
         def node(state: Any) -> dict[str, Any]:
             episode, step = state["episode"], state["step"]
             self.shown[episode, step] = seen(state)
@@ -78,8 +78,8 @@ class Player:
 
 
 def play(player: Player, episodes: int, chosen: Synapse | None = None, task: Task = TASK, **parts: Any) -> dict[str, Any]:
-    graph = synapse.build(Parts(TOY, Journal(), player, **parts), chosen, chain=True)
-    out: dict[str, Any] = run.build(graph).invoke(run.Plan(task=task, run="r", episode=0, episodes=episodes))
+    graph = synapse.build(MethodInputs(TOY, Journal(), player, **parts), chosen, chain=True)
+    out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run="r", episode=0, episodes=episodes))
     return out
 
 
@@ -91,8 +91,8 @@ def bank(path: Path, *trajectories: Trajectory) -> str:
 def test_an_empty_memory_is_react() -> None:
     first, plain = Player(), Player()
     out = play(first, 1)
-    graph = react.build(Parts(TOY, Journal(), plain), chain=True)
-    expected = run.build(graph, commit="last").invoke(run.Plan(task=TASK, run="r", episode=0, episodes=1))
+    graph = react.build(MethodInputs(TOY, Journal(), plain), chain=True)
+    expected = run.build(graph, commit="last").invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     assert first.shown == plain.shown
     assert out["scores"] == expected["scores"]
 
@@ -120,7 +120,7 @@ def test_successes_join_the_memory_and_failures_only_if_asked_for() -> None:
     assert shown == [0, 0, 0, 1, 2]
     assert not any("failure" in min(player.before(e)) for e in range(5))
     every = Player(right_from=2)
-    play(every, 5, Synapse(k=9, kind="all"))
+    play(every, 5, Synapse(k=9, outcomes="all"))
     assert [min(every.before(e)).count("total") for e in range(5)] == [0, 1, 2, 3, 4]
     assert min(every.before(3)).count("(failure)") == 2
 
@@ -145,7 +145,7 @@ def test_later_episodes_of_the_run_are_hidden() -> None:
     player, drawer = Player(right_from=0), Drawer()
     play(player, 5, Synapse(k=9), shelf=drawer)
     again = Player(right_from=0)
-    graph = synapse.build(Parts(TOY, Journal(), again, shelf=drawer), Synapse(k=9))
+    graph = synapse.build(MethodInputs(TOY, Journal(), again, shelf=drawer), Synapse(k=9))
     graph.invoke({"task": TASK, "run": "r", "episode": 2})
     assert again.before(2) == player.before(2)
     assert min(again.before(2)).count("total") == 2
@@ -159,12 +159,12 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: tuple[int, int]) -
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(player: Player, begin: Any) -> Any:
-        episode = synapse.build(Parts(TOY, journal, player, shelf=drawer), chain=True)
+        episode = synapse.build(MethodInputs(TOY, journal, player, shelf=drawer), chain=True)
         return run.build(episode, checkpointer=saver).invoke(begin, config)
 
     first, second = Player(right_from=0, dies_at=dies_at), Player(right_from=0)
     with pytest.raises(RuntimeError, match="killed"):
-        process(first, run.Plan(task=TASK, run="r", episode=0, episodes=3))
+        process(first, run.RunInput(task=TASK, run="r", episode=0, episodes=3))
     assert process(second, None)["scores"] == [10.0] * 3
     assert {**first.shown, **second.shown} == whole.shown
     assert dies_at in second.shown
@@ -187,7 +187,7 @@ def test_exemplars_are_cut_after_whole_steps_best_first() -> None:
     """A character is a token. The second one gets what the first leaves; a step that does not fit is left out whole."""
     steps = tuple(Transition(f"place {n}", "go", 1.0) for n in range(4))
     pair = [Trajectory(f"b/{n}", Task("t", "go on"), steps, "b", n) for n in range(2)]
-    memory = Trajectories(bank=pair, key=goal, first_only=True)
+    memory = Trajectories(bank=pair, key=goal_key, first_only=True)
     found = [Precedent("b/0", 0, 1.0, True), Precedent("b/1", 0, 1.0, False)]
     one = "Attempt 1:\n" + "".join(f"place {n}\n> go\n= 1\n" for n in range(4)) + "total 4\n"
     short = one.replace("place 3\n> go\n= 1\n", "…\n")
@@ -212,7 +212,7 @@ class Emptied(dict[Any, str]):
 
 
 def test_threads_may_share_the_exemplars() -> None:
-    told = Exemplars(Trajectories(bank=[WALKED], key=goal, first_only=True), Layout())
+    told = Exemplars(Trajectories(bank=[WALKED], key=goal_key, first_only=True), Layout())
     found = [Precedent(WALKED.id, 0, 1.0, True)]
     alone = told(TASK.instruction, found)
     object.__setattr__(told, "_told", Emptied())
@@ -224,7 +224,7 @@ def test_threads_may_share_the_exemplars() -> None:
 def test_no_prompt_outgrows_the_window(window: int, k: int, length: int, wide: int) -> None:
     steps = tuple(Transition(f"{'room ' * wide}{n}", "go", 1.0) for n in range(length))
     bank = [Trajectory(f"b/{n}", TASK, steps, "b", n, domain="toy") for n in range(k)]
-    memory = Trajectories(bank=bank, key=goal, first_only=True)
+    memory = Trajectories(bank=bank, key=goal_key, first_only=True)
     exemplars = Exemplars(memory, Layout(), len, window // 2)
     told = exemplars("reach the exit", [Precedent(t.id, 0, 1.0, True) for t in bank])
     assert len(told) <= window // 2
@@ -242,7 +242,7 @@ def test_prompts_of_an_episode_fit_the_window(window: int, tmp_path: Path) -> No
 
     @dataclass(frozen=True)
     class Counting:
-        seen: Seen
+        seen: PromptView
 
         def __call__(self, state: Any) -> dict[str, Any]:
             nonlocal longest
@@ -251,9 +251,9 @@ def test_prompts_of_an_episode_fit_the_window(window: int, tmp_path: Path) -> No
             return {"candidates": [Candidate(random.Random(state["step"]).choice(state["observation"].actions), 0.0)]}
 
     many = [replace(WALKED, id=f"gold/{n}", episode=n) for n in range(8)]
-    parts = Parts(TOY, Journal(), Counting, count=len, window=window, reserve=0)
-    graph = synapse.build(parts, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), budget=window // 3))
-    run.build(graph).invoke(run.Plan(task=TASK, run="r", episode=0, episodes=2))
+    parts = MethodInputs(TOY, Journal(), Counting, count_tokens=len, window=window, reserved_tokens=0)
+    graph = synapse.build(parts, Synapse(k=8, bank=bank(tmp_path / "b.jsonl", *many), max_memory_tokens=window // 3))
+    run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=2))
     assert window // 2 < longest <= window
 
 
@@ -262,12 +262,12 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
         solved = None  # type: ignore[assignment]
 
     with pytest.raises(UserError, match="toy does not say it; give the least one"):
-        synapse.build(Parts(Silent(), Journal()))
+        synapse.build(MethodInputs(Silent(), Journal()))
     judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
     with pytest.raises(UserError, match="scale of their own"):
-        synapse.build(Parts(TOY, Journal(), judge=judge))
-    for enough in (Synapse(success=3.0), Synapse(kind="all")):
-        synapse.build(Parts(Silent(), Journal(), judge=judge), enough)
+        synapse.build(MethodInputs(TOY, Journal(), judge=judge))
+    for enough in (Synapse(success_threshold=3.0), Synapse(outcomes="all")):
+        synapse.build(MethodInputs(Silent(), Journal(), judge=judge), enough)
 
 
 def scaled(id: str, run: str, reward: float) -> Trajectory:
@@ -279,12 +279,12 @@ def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Pa
     """The toy's success is 10. With a judge 1.25 is a success of this run, and 2.5 is none in a bank."""
     path = bank(tmp_path / "b.jsonl", scaled("won", "b", 1.0), scaled("lost", "b", 0.25))
     judge = RuleJudge(lambda task, actions: [0.1] * len(actions), Journal())
-    memory = Synapse(success=1.25, bank=path).memory(Parts(TOY, Journal(), judge=judge))
+    memory = Synapse(success_threshold=1.25, bank=path).memory(MethodInputs(TOY, Journal(), judge=judge))
     memory.add(scaled("r/0", "r", 0.125))
     memory.add(scaled("r/1", "r", 0.09))
     found = {one.trajectory: one.success for one in memory.search(TASK.instruction, 9, domain="toy")}
     assert found == {"won": True, "lost": False, "r/0": True, "r/1": False}
-    plain = Synapse(success=2.0, bank=path).memory(Parts(TOY, Journal()))  # one scale, one threshold
+    plain = Synapse(success_threshold=2.0, bank=path).memory(MethodInputs(TOY, Journal()))  # one scale, one threshold
     plain.add(scaled("r/0", "r", 0.125))
     assert {one.trajectory: one.success for one in plain.search(TASK.instruction, 9, domain="toy")} == {
         "won": True,
@@ -296,7 +296,7 @@ def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Pa
         solved = None  # type: ignore[assignment]
 
     with pytest.raises(UserError, match=r"success in .*b\.jsonl\? toy does not say it, and --success is on the judge's scale"):
-        Synapse(success=1.0, bank=path).memory(Parts(Silent(), Journal(), judge=judge))
+        Synapse(success_threshold=1.0, bank=path).memory(MethodInputs(Silent(), Journal(), judge=judge))
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"clip": 0}, {"kind": "failures"}, {"budget": -1}])
@@ -308,7 +308,7 @@ def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
 def test_a_bank_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "bank.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=r"bank\.jsonl, line 1"):
-        synapse.build(Parts(TOY, Journal()), Synapse(bank=str(tmp_path / "bank.jsonl")))
+        synapse.build(MethodInputs(TOY, Journal()), Synapse(bank=str(tmp_path / "bank.jsonl")))
     foreign = bank(tmp_path / "foreign.jsonl", replace(WALKED, domain="elsewhere"))
     with pytest.raises(UserError, match="holds no trajectory of toy; it has those of elsewhere"):
-        synapse.build(Parts(TOY, Journal()), Synapse(bank=foreign))
+        synapse.build(MethodInputs(TOY, Journal()), Synapse(bank=foreign))

@@ -27,15 +27,15 @@ from pydantic import PrivateAttr
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
-from learngraph.graphs.wiring.parts import Parts
-from learngraph.memory.library import Library, Versions
+from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Observation, Task, Usage, UserError
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.tool_use import Toolset, trimmed
-from learngraph.nodes.cached_model import Recorded
-from learngraph.nodes.extract.rollouts import Roll
+from learngraph.nodes.act.tool_use import Toolset, trim_middle
+from learngraph.nodes.cached_model import CachedChatModel
+from learngraph.nodes.extract.rollouts import RolloutPlayer
 from learngraph.tools.agent_tools.interpreter import Toolbox
 from learngraph.tools.agent_tools.search import search_tool
 
@@ -125,7 +125,7 @@ def returned(messages: list[BaseMessage]) -> list[str]:
 
 def agent(script: Script, settings: ToolAgent | None = None, *, pause: float = 0.0, **more: Any) -> tuple[Any, Scripted]:
     model = Scripted(script=script, pause=pause)
-    parts = Parts(Sums(), more.pop("journal") if "journal" in more else Journal(), model=model)
+    parts = MethodInputs(Sums(), more.pop("journal") if "journal" in more else Journal(), model=model)
     return tool_agent.build(parts, settings, **{"tools": Toolbox(), **more}), model
 
 
@@ -280,7 +280,7 @@ def test_at_the_last_turn_the_model_has_to_answer(most: int) -> None:
     def script(messages: list[BaseMessage]) -> AIMessage:
         return python("1", "I would say 42", id=f"t{len(messages)}-")
 
-    graph, model = agent(script, ToolAgent(turns=most))
+    graph, model = agent(script, ToolAgent(max_turns=most))
     out = play(graph)
     assert len(model._asked) == most
     assert (out["tool_calls"], out["score"], out["answer"]) == (most - 1, 1.0, "I would say 42")
@@ -290,14 +290,14 @@ def test_at_the_last_turn_the_model_has_to_answer(most: int) -> None:
 
 
 def test_calls_at_the_last_turn_without_a_word_are_an_empty_answer() -> None:
-    graph, model = agent(lambda messages: python("1", id=f"t{len(messages)}-"), ToolAgent(turns=2))
+    graph, model = agent(lambda messages: python("1", id=f"t{len(messages)}-"), ToolAgent(max_turns=2))
     out = play(graph)
     assert (out["answer"], out["earned"], out["tool_calls"], len(model._asked)) == ("", None, 1, 2)
 
 
 def test_a_full_window_is_the_last_turn() -> None:
     model = Scripted(script=lambda messages: python("print('word ' * 1000)", "42", id=f"t{len(messages)}-"))
-    parts = Parts(Sums(), Journal(), model=model, window=4000, count=lambda text: len(text) // 4)
+    parts = MethodInputs(Sums(), Journal(), model=model, window=4000, count_tokens=lambda text: len(text) // 4)
     out = dict(tool_agent.build(parts, tools=Toolbox()).invoke({"task": task(42), "run": "r", "episode": 0}))
     assert out["score"] == 1.0
     assert len(model._asked) == 4
@@ -308,7 +308,7 @@ def test_long_answers_of_tools_lose_their_middle() -> None:
     long = StructuredTool.from_function(lambda: "a" * 5000 + "b" * 5000, name="long", description="long")
     graph, model = agent(
         turns(said("", ("long", {})), AIMessage("42")),
-        ToolAgent(output=1000, shown=100),
+        ToolAgent(max_output_chars=1000, max_transcript_chars=100),
         tools=Toolbox(python=None, shared=(long,)),
     )
     out = play(graph)
@@ -318,9 +318,9 @@ def test_long_answers_of_tools_lose_their_middle() -> None:
 
 
 def test_trimmed_keeps_both_ends() -> None:
-    assert trimmed("abc", 3) == "abc"
-    assert trimmed("abcdefgh", 5) == "abc\n[… 3 characters cut …]\ngh"
-    assert trimmed("abcd", 1) == "a\n[… 3 characters cut …]\n"
+    assert trim_middle("abc", 3) == "abc"
+    assert trim_middle("abcdefgh", 5) == "abc\n[… 3 characters cut …]\ngh"
+    assert trim_middle("abcd", 1) == "a\n[… 3 characters cut …]\n"
 
 
 def test_the_transcript_cannot_be_mistaken() -> None:
@@ -356,13 +356,13 @@ def test_a_world_without_written_answers_and_a_model_without_tools_are_refused()
         name = "steps"
 
     with pytest.raises(UserError, match="steps is played step by step"):
-        tool_agent.build(Parts(Steps(), model=Scripted(script=None)))  # type: ignore[arg-type]
+        tool_agent.build(MethodInputs(Steps(), model=Scripted(script=None)))  # type: ignore[arg-type]
     from langchain_core.runnables import RunnableLambda
 
-    graph = tool_agent.build(Parts(Sums(), model=RunnableLambda(lambda messages: AIMessage("42"))), tools=Toolbox())
+    graph = tool_agent.build(MethodInputs(Sums(), model=RunnableLambda(lambda messages: AIMessage("42"))), tools=Toolbox())
     with pytest.raises(UserError, match="calls no tools"):
         play(graph)
-    alone = tool_agent.build(Parts(Sums(), model=RunnableLambda(lambda messages: AIMessage("42"))))
+    alone = tool_agent.build(MethodInputs(Sums(), model=RunnableLambda(lambda messages: AIMessage("42"))))
     assert play(alone)["score"] == 1.0
 
 
@@ -378,7 +378,7 @@ def test_an_answer_of_several_actions_is_submitted_one_by_one() -> None:
 
     for reply, steps in (("a;b", 2), ("a;b;c", 2), ("a", 1)):
         model = Scripted(script=turns(AIMessage(reply)))
-        out = play(tool_agent.build(Parts(Two(), Journal(), model=model), tools=Toolbox()))
+        out = play(tool_agent.build(MethodInputs(Two(), Journal(), model=model), tools=Toolbox()))
         assert (out["step"], out["score"]) == (steps, float(steps))
 
 
@@ -393,8 +393,8 @@ def test_search_is_a_tool_like_any_other() -> None:
 # Lessons
 
 
-def libraries() -> Versions:
-    versions = Versions()
+def libraries() -> LibraryVersions:
+    versions = LibraryVersions()
     versions.put("empty", Library())
     lessons = (Lesson("L0", "Say numbers in digits.", instruction="Say the number 42."), Lesson("L1", "Sing when it rains."))
     versions.put("full", Library(lessons, 2))
@@ -423,7 +423,7 @@ def test_lessons_stand_at_the_end_of_the_system_message_and_nowhere_else() -> No
 
 
 def test_only_the_most_fitting_lessons_are_shown_if_so_asked() -> None:
-    graph, model = agent(turns(AIMessage("42")), ToolAgent(top=1), lessons=libraries())
+    graph, model = agent(turns(AIMessage("42")), ToolAgent(lessons_per_prompt=1), lessons=libraries())
     play(graph, library="full")
     system = str(model._asked[0][0][0].content)
     assert "Say numbers in digits." in system
@@ -533,9 +533,9 @@ async def test_a_rollout_cancelled_at_any_moment_leaves_nothing() -> None:
 async def test_a_rollout_out_of_time_is_a_failure_and_leaves_nothing() -> None:
     before = children()  # of other tests of this process
     graph, model = agent(turns(python("while True: pass"), AIMessage("42")), tools=Toolbox(python={"seconds": 60}))
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("r/0", Library())
-    roll = Roll(graph, Sums(), Journal(), versions, Cache(), name="tools", timeout=1.0)
+    roll = RolloutPlayer(graph, Sums(), Journal(), versions, Cache(), name="tools", timeout=1.0)
     began = time.monotonic()
     rollout = await roll.ainvoke({"task": task(42), "run": "r/0", "episode": 0, "library": "r/0"})
     assert time.monotonic() - began < 10
@@ -559,13 +559,13 @@ def test_a_plain_list_of_tools_and_reentry_work() -> None:
 def test_sessions_are_opened_once_per_name() -> None:
     watched = Watched()
     toolset = Toolset(watched)
-    state = {"session": toolset.fresh(), "run": "r", "task": task(1), "episode": 0}
-    assert toolset.of(state) is toolset.of(state)
-    assert toolset.sessions == 1
+    state = {"session": toolset.new_session(), "run": "r", "task": task(1), "episode": 0}
+    assert toolset.open_tools(state) is toolset.open_tools(state)
+    assert toolset.open_session_count == 1
     toolset.close(state["session"])
     toolset.close(state["session"])
-    assert (watched.opened, watched.closed, toolset.sessions) == (1, 1, 0)
-    assert toolset.fresh() != toolset.fresh()
+    assert (watched.opened, watched.closed, toolset.open_session_count) == (1, 1, 0)
+    assert toolset.new_session() != toolset.new_session()
 
 
 # As part of what is around it
@@ -577,9 +577,9 @@ def test_a_rollout_record_has_all_that_comparing_asks_for() -> None:
         turns(python("6 * 7"), AIMessage("42", usage_metadata={"input_tokens": 5, "output_tokens": 2, "total_tokens": 7})),
         journal=journal,
     )
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("r/0", Library())
-    roll = Roll(graph, Sums(), journal, versions, Cache(), name="tools")
+    roll = RolloutPlayer(graph, Sums(), journal, versions, Cache(), name="tools")
     rollout = roll.invoke({"task": task(42), "run": "r/0", "episode": 3, "library": "r/0"})
     assert (rollout.reward, rollout.answer, rollout.tool_calls, rollout.error) == (1.0, "42", 1, "")
     assert rollout.transcript == "> python: 6 * 7\n| 42\n> 42\n"
@@ -593,7 +593,7 @@ def test_played_again_from_recorded_replies_it_asks_nobody_and_uses_its_tools_ag
     model = Scripted(script=turns(python("import random\nrandom.random()"), AIMessage("42")))
     outs = []
     for _ in range(2):
-        parts = Parts(Sums(), Journal(), model=Recorded(model, "scripted", cache))
+        parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
         outs.append(play(tool_agent.build(parts, ToolAgent(temperature=0.7), tools=watched)))
     assert outs[0] == outs[1]
     assert len(model._asked) == 2
@@ -604,7 +604,7 @@ def test_played_again_from_recorded_replies_it_asks_nobody_and_uses_its_tools_ag
 def test_two_draws_are_two_calls_and_equal_turns_are_not_confused() -> None:
     cache = Cache()
     model = Scripted(script=turns(python("1"), python("1", id="d"), AIMessage("42")))
-    parts = Parts(Sums(), Journal(), model=Recorded(model, "scripted", cache))
+    parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "scripted", cache))
     graph = tool_agent.build(parts, tools=Toolbox())
     for episode in range(2):
         graph.invoke({"task": task(42), "run": "r", "episode": episode})
@@ -640,15 +640,15 @@ def test_usage_is_counted() -> None:
 
 def test_the_drawing_is_the_one_in_the_picture_and_the_wiring() -> None:
     graph, _ = agent(turns())
-    assert flow.draw(graph) == PICTURE.read_text()
-    assert set(flow.parse(tool_agent.FLOW)) == set(flow.parse(PICTURE.read_text()))
+    assert flow.to_mermaid(graph) == PICTURE.read_text()
+    assert set(flow.parse_flow(tool_agent.FLOW)) == set(flow.parse_flow(PICTURE.read_text()))
 
 
 def test_chained_it_plays_the_same() -> None:
     script = turns(python("x = 6 * 7\nx"), AIMessage("42"))
     plain, chained = agent(script)[0], agent(script, chain=True)[0]
     assert play(plain) == play(chained)
-    assert play(flow.Loop(plain)) == play(plain)
+    assert play(flow.PlainLoop(plain)) == play(plain)
 
 
 def over_http(request: dict[str, Any]) -> dict[str, Any]:
@@ -675,7 +675,7 @@ async def test_it_plays_over_the_chat_protocol() -> None:
 
     with OpenAIServer(over_http) as server:
         model = OpenAIChatModel(model="m", base_url=server.url, api_key="k", max_retries=0)
-        parts = Parts(Sums(), Journal(), model=Recorded(model, "m", Cache()))
+        parts = MethodInputs(Sums(), Journal(), model=CachedChatModel(model, "m", Cache()))
         graph = tool_agent.build(parts, ToolAgent(temperature=0.5), tools=Toolbox())
         out = await graph.ainvoke({"task": task(42), "run": "r", "episode": 0})
         first, second = server.requests

@@ -16,19 +16,19 @@ from langchain_core.messages import AIMessage
 
 from learngraph.graphs.cli import adamem as adamem_cli
 from learngraph.graphs.cli import main as cli
-from learngraph.graphs.cli.adamem import Again, Filter, adamem
+from learngraph.graphs.cli.adamem import CounterfactualAgent, FilterOptions, adamem
 from learngraph.graphs.studies import sweep
 from learngraph.memory.records import UserError
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
 from learngraph.memory.trajectories import read_bank
 from learngraph.nodes.synthesize import mft
-from learngraph.nodes.synthesize.mft import Pair, Turn
+from learngraph.nodes.synthesize.mft import Pair, PromptMessage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models import models
 
 PAIR = Pair(
     id="r/0/0",
-    prompt=(Turn("system", "Advise."), Turn("user", "Task: reach the exit\ndoor black\nStrategy:")),
+    prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: reach the exit\ndoor black\nStrategy:")),
     reply="door black mist",
     strategy="door black mist",
     author="model",
@@ -184,7 +184,7 @@ def test_the_strategies_of_a_run_by_hand(here: Path, capsys: pytest.CaptureFixtu
     gold = KeywordKeep().gold(KeywordKeep().task(3, "train"))
     assert pair == Pair(
         id="adamem-s3/0/2",
-        prompt=(Turn("system", "Advise."), Turn("user", "Strategy:")),
+        prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Strategy:")),
         reply="so: z",
         strategy="z",
         author="model",
@@ -330,10 +330,10 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
     (here / "adamem" / "consider.md").write_text(
         "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
     )
-    world, options = KeywordKeep(), Filter(Path("x"), env="toy", model="openai:any")
+    world, options = KeywordKeep(), FilterOptions(Path("x"), env="toy", model="openai:any")
     task = world.task(0, "train")
-    Again.open(world, options)(task, ["back", "wait", "back"], "any")
-    again = Again.open(world, replace(options, prompts=here, recent=1, window=2000))
+    CounterfactualAgent.open(world, options)(task, ["back", "wait", "back"], "any")
+    again = CounterfactualAgent.open(world, replace(options, prompts=here, recent=1, window=2000))
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [said.count("> ") for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]
@@ -359,7 +359,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     assert {pair.seed for pair in found} == {0, 1, 2}
     assert all(pair.prompt[-1].text.endswith("Strategy:") for pair in found)
     environment: Any = open_environment("toy")
-    again = Again.open(environment, Filter(Path("x"), env="toy", model="pocket", temperature=0))
+    again = CounterfactualAgent.open(environment, FilterOptions(Path("x"), env="toy", model="pocket", temperature=0))
     for pair in found:
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative

@@ -9,7 +9,7 @@ import pytest
 from filelock import FileLock
 
 from learngraph.graphs.cli.library import library
-from learngraph.memory.library import Library, Limits, Versions
+from learngraph.memory.library import Library, LibraryLimits, LibraryVersions
 from learngraph.memory.records import Edit, UserError
 
 Say = Callable[..., str]
@@ -30,14 +30,14 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 def run(tmp_path: Path) -> Path:
     """The folder of a run with two versions."""
     folder = tmp_path / "run"
-    versions = Versions(folder / "learned-s0" / "library.jsonl")
+    versions = LibraryVersions(folder / "learned-s0" / "library.jsonl")
     versions.put("r/0", Library())
     edits = [
         Edit("add", text="Look before you leap: always", problems=("p1",)),
         Edit("add", text="Count twice"),
         Edit("delete", ("L7",)),
     ]
-    new, rulings = versions.at("r/0").apply(edits, Limits(), len)
+    new, rulings = versions.at("r/0").apply(edits, LibraryLimits(), len)
     versions.put("r/1", new, parent="r/0", why="step 0", rulings=rulings)
     versions.move("r/1")
     versions.close()
@@ -45,7 +45,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def head(run: Path) -> str:
-    return Versions.read(run / "learned-s0" / "library.jsonl").head
+    return LibraryVersions.read(run / "learned-s0" / "library.jsonl").head
 
 
 def test_show_tells_lessons_rulings_and_versions(run: Path, say: Say) -> None:
@@ -65,7 +65,7 @@ def test_of_a_whole_run_the_first_arms_first_seed_is_shown(
 ) -> None:
     folder = tmp_path / "run"
     for arm in ("a-b-s0", "m-s3", "m-s4"):
-        versions = Versions(folder / arm / "library.jsonl")
+        versions = LibraryVersions(folder / arm / "library.jsonl")
         versions.put(f"{arm}/0", Library())
         versions.move(f"{arm}/0")
         versions.close()
@@ -123,7 +123,7 @@ def test_yaml_files_are_shown_and_copied(run: Path, say: Say, tmp_path: Path) ->
     say("import", first, second)
     assert Library.from_yaml(second.read_text()) == Library.from_yaml(first.read_text())
     assert say("import", first, tmp_path / "new.jsonl") == "edited/0 holds now: 2 lessons\n+ [L5] Look first\n+ [L4] Count\n"
-    Versions(tmp_path / "empty.jsonl").close()
+    LibraryVersions(tmp_path / "empty.jsonl").close()
     assert "holds no version yet" in say("show", tmp_path / "empty.jsonl")
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_done_is_said_in_words(
     yaml.write_text("- Look first\n")
     bad.write_text("- id: L1\n")
     for seed in ("learned-s0", "learned-s1"):
-        Versions(two / seed / "library.jsonl").close()
+        LibraryVersions(two / seed / "library.jsonl").close()
     with pytest.raises(UserError, match=said):
         library(args.format(run=run, yaml=yaml, bad=bad, two=two).split())
     assert head(run) == "r/1"

@@ -24,7 +24,7 @@ from learngraph.graphs.methods import METHODS
 from learngraph.graphs.studies import sweep
 from learngraph.memory.records import UserError
 from learngraph.memory.storage.shelf import write_jsonl
-from learngraph.nodes.act.episode import replayed
+from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = ["--env", "toy", "--prior", "uniform"]
@@ -173,11 +173,11 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
 
 
 @pytest.fixture
-def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.Setup]:
+def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.SweepSetup]:
     """What would be played; nothing is."""
-    asked: list[cli.Setup] = []
+    asked: list[cli.SweepSetup] = []
 
-    def note(setup: cli.Setup, _: Any) -> int:
+    def note(setup: cli.SweepSetup, _: Any) -> int:
         asked.append(setup)
         return 0
 
@@ -185,7 +185,7 @@ def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.Setup]:
     return asked
 
 
-def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.Setup]) -> None:
+def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.SweepSetup]) -> None:
     """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
     given = [
         "--bank",
@@ -213,12 +213,12 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.Setup]) 
     assert found["reasoning-bank:pool"] == replace(ReasoningBank.pool(), k=16, **shared)
     assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), recent=7, **shared)
     assert found["adamem:max"] == replace(found["adamem"], mode="max")
-    assert found["react"] == ReAct(recent=7, temperature=0.0)
+    assert found["react"] == ReAct(history_steps=7, temperature=0.0)
     assert found["jitrl"] == JitRL(k=16, temperature=0.0)
     assert found["icrl"] == ICRL(temperature=0.0)
 
 
-def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.Setup]) -> None:
+def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.SweepSetup]) -> None:
     compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
     assert cli.main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
     assert cli.main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
@@ -233,7 +233,7 @@ def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.Setu
 def walkthroughs(path: Path, seeds: Sequence[int], split: str = "test", domain: str = "toy") -> None:
     world = KeywordKeep()
     tasks = [world.task(seed, split) for seed in seeds]
-    write_jsonl([replace(replayed(world, t, world.gold(t), run=f"gold/{t.id}"), domain=domain) for t in tasks], path)
+    write_jsonl([replace(replay_actions(world, t, world.gold(t), run=f"gold/{t.id}"), domain=domain) for t in tasks], path)
 
 
 def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -549,7 +549,7 @@ def _one_server(monkeypatch: pytest.MonkeyPatch, here: Path) -> None:
 
 def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[Any] = []
-    inline = sweep.work
+    inline = sweep.run_workers
 
     def work(given: Sequence[Any], *rest: Any) -> None:
         batches.extend([job.run for job in jobs] for _, jobs in given)
@@ -609,9 +609,7 @@ def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_and_version_import_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'chromadb', 'langgraph', 'matplotlib', 'scipy', 'numpy', 'tyro', 'rich'}"
     for flag in ("--help", "--version"):
-        look = (
-            f"import sys; from learngraph.graphs.cli import main as cli; cli.main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
-        )
+        look = f"import sys; from learngraph.graphs.cli import main as cli; cli.main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
         shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
         assert shown.splitlines()[-1] == "[]"
 
@@ -669,31 +667,31 @@ def test_one_model_name_on_two_servers_is_two_questions(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    asked = cli.Run(model="openai:llama")
+    asked = cli.RunOptions(model="openai:llama")
     setups = [
-        cli.Setup(options, {"jitrl": JitRL()})
+        cli.SweepSetup(options, {"jitrl": JitRL()})
         for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
     ]
-    recorded = [cli._recorded(setup, [0]) for setup in setups]
+    recorded = [cli._settings_record(setup, [0]) for setup in setups]
     assert len({cli._folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
     monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1")
-    assert cli._recorded(setups[0], [0]) == recorded[1]
-    with sweep.claimed(here / "run", recorded[1]):
+    assert cli._settings_record(setups[0], [0]) == recorded[1]
+    with sweep.claim_folder(here / "run", recorded[1]):
         pass
     with pytest.raises(UserError, match='base_url is "http://a/v1" there, "http://b/v1" was asked for'):
-        sweep.claimed(here / "run", recorded[2]).__enter__()
+        sweep.claim_folder(here / "run", recorded[2]).__enter__()
 
 
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
-    options = cli.Run(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
-    setup = cli.Setup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
+    options = cli.RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
+    setup = cli.SweepSetup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
     jobs = [cli._job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
-    hotter = cli.Setup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
+    hotter = cli.SweepSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
     jobs += [cli._job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
     assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
     assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
     assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
-    plain = cli.Setup(replace(options, memory=None, checkpoints=None), setup.methods)
+    plain = cli.SweepSetup(replace(options, memory=None, checkpoints=None), setup.methods)
     own = cli._job(plain, Path("runs/a"), "jitrl", 0)
     assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
     assert cli._job(plain, Path("runs/a"), "static", 0).memory == ""

@@ -22,7 +22,7 @@ import urn
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
-from learngraph.graphs.cli.serve import Late, Serve
+from learngraph.graphs.cli.serve import LazyLearner, ServeOptions
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
 from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling, UserError
@@ -77,27 +77,27 @@ def test_what_cannot_be_is_said_in_a_line(capsys: pytest.CaptureFixture[str], ar
 
 def test_keys_may_be_given_again_and_again() -> None:
     args = ["--api-key", "a", "--port", "1", "--api-key=b", "--api-key", "c", "d", "--no-gate"]
-    assert serve_cli._together(args) == ["--port", "1", "--no-gate", "--api-key", "a", "b", "c", "d"]
-    assert serve_cli._together(["--port", "1"]) == ["--port", "1"]
+    assert serve_cli._merge_repeated_flags(args) == ["--port", "1", "--no-gate", "--api-key", "a", "b", "c", "d"]
+    assert serve_cli._merge_repeated_flags(["--port", "1"]) == ["--port", "1"]
 
 
 def test_any_key_will_do_where_none_is_asked_for() -> None:
-    tenants = serve_cli._tenants(Serve(no_auth=True))
+    tenants = serve_cli._tenants(ServeOptions(no_auth=True))
     assert tenants.who("whatever").name == "default"
     assert tenants.names == ("default",)
 
 
 def test_keys_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEARNGRAPH_API_KEY", "one,two")
-    tenants = serve_cli._tenants(Serve())
+    tenants = serve_cli._tenants(ServeOptions())
     assert tenants.who("two").name == "default"
     assert tenants.who("three") is None
 
 
 def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Serve, CLaaS]] = []
+    seen: list[tuple[ServeOptions, CLaaS]] = []
 
-    async def served(options: Serve, settings: CLaaS, tenants: Any) -> None:
+    async def served(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
         seen.append((options, settings))
 
     monkeypatch.setattr(serve_cli, "_serve", served)
@@ -112,21 +112,21 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
         base, window, features = "one", 64, frozenset[str]()
 
     monkeypatch.setattr(serve_cli, "_engine", lambda options, settings: (Engine(), None))
-    options = Serve(out=tmp_path, trainer="off")
+    options = ServeOptions(out=tmp_path, trainer="off")
     with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):
-        serve_cli.build(options, CLaaS())
-    service = serve_cli.build(options, CLaaS(rank=4))
+        serve_cli.build_service(options, CLaaS())
+    service = serve_cli.build_service(options, CLaaS(rank=4))
     service.replay.close()
     assert json.loads((tmp_path / "service.json").read_text())["settings"]["rank"] == 4
     monkeypatch.setattr(Engine, "base", "another")
     with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; another --out"):
-        serve_cli.build(options, CLaaS())
+        serve_cli.build_service(options, CLaaS())
     (tmp_path / "service.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
-        serve_cli.build(options, CLaaS())
+        serve_cli.build_service(options, CLaaS())
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="another folder would do"):
-        serve_cli.build(replace(options, out=tmp_path / "file"), CLaaS())
+        serve_cli.build_service(replace(options, out=tmp_path / "file"), CLaaS())
 
 
 def test_a_learner_that_comes_up_late_is_waited_for() -> None:
@@ -146,7 +146,7 @@ def test_a_learner_that_comes_up_late_is_waited_for() -> None:
         made.append(Slow())
         return made[0]
 
-    late = Late("b", make)
+    late = LazyLearner("b", make)
     batch: Any = None
     assert late.correct(batch).kept == ("x",)
     assert len(made) == 1
@@ -159,9 +159,9 @@ def test_a_learner_that_comes_up_late_is_waited_for() -> None:
         raise UserError("no such model")
 
     with pytest.raises(RuntimeError, match="cannot be started: no such model"):
-        Late("b", fails).correct(batch)
+        LazyLearner("b", fails).correct(batch)
     with pytest.raises(RuntimeError, match="has base model b, the engine c"):
-        Late("c", Slow).correct(batch)
+        LazyLearner("c", Slow).correct(batch)
 
 
 def test_nobody_waits_for_a_learner_that_was_closed_before_it_came_up() -> None:
@@ -170,7 +170,7 @@ def test_nobody_waits_for_a_learner_that_was_closed_before_it_came_up() -> None:
     def make() -> Any:
         held.wait()
 
-    late, batch = Late("b", make), cast(Any, None)
+    late, batch = LazyLearner("b", make), cast(Any, None)
     Thread(target=lambda: (time.sleep(0.05), late.close())).start()
     with pytest.raises(RuntimeError, match="closed"):
         late.correct(batch)
@@ -192,7 +192,7 @@ def test_a_learner_that_failed_to_come_up_is_tried_again() -> None:
             raise OSError("no room")
         return Made()
 
-    late, batch = Late("b", make), cast(Any, None)
+    late, batch = LazyLearner("b", make), cast(Any, None)
     with pytest.raises(RuntimeError, match="no room"):
         late.correct(batch)
     assert late.correct(batch) == Correction(())
@@ -285,8 +285,8 @@ async def said(service: Service, id: str, seed: int) -> Exchange:
 @pytest.mark.slow
 async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
     """--trainer inline, and on again with what was learned."""
-    options, settings = Serve(out=tmp_path, trainer="inline"), CLaaS(rank=4, rate=3e-3, reuse=1)
-    async with serve_cli.build(options, settings) as service:
+    options, settings = ServeOptions(out=tmp_path, trainer="inline"), CLaaS(rank=4, rate=3e-3, reuse=1)
+    async with serve_cli.build_service(options, settings) as service:
         first = [await said(service, f"first-{i}", i) for i in range(10)]
         for exchange in first:
             await service.feedback("acme", exchange.id, Feedback(-1.0, "take something"))
@@ -296,7 +296,7 @@ async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
         after = await said(service, "after", 0)
         assert after.reply.version == live
         assert after.reply.logprobs != first[0].reply.logprobs
-    async with serve_cli.build(replace(options, trainer="off"), settings) as service:
+    async with serve_cli.build_service(replace(options, trainer="off"), settings) as service:
         again = await said(service, "again", 0)
         assert (again.reply.version, again.reply.logprobs) == (live, after.reply.logprobs)
 

@@ -28,10 +28,10 @@ from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.studies.training_free import digests as training_free_digests
 from learngraph.graphs.studies.training_free import setup as training_free_setup
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
-from learngraph.memory.library import Library, Versions
+from learngraph.memory.library import Library, LibraryVersions
 from learngraph.memory.records import Rollout, Task, UserError
 from learngraph.nodes.ask import BadReply
-from learngraph.nodes.extract.rollouts import OutOfTime
+from learngraph.nodes.extract.rollouts import RolloutTimeout
 from learngraph.tools.agent_tools import interpreter
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models import models
@@ -139,8 +139,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
 
 
 def forget() -> None:
-    training_free_setup.opened_world.cache_clear()
-    training_free_setup.opened_model.cache_clear()
+    training_free_setup.shared_world.cache_clear()
+    training_free_setup.shared_model.cache_clear()
     training_free_digests.weights_digest.cache_clear()
 
 
@@ -294,7 +294,9 @@ def test_arms_are_measured_against_the_same_agent_without_lessons() -> None:
     def against(*names: str, **flags: str) -> str:
         arms = [training_free_setup.Arm(METHOD, TrainingFreeGRPO(), METHOD)]
         arms += [training_free_setup.Arm(name, object(), name) for name in names]
-        return training_free_setup.Setup(training_free_setup.Learn(**flags), tuple(arms), (0,), Path()).against
+        return training_free_setup.TrainingFreeSetup(
+            training_free_setup.TrainingFreeOptions(**flags), tuple(arms), (0,), Path()
+        ).baseline_title
 
     assert against("react", "tool-agent") == "react"
     assert against("react", "tool-agent", tools="python") == "tool-agent"
@@ -526,12 +528,12 @@ def test_problems_that_say_the_same_are_refused(here: Path) -> None:
             return text
 
     task = KeywordKeep().task
-    split = training_free_setup.Split((task(0),), (task(1),), (task(2),))
+    split = training_free_setup.ProblemSplit((task(0),), (task(1),), (task(2),))
     with pytest.raises(UserError, match="problems keep-test-0 and keep-test-1 say the same"):
-        training_free_setup._distinct(World(), split, {})
-    training_free_setup._distinct(KeywordKeep(), split, {})  # where the text is the same for all, ids tell them apart
+        training_free_setup._check_distinct(World(), split, {})
+    training_free_setup._check_distinct(KeywordKeep(), split, {})  # where the text is the same for all, ids tell them apart
     with pytest.raises(UserError, match="problem keep-test-0 is there twice"):
-        training_free_setup._distinct(KeywordKeep(), training_free_setup.Split((task(0),), (), (task(0),)), {})
+        training_free_setup._check_distinct(KeywordKeep(), training_free_setup.ProblemSplit((task(0),), (), (task(0),)), {})
 
 
 def test_a_method_of_this_kind_is_no_arm_of_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -611,7 +613,7 @@ def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.Capture
     assert run(small, "first") == 0
     product = Library.from_yaml((here / "first" / f"{METHOD}-s0" / "library.yaml").read_text())
     assert run(f"{small} --library first/{METHOD}-s0", "second") == 0
-    assert Versions.read(here / "second" / f"{METHOD}-s0" / "library.jsonl").at("s0/0").lessons == product.lessons != ()
+    assert LibraryVersions.read(here / "second" / f"{METHOD}-s0" / "library.jsonl").at("s0/0").lessons == product.lessons != ()
 
 
 # E2, E3, E9: whose folder it is
@@ -681,26 +683,26 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
     at: int, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It breaks off after so many rollouts, while learning or in the test, for a reason of nobody's."""
-    from learngraph.nodes.extract.rollouts import Roll
+    from learngraph.nodes.extract.rollouts import RolloutPlayer
 
     assert run(SMALL, "whole", compare=ARMS) == 0
-    kept, count = Roll._kept, 0
+    kept, count = RolloutPlayer._store, 0
 
-    def breaks(self: Roll, *args: Any) -> Any:
+    def breaks(self: RolloutPlayer, *args: Any) -> Any:
         nonlocal count
         count += 1
         if count == at:
             raise MemoryError("out of memory")
         return kept(self, *args)
 
-    monkeypatch.setattr(Roll, "_kept", breaks)
+    monkeypatch.setattr(RolloutPlayer, "_kept", breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(SMALL, compare=ARMS)
-    monkeypatch.setattr(Roll, "_kept", kept)
+    monkeypatch.setattr(RolloutPlayer, "_kept", kept)
     forget()
     assert run(SMALL, compare=ARMS) == 0
     assert results(here / "out") == results(here / "whole")
-    one, two = (Versions.read(here / out / f"{METHOD}-s1" / "library.jsonl") for out in ("out", "whole"))
+    one, two = (LibraryVersions.read(here / out / f"{METHOD}-s1" / "library.jsonl") for out in ("out", "whole"))
     assert one.names() == two.names()
     assert [one.at(name) for name in one.names()] == [two.at(name) for name in two.names()]
 
@@ -765,7 +767,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
 ) -> None:
     """Of one problem of the test, or of all, while the library has been learned."""
     assert run(f"{SMALL} --seeds 1", "whole", compare=ARMS[:1]) == 0
-    test, observe = training_free_bench.Bench._test, KeywordKeep.observe
+    test, observe = training_free_bench.SeedWorker._test, KeywordKeep.observe
 
     def refused(self: KeywordKeep, task: Any, actions: Sequence[str]) -> Any:
         if down in task.id and len(actions) == 2:
@@ -776,7 +778,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
         monkeypatch.setattr(KeywordKeep, "observe", refused)
         return await test(self, *args)
 
-    monkeypatch.setattr(training_free_bench.Bench, "_test", breaks)
+    monkeypatch.setattr(training_free_bench.SeedWorker, "_test", breaks)
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 2
     error = capsys.readouterr().err
     assert f"{METHOD}, seed 0: {2 if down == '/6' else 6} of 6 rollouts of the test failed" in error
@@ -784,7 +786,7 @@ def test_an_outage_in_the_test_counts_for_nothing_and_is_played_again(
     assert "the same command goes on" in error
     assert not list((here / "out").glob("*/result.json"))
     monkeypatch.setattr(KeywordKeep, "observe", observe)
-    monkeypatch.setattr(training_free_bench.Bench, "_test", test)
+    monkeypatch.setattr(training_free_bench.SeedWorker, "_test", test)
     forget()
     assert run(f"{SMALL} --seeds 1", compare=ARMS[:1]) == 0
     assert results(here / "out") == results(here / "whole")
@@ -817,30 +819,32 @@ def test_what_the_agent_does_itself_is_no_outage() -> None:
 
     for own in (
         BadReply("act/choose", "asked for a letter", "x" * 900),
-        OutOfTime("took longer than 5 s"),
+        RolloutTimeout("took longer than 5 s"),
         "no reward: unsure",
     ):
-        assert training_free_bench._own(failed(own))
-    assert not training_free_bench._own(failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times"))
+        assert training_free_bench._is_final_failure(failed(own))
+    assert not training_free_bench._is_final_failure(
+        failed("openai:any at http://127.0.0.1/v1: cannot be reached, tried 5 times")
+    )
 
 
 def test_keys_that_a_server_repeats_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "my-own-key")
-    said = training_free_bench._redacted("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
+    said = training_free_bench._redact_keys("401: Incorrect API key provided: sk-proj-4f_x9, my-own-key. A task-list is none")
     assert said == "401: Incorrect API key provided: sk-…, $OPENAI_API_KEY. A task-list is none"
-    assert training_free_bench._redacted("at http://me:hidden@host/v1: no") == "at http://host/v1: no"
-    row = training_free_bench._brief(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
+    assert training_free_bench._redact_keys("at http://me:hidden@host/v1: no") == "at http://host/v1: no"
+    row = training_free_bench._rollout_row(Rollout("r", Task("t", "go"), 0, None, error="key sk-secret-123"), "error")
     assert row["error"] == "key sk-…"
 
 
 def test_a_machine_without_walls_is_told_of_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    options = training_free_setup.Learn(tools="python")
+    options = training_free_setup.TrainingFreeOptions(tools="python")
     monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits"}))
-    training_free_cli._warn(options)
+    training_free_cli._warn_about_sandbox(options)
     assert "(calls, files missing" in capsys.readouterr().err
     monkeypatch.setattr(interpreter.Interpreter, "walls", frozenset({"limits", "files", "calls"}))
-    training_free_cli._warn(options)
-    training_free_cli._warn(training_free_setup.Learn())
+    training_free_cli._warn_about_sandbox(options)
+    training_free_cli._warn_about_sandbox(training_free_setup.TrainingFreeOptions())
     assert capsys.readouterr().err == ""
 
 

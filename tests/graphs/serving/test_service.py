@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
-from learngraph.graphs.serving.service import Service, Unavailable, UnknownAdapter, _Scope, share, steps_of
+from learngraph.graphs.serving.service import Service, Unavailable, UnknownAdapter, _AdapterState, hash_fraction, steps_of
 from learngraph.memory.claas.adapters import AdapterConflict, AdapterError, UnknownVersion
-from learngraph.memory.claas.replay import FeedbackConflict, Limits, Replay, UnknownExchange
+from learngraph.memory.claas.replay import FeedbackConflict, Replay, ReplayLimits, UnknownExchange
 from learngraph.memory.records import Exchange, Feedback, UserError
 from learngraph.nodes.learn.gradient_step import lineage
 
@@ -33,10 +33,10 @@ FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
 
 @asynccontextmanager
 async def serving(
-    folder: Path, chosen: CLaaS | None = None, limits: Limits | None = None, learns: bool = True, **learner: Any
+    folder: Path, chosen: CLaaS | None = None, limits: ReplayLimits | None = None, learns: bool = True, **learner: Any
 ) -> AsyncIterator[Service]:
     chosen = chosen or FREE
-    replay = Replay(folder / "replay.sqlite", limits or Limits(held_out=chosen.held_out, reuse=chosen.reuse))
+    replay = Replay(folder / "replay.sqlite", limits or ReplayLimits(held_out=chosen.held_out, reuse=chosen.reuse))
     trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
     service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
     async with service:
@@ -142,7 +142,7 @@ async def test_feedback_counts_once(tmp_path: Path) -> None:
         exchange = await urn.say(service, "x", "one")
         first = await service.feedback("acme", "one", Feedback(1.0, "good"), key="k1")
         again = await service.feedback("acme", "one", Feedback(1.0, "good"), key="k1")
-        assert (first.job, first.repeated, again.job, again.repeated) == (again.job, False, first.job, True)
+        assert (first.job, first.is_repeat, again.job, again.is_repeat) == (again.job, False, first.job, True)
         other = await service.feedback("acme", "one", Feedback(-1.0, "on second thoughts"))
         assert other.job != first.job
         assert service._scope("acme", "default").by_version() == {exchange.reply.version: [-1.0]}
@@ -189,8 +189,8 @@ async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: P
 async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, replace(FREE, watch=4), learns=False) as service:
         looks = []
-        by_version = _Scope.by_version
-        monkeypatch.setattr(_Scope, "by_version", lambda scope: looks.append(1) or by_version(scope))
+        by_version = _AdapterState.by_version
+        monkeypatch.setattr(_AdapterState, "by_version", lambda scope: looks.append(1) or by_version(scope))
         exchanges = [await urn.say(service, "x", f"b-{i}") for i in range(40)]
         await asyncio.gather(*(urn.like(service, exchange) for exchange in exchanges))
         await urn.until(lambda: not service._tasks)
@@ -362,7 +362,7 @@ async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Pa
         await urn.until(lambda: bool(service._scope("acme", "default").canary))
         canary = service._scope("acme", "default").canary
         found = [await urn.say(service, "x", f"share-{i}") for i in range(300)]
-        assert all((e.reply.version == canary) == (share(e.id) < 0.4) for e in found)
+        assert all((e.reply.version == canary) == (hash_fraction(e.id) < 0.4) for e in found)
         assert 0.3 < sum(e.reply.version == canary for e in found) / 300 < 0.5
         for e in found:
             await urn.like(service, e)
@@ -424,7 +424,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.learner.fails = [RuntimeError("no room on the card")] * 3
         await turns(service, 10)
-        await urn.until(lambda: bool(service._trainer.paused("acme", "default")))
+        await urn.until(lambda: bool(service._trainer.pause_reason("acme", "default")))
         status = await service.status("acme")
         assert "no room on the card" in status["scopes"][0]["paused"]
         other = await service.status("rival")
@@ -514,7 +514,7 @@ async def test_adapters_are_made_listed_exported_and_deleted(tmp_path: Path) -> 
         await service.remove("acme", "second")
         assert [row["id"] for row in await service.models("acme")] == ["urn"]
         assert service.replay.counts("acme") == {}
-        assert not [label for label in service.engine.loaded() if "/second@" in label]
+        assert not [label for label in service.engine.loaded_versions() if "/second@" in label]
 
 
 async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
         await urn.until(lambda: idle(service))
         live, rewards = service.versions("acme").current, service._scope("acme", "default").by_version()
     async with serving(tmp_path) as service:
-        assert service.engine.loaded() == (live,)
+        assert service.engine.loaded_versions() == (live,)
         assert service._scope("acme", "default").by_version() == rewards
         assert (await urn.say(service, "x", "again")).reply.version == live
     with pytest.raises(Unavailable):
@@ -681,10 +681,10 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
         await turns(service, 12)
         await urn.until(lambda: idle(service))
         live = service.versions("acme").current
-        assert live in service.engine.loaded()
+        assert live in service.engine.loaded_versions()
         with pytest.raises(AdapterConflict, match="live"):
             await service.remove("acme", "default", live)
-        assert live in service.engine.loaded()
+        assert live in service.engine.loaded_versions()
         await service.create("acme", "tmp")
         await urn.say(service, "hello", "kept", adapter="tmp")
         await service.create("acme", "busy")

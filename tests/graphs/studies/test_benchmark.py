@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from learngraph.graphs.studies import benchmark, sweep
-from learngraph.graphs.studies.benchmark import Attempts
+from learngraph.graphs.studies.benchmark import SeedResult
 
 
-def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> Attempts:
+def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str = "jitrl") -> SeedResult:
     n = len(scores)
-    return Attempts(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
+    return SeedResult(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
 
 
 def test_interval_is_students() -> None:
@@ -34,7 +34,7 @@ def test_one_seed_has_no_interval() -> None:
 
 @pytest.mark.parametrize(("episodes", "expected"), [(1, 1), (2, 2), (3, 3), (10, 3), (30, 3), (39, 3), (40, 4), (100, 10)])
 def test_the_end_is_a_tenth_at_least_three(episodes: int, expected: int) -> None:
-    assert benchmark.last(episodes) == expected
+    assert benchmark.final_count(episodes) == expected
 
 
 def test_summary_by_hand() -> None:
@@ -74,13 +74,13 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     (tmp_path / "seconds.jsonl").write_text('{"id": "r/0", "seconds": 99.0}\n{"id": "r/1", "seconds": 2.0}\n')
     result = {"optimum": 1.0, "solved": None, "answer": 0, "tokens": 80, "episodes": 2}
     (tmp_path / "result.json").write_text(json.dumps(result))
-    read = sweep.attempts(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
+    read = sweep.seed_result(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
     summed = benchmark.summary([read, replace(read, studied=1000)], "toy", "pocket")
     assert (summed.studied, summed.tokens_per_step, summed.seconds_per_step) == (3000, 10, 0.5)
-    assert benchmark.apart([summed]) == [
+    assert benchmark.bank_cost_notes([summed]) == [
         "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
     ]
-    assert benchmark.apart([replace(summed, studied=0.0)]) == []
+    assert benchmark.bank_cost_notes([replace(summed, studied=0.0)]) == []
 
 
 def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
@@ -91,7 +91,7 @@ def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
 
 
 def test_columns_that_say_nothing_stay_out() -> None:
-    quiet = benchmark.summary([Attempts("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
+    quiet = benchmark.summary([SeedResult("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
     heads = benchmark.table([quiet]).splitlines()[0]
     for absent in ("success", "solved", "answer", "refreshes", "unreadable", "tokens", "s/step", "last / gold"):
         assert absent not in heads
@@ -126,8 +126,8 @@ def test_table_is_aligned_markdown() -> None:
 
 
 def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
-    assert benchmark.smoothed([0, 3, 6, 0]) == [1.5, 3, 3, 3]
-    assert benchmark.smoothed([5]) == [5]
+    assert benchmark.moving_average([0, 3, 6, 0]) == [1.5, 3, 3, 3]
+    assert benchmark.moving_average([5]) == [5]
 
 
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_curves_as_png_and_svg(tmp_path: Path) -> None:
     one = [[attempts(0, [1.0])]]
     for name, runs in (("several", several), ("one", one)):
         paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        benchmark.curves(runs, "toy, uniform prior", paths)
+        benchmark.draw_learning_curves(runs, "toy, uniform prior", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         assert "</svg>" in paths[1].read_text()
 
@@ -149,6 +149,6 @@ def test_rows_are_read_with_and_without_what_is_counted_today(counted: bool, tmp
     (tmp_path / "episodes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "seconds.jsonl").write_text('{"id": "r/1", "seconds": 0.5}\n')
     (tmp_path / "result.json").write_text(json.dumps(result))
-    read = sweep.attempts(sweep.Job("adamem", 0, 2, tmp_path, "r", "r", "", (), ""))
+    read = sweep.seed_result(sweep.Job("adamem", 0, 2, tmp_path, "r", "r", "", (), ""))
     assert (read.refreshes, read.malformed) == (((2, 2), 2) if counted else ((0, 0), 0))
     assert (read.seconds, read.tokens) == ((None, 0.5), 9)

@@ -18,17 +18,17 @@ from scipy.stats import spearmanr
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.studies import calibration, sweep
 from learngraph.graphs.studies.benchmark import interval, mean
-from learngraph.graphs.studies.calibration import Rated, auroc, binned, calibrate, isotonic, spearman
+from learngraph.graphs.studies.calibration import RatedAttempt, auroc, calibrate, isotonic, reward_bins, spearman
 from learngraph.memory.records import UserError
-from learngraph.nodes.evaluate.judge import WITHOUT
+from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 
 few = st.integers(0, 4).map(float)
 pairs = st.lists(st.tuples(few, few), min_size=2, max_size=30)
 
 
-def rated(*seeds: Sequence[tuple[float | None, float]]) -> list[Rated]:
+def rated(*seeds: Sequence[tuple[float | None, float]]) -> list[RatedAttempt]:
     """For each seed its (r, r*)."""
-    return [Rated(seed, r, score) for seed, attempts in enumerate(seeds) for r, score in attempts]
+    return [RatedAttempt(seed, r, score) for seed, attempts in enumerate(seeds) for r, score in attempts]
 
 
 # Statistics
@@ -79,13 +79,13 @@ def test_isotonic_never_falls_and_keeps_the_mean(pairs: list[tuple[float, float]
 
 
 def test_few_values_of_r_have_a_bin_each() -> None:
-    bins = binned([3, 0, 3, 10], [1, 0, 0, 1], lambda r: r / 10)
+    bins = reward_bins([3, 0, 3, 10], [1, 0, 0, 1], lambda r: r / 10)
     assert [(b.low, b.high, b.count, b.score) for b in bins] == [(0, 0, 1, 0), (3, 3, 2, 0.5), (10, 10, 1, 1)]
     assert [b.mapped for b in bins] == pytest.approx([0, 0.3, 1])
 
 
 def test_of_many_values_bins_have_about_the_same_size() -> None:
-    bins = binned(range(80), range(80), float)
+    bins = reward_bins(range(80), range(80), float)
     assert [b.count for b in bins] == [10] * 8
     assert [(b.low, b.high, b.score, b.mapped) for b in bins[:2]] == [(0, 9, 4.5, 4.5), (10, 19, 14.5, 14.5)]
 
@@ -93,8 +93,8 @@ def test_of_many_values_bins_have_about_the_same_size() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40).map(float), few), min_size=1, max_size=120))
 def test_bins_part_the_attempts_and_never_equal_r(pairs: list[tuple[float, float]]) -> None:
     rewards, scores = zip(*pairs, strict=True)
-    bins = binned(rewards, scores, lambda r: r)
-    assert 1 <= len(bins) <= calibration.BINS
+    bins = reward_bins(rewards, scores, lambda r: r)
+    assert 1 <= len(bins) <= calibration.MAX_BINS
     assert sum(b.count for b in bins) == len(pairs)
     assert all(a.high < b.low for a, b in pairwise(bins))
     assert math.fsum(b.score * b.count for b in bins) == pytest.approx(sum(scores))
@@ -102,7 +102,9 @@ def test_bins_part_the_attempts_and_never_equal_r(pairs: list[tuple[float, float
 
 @given(st.lists(st.floats(-5, 5), min_size=5, max_size=12, unique=True))
 def test_the_jackknife_of_a_mean_is_students_interval(numbers: list[float]) -> None:
-    found = calibration._pooled([[(x, 0.0)] for x in numbers], lambda seeds: mean([s[0][0] for s in seeds]), (-9e9, 9e9))
+    found = calibration._jackknife_estimate(
+        [[(x, 0.0)] for x in numbers], lambda seeds: mean([s[0][0] for s in seeds]), (-9e9, 9e9)
+    )
     if found.interval is not None:
         assert found.interval == pytest.approx(interval(numbers), abs=1e-6)
 
@@ -204,18 +206,18 @@ def test_reports_of_what_tells_nothing(attempts: list[tuple[float, float]], word
 def test_too_little_to_say_anything() -> None:
     with pytest.raises(UserError, match=r"rewards on seed 0 alone; .* at least two: play with --seeds 10"):
         calibrate(rated([(1.0, 1.0), (2.0, 0.0)], [(None, 1.0)]))
-    reasons = [Rated(0, None, 0.0, "the rule raised KeyError: 'x'"), Rated(1, None, 1.0)]
+    reasons = [RatedAttempt(0, None, 0.0, "the rule raised KeyError: 'x'"), RatedAttempt(1, None, 1.0)]
     with pytest.raises(UserError, match="none of the 2 attempts of icrl has a reward r: the rule raised KeyError: 'x'"):
         calibrate(reasons, "icrl")
 
 
 def test_a_line_on_missing_rewards() -> None:
     def line(*reasons: str, known: int = 1) -> str:
-        attempts = [Rated(0, None, 0.0, reason) for reason in reasons] + [Rated(0, 1.0, 0.0)] * known
-        return calibration.unrewarded(attempts, "icrl", WITHOUT)
+        attempts = [RatedAttempt(0, None, 0.0, reason) for reason in reasons] + [RatedAttempt(0, 1.0, 0.0)] * known
+        return calibration.missing_reward_note(attempts, "icrl", NO_REWARDS_REASON)
 
     assert line() == ""
-    assert line(WITHOUT, WITHOUT, known=0) == ""
+    assert line(NO_REWARDS_REASON, NO_REWARDS_REASON, known=0) == ""
     assert line("the rule raised", "the rule raised") == "2 of 3 attempts of icrl have no reward: the rule raised"
     assert line("a", "b", "b") == "3 of 4 attempts of icrl have no reward: b (and another reason)"
     assert line("a", "b", "c", "c").endswith("c (and 2 other reasons)")
@@ -262,11 +264,11 @@ SOME: list[tuple[float | None, float]] = [(1.0, 0.0), (2.0, 1.0), (None, 0.0)]
 
 
 def test_a_run_folder_is_read_with_its_presets_and_what_is_half_written(tmp_path: Path) -> None:
-    found = calibration.read(folder(tmp_path / "run", icrl={0: SOME, 3: SOME}, icrl_paper={0: SOME}))
+    found = calibration.read_run_folder(folder(tmp_path / "run", icrl={0: SOME, 3: SOME}, icrl_paper={0: SOME}))
     assert list(found) == ["icrl", "icrl:paper"]
     attempts, solved = found["icrl"]
     assert solved == 1.0
-    assert attempts[:3] == [Rated(0, 1.0, 0.0), Rated(0, 2.0, 1.0), Rated(0, None, 0.0, "lost")]
+    assert attempts[:3] == [RatedAttempt(0, 1.0, 0.0), RatedAttempt(0, 2.0, 1.0), RatedAttempt(0, None, 0.0, "lost")]
     assert [one.seed for one in attempts] == [0, 0, 0, 3, 3, 3]
     assert len(found["icrl:paper"][0]) == 3
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learngraph.graphs.studies import evaluation
-from learngraph.graphs.studies.evaluation import Outcome, Step
+from learngraph.graphs.studies.evaluation import LearningStep, Outcome
 from learngraph.memory.records import Rollout, Task, Usage, UserError
 
 
@@ -122,7 +122,7 @@ def test_differences_are_paired_by_problem() -> None:
     assert -0.25 <= inside[0] < 0.3125 < inside[1] <= 1
     assert evaluation.difference(ours, theirs[::-1]) == found  # by seed, in any order
     assert evaluation.difference(ours[:1], theirs[:1]).over_seeds is None
-    told = evaluation.ahead({"learned": ours, "empty": theirs, "itself": ours})
+    told = evaluation.lead_notes({"learned": ours, "empty": theirs, "itself": ours})
     assert told == [
         f"learned is ahead of empty by +0.312 [{low:+.3f}, {high:+.3f}]",
         "learned is ahead of itself by +0.000 [+0.000, +0.000]",
@@ -137,7 +137,7 @@ def test_a_problem_that_all_seeds_played_is_one_problem() -> None:
     ]
     assert several[0].over_problems == several[1].over_problems
     assert [(found.wins, found.losses, found.ties) for found in several] == [(5, 0, 5)] * 2
-    one, five = (evaluation.rows({"a": [outcome("a", s, ours) for s in range(n)]}, "toy", "pocket")[0] for n in (1, 5))
+    one, five = (evaluation.arm_summaries({"a": [outcome("a", s, ours) for s in range(n)]}, "toy", "pocket")[0] for n in (1, 5))
     assert one.over_problems == five.over_problems
 
 
@@ -170,7 +170,7 @@ def arms() -> dict[str, list[Outcome]]:
 
 
 def test_a_row_per_arm() -> None:
-    learned, empty = evaluation.rows(arms(), "toy", "pocket", "empty")
+    learned, empty = evaluation.arm_summaries(arms(), "toy", "pocket", "empty")
     assert (learned.arm, learned.seeds, learned.problems, learned.k, learned.rollouts) == ("learned", [0, 1], 2, 2, 8)
     assert (learned.mean_at_k, empty.mean_at_k) == (0.75, pytest.approx((0.25 + 0.5) / 2))
     assert (learned.pass_at_k, learned.pass_by) == (1.0, "unbiased")
@@ -179,11 +179,11 @@ def test_a_row_per_arm() -> None:
     assert learned.difference.mean == pytest.approx(0.375)
     assert empty.difference is None
     assert json.loads(json.dumps(learned.as_dict()))["difference"]["wins"] == 3
-    assert evaluation.rows(arms(), "toy", "pocket")[0].difference is None  # nobody to be measured against
+    assert evaluation.arm_summaries(arms(), "toy", "pocket")[0].difference is None  # nobody to be measured against
 
 
 def test_table_is_aligned_markdown_without_columns_that_say_nothing() -> None:
-    text = evaluation.table(evaluation.rows(arms(), "toy", "pocket", "empty"))
+    text = evaluation.table(evaluation.arm_summaries(arms(), "toy", "pocket", "empty"))
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -199,7 +199,7 @@ def test_tool_calls_and_actions_are_told_apart() -> None:
         "learned": [rollout("a", 0, 1.0, tool_calls=4, steps=1), rollout("b", 0, 1.0, tool_calls=1, steps=1)],
         "empty": [rollout("a", 0, 0.0, steps=1), rollout("b", 0, 0.0, steps=1)],
     }
-    rows = evaluation.rows({arm: [Outcome.of(arm, 0, found)] for arm, found in played.items()}, "math", "api")
+    rows = evaluation.arm_summaries({arm: [Outcome.of(arm, 0, found)] for arm, found in played.items()}, "math", "api")
     assert [(row.tool_calls, row.actions) for row in rows] == [(2.5, 1.0), (0.0, 1.0)]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in evaluation.table(rows).splitlines()]
     assert "actions/rollout" not in lines[0]  # a written answer each
@@ -208,25 +208,25 @@ def test_tool_calls_and_actions_are_told_apart() -> None:
 
 
 def test_a_single_seed_has_intervals_over_problems_and_says_so() -> None:
-    rows = evaluation.rows({arm: seeds[:1] for arm, seeds in arms().items()}, "toy", "pocket", "empty")
+    rows = evaluation.arm_summaries({arm: seeds[:1] for arm, seeds in arms().items()}, "toy", "pocket", "empty")
     assert rows[0].over_seeds is None
     assert rows[0].over_problems is not None
-    assert "over 2 problems (bootstrap" in evaluation.compared(rows)
-    assert "over 2 seeds (Student's t; its ends may lie below 0 or above 1)" in evaluation.compared(
-        evaluation.rows(arms(), "toy", "pocket", "empty")
+    assert "over 2 problems (bootstrap" in evaluation.interval_note(rows)
+    assert "over 2 seeds (Student's t; its ends may lie below 0 or above 1)" in evaluation.interval_note(
+        evaluation.arm_summaries(arms(), "toy", "pocket", "empty")
     )
     assert "[" in evaluation.table(rows).splitlines()[2]
 
 
 def test_graded_rewards_are_not_called_pass() -> None:
-    rows = evaluation.rows({"learned": [outcome("learned", 0, {"a": [0.5, 0.7]})]}, "toy", "pocket")
+    rows = evaluation.arm_summaries({"learned": [outcome("learned", 0, {"a": [0.5, 0.7]})]}, "toy", "pocket")
     assert "best of 2" in evaluation.table(rows)
     assert (rows[0].pass_at_k, rows[0].pass_by) == (0.7, "max of the first k")
 
 
 STEPS = [
-    [Step(0, 0, 0.2, 0.4, 3, True, 5), Step(0, 1, 0.6, 0.4, 3, False, 4)],
-    [Step(1, 0, 0.4, 0.8, 5, True, 5)],
+    [LearningStep(0, 0, 0.2, 0.4, 3, True, 5), LearningStep(0, 1, 0.6, 0.4, 3, False, 4)],
+    [LearningStep(1, 0, 0.4, 0.8, 5, True, 5)],
 ]
 
 
@@ -249,27 +249,29 @@ def test_steps_are_means_of_the_seeds_that_came_so_far() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    text = evaluation.ledger(
+    text = evaluation.usage_table(
         {"rollout": Usage(10, 1000, 100), "contrast": Usage(2, 300, 40)}, {"rollout": 0.5, "contrast": 0.25}
     )
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert lines[0] == ["stage", "calls", "tokens read", "tokens written", "dollars"]
     assert lines[2] == ["rollout", "10", "1,000", "100", "0.50"]
     assert lines[-1] == ["all", "12", "1,300", "140", "0.75"]
-    assert "dollars" not in evaluation.ledger({"rollout": Usage(1, 2, 3)}, {})
+    assert "dollars" not in evaluation.usage_table({"rollout": Usage(1, 2, 3)}, {})
 
 
 def test_a_seed_that_stops_keeps_its_library() -> None:
-    assert evaluation._kept(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
-    assert evaluation._kept(STEPS[0], 1, "held_out") == [0.4, 0.4]
-    assert evaluation._kept([], 1, "held_out") == [None, None]
+    assert evaluation._carry_forward(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
+    assert evaluation._carry_forward(STEPS[0], 1, "held_out") == [0.4, 0.4]
+    assert evaluation._carry_forward([], 1, "held_out") == [None, None]
 
 
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
-    measured = [[Step(s.seed, s.step, s.train, s.held_out, s.lessons, s.accepted, s.groups, 0.5) for s in x] for x in STEPS]
+    measured = [
+        [LearningStep(s.seed, s.step, s.train, s.held_out, s.lessons, s.accepted, s.groups, 0.5) for s in x] for x in STEPS
+    ]
     for name, seeds, start in (("all", measured, [0.1, 0.2]), ("one", STEPS[:1], [None]), ("none", [[]], [None])):
         paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        evaluation.curves(seeds, start, [0.9] * len(seeds), "toy, pocket", paths)
+        evaluation.draw_library_curves(seeds, start, [0.9] * len(seeds), "toy, pocket", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         text = paths[1].read_text()
         assert "</svg>" in text

@@ -27,7 +27,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     def work(
         batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
     ) -> None:
-        assert sweep.together(batches, play, concurrency) is None
+        assert sweep.play_in_threads(batches, play, concurrency) is None
 
     monkeypatch.setattr(sweep, "work", work)
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypa
             return answer(request) if said <= 5 else {"status": 401, "text": "the key has expired"}
 
         def work(batches: Any, play: Any, workers: int, tick: Any, concurrency: int) -> None:
-            if wrong := sweep.together(batches, play, concurrency):
+            if wrong := sweep.play_in_threads(batches, play, concurrency):
                 raise cli.UserError(wrong)
 
         monkeypatch.setattr(sweep, "work", work)

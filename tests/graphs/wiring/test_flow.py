@@ -12,7 +12,7 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, Overwrite, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.flow import Edge, FlowError, Loop, draw, parse, waits, wire
+from learngraph.graphs.wiring.flow import Edge, FlowError, PlainLoop, is_blocking, parse_flow, to_mermaid, wire
 
 
 class Counting(TypedDict):
@@ -46,14 +46,14 @@ def build(chain: bool = False, **compile: Any) -> Any:
 
 
 def test_parse() -> None:
-    assert parse(FLOW) == [
+    assert parse_flow(FLOW) == [
         Edge("START", "a"),
         Edge("a", "b"),
         Edge("b", "c"),
         Edge("c", "a", "again"),
         Edge("c", "END", "done"),
     ]
-    assert parse("flowchart TD\n a -.-> b -->|x y| c") == [Edge("a", "b", "", True), Edge("b", "c", "x y")]
+    assert parse_flow("flowchart TD\n a -.-> b -->|x y| c") == [Edge("a", "b", "", True), Edge("b", "c", "x y")]
 
 
 def test_the_graph_runs_as_drawn() -> None:
@@ -198,8 +198,8 @@ def test_a_command_nobody_announced_cannot_be_chained() -> None:
 
 def test_written_back_it_reads_the_same() -> None:
     graph = build()
-    assert set(parse(draw(graph))) == set(parse(FLOW))
-    again = wire(StateGraph(Counting), draw(graph), NODES, {"c": decide}).compile()
+    assert set(parse_flow(to_mermaid(graph))) == set(parse_flow(FLOW))
+    again = wire(StateGraph(Counting), to_mermaid(graph), NODES, {"c": decide}).compile()
     assert again.invoke({"n": 0, "seen": []}) == graph.invoke({"n": 0, "seen": []})
 
 
@@ -210,7 +210,7 @@ def test_a_foreign_graph_can_be_written_back() -> None:
     builder.add_edge("__start__", "a")
     builder.add_conditional_edges("a", lambda s: "b" if s["n"] < 2 else "__end__", ["b", "__end__"])
     builder.add_edge("b", "a")
-    assert set(parse(draw(builder.compile()))) == {
+    assert set(parse_flow(to_mermaid(builder.compile()))) == {
         Edge("START", "a"),
         Edge("a", "b", "b"),
         Edge("a", "END", "end"),
@@ -241,14 +241,14 @@ def test_dotted_arrows_fan_out() -> None:
     nodes: dict[str, Any] = {"plan": plan, "square": square, "gather": gather}
     graph = wire(StateGraph(Fan), flow, nodes, fan_outs={"plan": lambda state: [{"item": i} for i in state["items"]]})
     assert graph.compile().invoke({"items": [], "squares": []})["squares"] == [1, 4, 9]
-    assert set(parse(draw(graph.compile()))) == set(parse(flow))
+    assert set(parse_flow(to_mermaid(graph.compile()))) == set(parse_flow(flow))
 
 
 def test_two_fan_outs_of_one_node() -> None:
     flow = "flowchart LR\n START --> a -.-> b --> END\n a -.-> c --> END"
     nodes: dict[str, Any] = {"a": nothing, "b": step("b"), "c": step("c")}
     graph = wire(StateGraph(Counting), flow, nodes, fan_outs={"a": lambda state: [{"n": 1}]})
-    assert set(parse(draw(graph.compile()))) == set(parse(flow))
+    assert set(parse_flow(to_mermaid(graph.compile()))) == set(parse_flow(flow))
 
 
 def test_two_labels_to_one_target_are_two_arrows() -> None:
@@ -257,7 +257,7 @@ def test_two_labels_to_one_target_are_two_arrows() -> None:
 
     flow = "flowchart LR\n START --> a\n a -->|up| b\n a -->|down| b --> END\n a -->|out| END"
     graph = wire(StateGraph(Counting), flow, {"a": NODES["a"], "b": NODES["b"]}, {"a": which}).compile()
-    assert set(parse(draw(graph))) == set(parse(flow))
+    assert set(parse_flow(to_mermaid(graph))) == set(parse_flow(flow))
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_names_survive_the_round_trip(name: str) -> None:
     builder.add_node("b", step("b"))
     builder.add_edge("__start__", name)
     builder.add_conditional_edges(name, decide, {"again": name, "done": "b"})
-    assert set(parse(draw(builder.compile()))) == {
+    assert set(parse_flow(to_mermaid(builder.compile()))) == {
         Edge("START", name),
         Edge(name, name, "again"),
         Edge(name, "b", "done"),
@@ -278,7 +278,7 @@ def test_names_survive_the_round_trip(name: str) -> None:
 
 
 def test_arrows_need_no_spaces_around_hyphenated_names() -> None:
-    assert parse("flowchart LR\na-->b-c-.->d.e-->|x|f") == [
+    assert parse_flow("flowchart LR\na-->b-c-.->d.e-->|x|f") == [
         Edge("a", "b-c"),
         Edge("b-c", "d.e", "", True),
         Edge("d.e", "f", "x"),
@@ -295,7 +295,7 @@ def test_waits_commands_and_branches_without_a_map_are_drawn() -> None:
     builder.add_edge("__start__", "a")
     builder.add_conditional_edges("a", anywhere)
     builder.add_edge(["b", "c"], "jump")
-    assert set(parse(draw(builder.compile()))) == {
+    assert set(parse_flow(to_mermaid(builder.compile()))) == {
         Edge("START", "a"),
         *(Edge("a", to, label) for to, label in (("b", "b"), ("c", "c"), ("jump", "jump"), ("END", "end"))),
         Edge("b", "jump"),
@@ -320,7 +320,7 @@ def test_an_agent_with_middleware_is_drawn_and_read() -> None:
             return None
 
     graph = agents.create_agent(GenericFakeChatModel(messages=iter([])), [look], middleware=[Watch()])
-    edges = parse(draw(graph))
+    edges = parse_flow(to_mermaid(graph))
     assert {Edge("START", "Watch.before_model"), Edge("Watch.before_model", "model")} <= set(edges)
     assert {name for edge in edges for name in edge[:2]} == {"START", "END", *graph.builder.nodes}
 
@@ -358,15 +358,15 @@ def test_what_does_not_fit_is_said_in_words(flow: str, nodes: Any, routers: Any,
 @pytest.mark.parametrize("chain", [False, True])
 def test_a_plain_loop_gives_the_same(chain: bool) -> None:
     graph = build(chain)
-    assert Loop(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
-    assert asyncio.run(Loop(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
+    assert PlainLoop(graph).invoke({"n": 0, "seen": ["x"]}) == graph.invoke({"n": 0, "seen": ["x"]})
+    assert asyncio.run(PlainLoop(graph).ainvoke({"n": 2, "seen": []})) == graph.invoke({"n": 2, "seen": []})
 
 
 def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
     inner = build(chain=True)
     nodes = {"a": inner, "b": RunnableLambda(step("b")), "c": step("c")}
     outer = wire(StateGraph(Counting), "flowchart LR\n START --> a --> b --> c --> END", nodes).compile()
-    assert Loop(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
+    assert PlainLoop(outer).invoke({"n": 0, "seen": []}) == outer.invoke({"n": 0, "seen": []})
 
 
 @pytest.mark.parametrize(
@@ -378,18 +378,18 @@ def test_a_plain_loop_plays_graphs_within_graphs_and_runnables() -> None:
 )
 def test_what_a_plain_loop_cannot_play(flow: str, more: Any, says: str) -> None:
     with pytest.raises(FlowError, match=says):
-        Loop(wire(StateGraph(Counting), flow, NODES, **more).compile())
+        PlainLoop(wire(StateGraph(Counting), flow, NODES, **more).compile())
 
 
 def test_a_plain_loop_does_not_pause() -> None:
     with pytest.raises(FlowError, match="pauses"):
-        Loop(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
+        PlainLoop(build(checkpointer=InMemorySaver(), interrupt_before=["b"]))
 
 
 def test_a_plain_loop_says_which_node_returned_something_else() -> None:
     nodes = {**NODES, "b": lambda state: [1]}
     with pytest.raises(FlowError, match="'b' returned a list"):
-        Loop(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
+        PlainLoop(wire(StateGraph(Counting), FLOW, nodes, {"c": decide}).compile()).invoke({"n": 0, "seen": []})
 
 
 def test_which_nodes_wait() -> None:
@@ -400,4 +400,4 @@ def test_which_nodes_wait() -> None:
         role = "compute"
         waits = True
 
-    assert [waits(node) for node in (Computes(), Says(), step("a"))] == [False, True, True]
+    assert [is_blocking(node) for node in (Computes(), Says(), step("a"))] == [False, True, True]

@@ -16,18 +16,18 @@ from learngraph.memory.records import UserError
 
 PICTURES = Path(__file__).parents[2] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
-NAMES = [*METHODS, *MODES, *cli.SERVED, "run"]
+NAMES = [*METHODS, *MODES, *cli.SERVED_GRAPHS, "run"]
 
 
 def graph(name: str) -> Any:
-    if name in cli.SERVED:
+    if name in cli.SERVED_GRAPHS:
         return claas.blueprint(name)
     return run.build(cli._blueprint("jitrl")) if name == "run" else cli._blueprint(MODES.get(name, name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_graph_is_the_one_in_the_picture(name: str) -> None:
-    drawn = flow.draw(graph(name))
+    drawn = flow.to_mermaid(graph(name))
     assert drawn == (PICTURES / f"{name}.mmd").read_text(), f"learngraph draw {name} -o tests/pictures/{name}.mmd"
 
 
@@ -37,7 +37,7 @@ def test_the_picture_is_the_flow_in_the_source(name: str) -> None:
     from learngraph.graphs.baselines import static, tabular
 
     source = {"jitrl": jitrl, "static": static, "tabular": tabular}[name].FLOW
-    assert set(flow.parse(source)) == set(flow.parse((PICTURES / f"{name}.mmd").read_text()))
+    assert set(flow.parse_flow(source)) == set(flow.parse_flow((PICTURES / f"{name}.mmd").read_text()))
 
 
 def test_no_picture_is_left_over() -> None:
@@ -53,7 +53,7 @@ def test_svg_shows_nodes_settings_roles_and_labels() -> None:
         "modulate",
         f"beta = {JitRL().beta:g}",
         "next step",
-        f"threshold = {JitRL().threshold:g}",
+        f"threshold = {JitRL().min_similarity:g}",
         picture.COLOURS["memory"],
         picture.COLOURS["model"],
     ):
@@ -69,9 +69,9 @@ def test_every_arrow_is_shown_whatever_the_nodes_are_called() -> None:
     pytest.importorskip("pygraphviz")
     from langgraph.graph import StateGraph
 
-    from learngraph.nodes.state import Attempt
+    from learngraph.nodes.state import EpisodeInput
 
-    builder = StateGraph(Attempt)
+    builder = StateGraph(EpisodeInput)
     builder.add_node("my node", lambda state: state)
     builder.add_node("A.after-that", lambda state: state)
     builder.add_edge("__start__", "my node")
@@ -97,7 +97,7 @@ def test_png_and_files(tmp_path: Path) -> None:
 
 def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = picture.picture(graph("static"))
-    if picture.can_draw():
+    if picture.has_graphviz():
         assert shown._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
     monkeypatch.setattr(picture, "can_draw", lambda: False)
     assert shown._repr_mimebundle_()["text/markdown"] == f"```mermaid\n{shown.mermaid()}```"

@@ -13,7 +13,15 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.claas.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, Version, scopes, split
+from learngraph.memory.claas.adapters import (
+    AdapterConflict,
+    AdapterError,
+    Adapters,
+    AdapterVersion,
+    UnknownVersion,
+    list_adapters,
+    split_label,
+)
 
 FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors", "learner.json")
 
@@ -46,7 +54,7 @@ def test_a_version_is_named_by_its_contents(adapters: Adapters, tmp_path: Path) 
     work = made(tmp_path)
     label = adapters.write(work, 17, "", "b1", {"loss": 0.5, "bad": float("nan")})
     assert label.startswith("acme/default@000017-")
-    assert split(label) == ("acme", "default", label.split("@")[1])
+    assert split_label(label) == ("acme", "default", label.split("@")[1])
     assert not work.exists()
     folder = adapters.folder(label)
     assert {path.name for path in folder.iterdir()} == {*FILES, "manifest.json"}
@@ -76,7 +84,7 @@ def test_another_adapter_has_the_same_name_for_the_same_contents(adapters: Adapt
     with pytest.raises(UnknownVersion):
         other.folder(one)
     adapters.remove()
-    assert scopes(tmp_path / "root") == [("zeta", "mail")]
+    assert list_adapters(tmp_path / "root") == [("zeta", "mail")]
     assert other.folder(two)
 
 
@@ -192,7 +200,7 @@ def test_labels_that_are_none_never_become_paths(adapters: Adapters, label: str,
         adapters.delete,
         lambda label: adapters.promote(label, ""),
         lambda label: adapters.drop(label, ""),
-        lambda label: adapters.to_canary(label, ""),
+        lambda label: adapters.make_canary(label, ""),
         lambda label: adapters.export(label, tmp_path),
     ):
         with pytest.raises(AdapterError):
@@ -223,7 +231,7 @@ def test_links_in_the_way_are_refused(adapters: Adapters, tmp_path: Path) -> Non
     (tmp_path / "root" / "zeta").symlink_to(tmp_path / "root" / "acme")
     with pytest.raises(AdapterError, match="symbolic link"):
         Adapters(tmp_path / "root", "zeta")
-    assert scopes(tmp_path / "root") == [("acme", "default")]
+    assert list_adapters(tmp_path / "root") == [("acme", "default")]
 
 
 def test_current_that_names_nothing_is_put_right_from_the_log(adapters: Adapters) -> None:
@@ -254,11 +262,11 @@ def test_a_log_cut_short_loses_the_half_line_and_a_damaged_one_is_named(adapters
 def test_from_candidate_to_live_and_back(adapters: Adapters) -> None:
     one, two, three = (add(adapters, i) for i in (1, 2, 3))
     assert (adapters.current, adapters.canary) == ("", "")
-    adapters.to_canary(one, "gate passed", {"gate": [{"name": "kl", "value": 0.1}]})
+    adapters.make_canary(one, "gate passed", {"gate": [{"name": "kl", "value": 0.1}]})
     assert (adapters.canary, state(adapters, one), adapters.current) == (one, "canary", "")
     adapters.promote(one, "canary did well")
     assert (adapters.canary, state(adapters, one), adapters.current) == ("", "live", one)
-    assert (adapters.place / "CURRENT").read_text().strip() == split(one)[2]
+    assert (adapters.place / "CURRENT").read_text().strip() == split_label(one)[2]
     adapters.promote(two, "gate passed")
     assert (state(adapters, one), state(adapters, two)) == ("retired", "live")
     adapters.promote(three, "gate passed")
@@ -281,7 +289,7 @@ def test_from_candidate_to_live_and_back(adapters: Adapters) -> None:
 def test_changes_again_change_nothing(adapters: Adapters) -> None:
     one, two = add(adapters, 1), add(adapters, 2)
     for _ in range(2):
-        adapters.to_canary(one, "")
+        adapters.make_canary(one, "")
     for _ in range(2):
         adapters.promote(one, "")
     for _ in range(2):
@@ -294,16 +302,16 @@ def test_changes_again_change_nothing(adapters: Adapters) -> None:
 def test_what_must_not_become_live(adapters: Adapters) -> None:
     one, two, three = (add(adapters, i) for i in (1, 2, 3))
     adapters.drop(one, "gate failed")
-    for use in (adapters.promote, adapters.to_canary):
+    for use in (adapters.promote, adapters.make_canary):
         with pytest.raises(AdapterConflict, match="was dropped"):
             use(one, "")
     assert adapters.taint([two, "zeta/default@000001-3f9c2ab1d4e0"], "a record was deleted") == (two,)
     assert adapters.version(two).tainted
-    for use in (adapters.promote, adapters.to_canary):
+    for use in (adapters.promote, adapters.make_canary):
         with pytest.raises(AdapterConflict, match="a record that was deleted"):
             use(two, "")
     adapters.promote(three, "")
-    for refused in (adapters.drop, adapters.to_canary):
+    for refused in (adapters.drop, adapters.make_canary):
         with pytest.raises(AdapterConflict, match="is live"):
             refused(three, "")
     with pytest.raises(AdapterConflict, match="roll back or drop it first"):
@@ -330,8 +338,8 @@ def test_roll_back_passes_over_what_is_no_good(adapters: Adapters) -> None:
 
 def test_a_second_canary_takes_the_first_ones_place(adapters: Adapters) -> None:
     one, two = add(adapters, 1), add(adapters, 2)
-    adapters.to_canary(one, "")
-    adapters.to_canary(two, "")
+    adapters.make_canary(one, "")
+    adapters.make_canary(two, "")
     assert (adapters.canary, state(adapters, one)) == (two, "dropped")
     adapters.drop(two, "worse")
     assert adapters.canary == ""
@@ -341,11 +349,11 @@ def test_a_second_canary_takes_the_first_ones_place(adapters: Adapters) -> None:
 
 
 def test_prune_keeps_what_is_in_use(adapters: Adapters, tmp_path: Path) -> None:
-    adapters.keep = 2
+    adapters.keep_versions = 2
     labels = [add(adapters, i) for i in range(1, 11)]
     adapters.promote(labels[1], "")
     adapters.promote(labels[2], "")
-    adapters.to_canary(labels[3], "")
+    adapters.make_canary(labels[3], "")
     gone = adapters.prune(protect=[labels[4], "", "zeta/default@000001-3f9c2ab1d4e0"])
     assert set(gone) == {labels[0], *labels[5:8]}
     assert {version.label for version in adapters.versions()} == {*labels[1:5], *labels[8:]}
@@ -366,44 +374,44 @@ def line(adapters: Adapters, count: int, start: int = 1, parent: str = "") -> li
 
 
 def test_parents_are_known_when_they_are_long_pruned(adapters: Adapters) -> None:
-    adapters.keep = 2
+    adapters.keep_versions = 2
     labels = line(adapters, 12)
     adapters.promote(labels[3], "")
     assert len(adapters.prune()) == 9
     for opened in (adapters, Adapters(adapters.place.parents[1], "acme")):
         assert list(opened.lineage(labels[-1])) == [*reversed(labels), ""]
-        assert opened.follows(labels[-1])  # the versions between are gone, and none of them was withdrawn
-        assert not opened.follows(labels[6]), "not there any more"
-        assert not opened.follows("acme/default@000099-3f9c2ab1d4e0")
-        assert not opened.follows("")
+        assert opened.is_live_descendant(labels[-1])  # the versions between are gone, and none of them was withdrawn
+        assert not opened.is_live_descendant(labels[6]), "not there any more"
+        assert not opened.is_live_descendant("acme/default@000099-3f9c2ab1d4e0")
+        assert not opened.is_live_descendant("")
 
 
 def test_what_follows_the_live_version(adapters: Adapters) -> None:
-    adapters.keep = 1
+    adapters.keep_versions = 1
     labels = line(adapters, 6)
-    assert all(adapters.follows(label) for label in ["", *labels])
+    assert all(adapters.is_live_descendant(label) for label in ["", *labels])
     adapters.promote(labels[2], "")
-    assert [adapters.follows(label) for label in labels] == [False, False, True, True, True, True]
+    assert [adapters.is_live_descendant(label) for label in labels] == [False, False, True, True, True, True]
     adapters.drop(labels[3], "gate failed")
-    assert [adapters.follows(label) for label in labels] == [False, False, True, False, False, False]
+    assert [adapters.is_live_descendant(label) for label in labels] == [False, False, True, False, False, False]
     adapters.prune()  # the dropped one is gone, and known to be dropped
-    assert not adapters.follows(labels[5])
+    assert not adapters.is_live_descendant(labels[5])
     other = line(adapters, 2, 20, labels[2])
     adapters.promote(other[0], "")
     adapters.roll_back(labels[2], "worse")
-    assert not adapters.follows(other[1])
-    assert adapters.follows(labels[2])
+    assert not adapters.is_live_descendant(other[1])
+    assert adapters.is_live_descendant(labels[2])
 
 
 def test_promoting_what_follows_is_one_step_with_the_look(adapters: Adapters) -> None:
     """A rollback between a look and the change was overridden."""
     one, two = line(adapters, 2)
-    adapters.promote(one, "", follows=True)
-    assert adapters.follows(two)
+    adapters.promote(one, "", require_descendant=True)
+    assert adapters.is_live_descendant(two)
     adapters.roll_back("", "somebody did")
-    for use in (adapters.promote, adapters.to_canary):
+    for use in (adapters.promote, adapters.make_canary):
         with pytest.raises(AdapterConflict, match="withdrawn since"):
-            use(two, "passed the gate", follows=True)
+            use(two, "passed the gate", require_descendant=True)
     assert (adapters.current, adapters.canary, state(adapters, two)) == ("", "", "candidate")
     adapters.promote(two, "asked for")  # by hand it may
     assert adapters.current == two
@@ -414,12 +422,12 @@ def test_what_comes_of_a_tainted_live_version_is_marked_and_goes_live(adapters: 
     (other,) = line(adapters, 1, 9)
     adapters.promote(one, "")
     adapters.taint([two, three], "a record was deleted")
-    assert not adapters.follows(two), "the live one did not learn from it"
+    assert not adapters.is_live_descendant(two), "the live one did not learn from it"
     with pytest.raises(AdapterConflict, match="was deleted"):
-        adapters.promote(two, "", follows=True)
+        adapters.promote(two, "", require_descendant=True)
     adapters.taint([one, other], "another was")
-    assert adapters.follows(three)
-    adapters.promote(three, "", follows=True)
+    assert adapters.is_live_descendant(three)
+    adapters.promote(three, "", require_descendant=True)
     assert adapters.version(adapters.current).tainted
     with pytest.raises(AdapterConflict, match="was deleted"):
         adapters.promote(other, "asked for")  # it has nothing to do with the live one
@@ -428,14 +436,14 @@ def test_what_comes_of_a_tainted_live_version_is_marked_and_goes_live(adapters: 
 
 
 def test_the_way_back_passes_over_what_is_gone(adapters: Adapters) -> None:
-    adapters.keep = 1
+    adapters.keep_versions = 1
     labels = line(adapters, 6)
     for label in labels:
         adapters.promote(label, "")
-    assert adapters.way_back(labels[3]) == labels[3]
+    assert adapters.rollback_target(labels[3]) == labels[3]
     adapters.prune(protect=[labels[1]])
-    assert adapters.way_back(labels[3]) == labels[1]
-    assert adapters.way_back(labels[0]) == adapters.way_back("") == ""
+    assert adapters.rollback_target(labels[3]) == labels[1]
+    assert adapters.rollback_target(labels[0]) == adapters.rollback_target("") == ""
 
 
 def test_adapters_whose_names_begin_alike_never_touch_each_other(tmp_path: Path) -> None:
@@ -448,10 +456,10 @@ def test_adapters_whose_names_begin_alike_never_touch_each_other(tmp_path: Path)
         adapters.promote(add(adapters, 1), "")
     labels = {scope: adapters.current for scope, adapters in all_of.items()}
     assert len(set(labels.values())) == 9, "the same contents under nine labels"
-    assert scopes(root) == sorted(all_of)
+    assert list_adapters(root) == sorted(all_of)
     removed = ("user1", "a")
     all_of.pop(removed).remove()
-    assert scopes(root) == sorted(all_of)
+    assert list_adapters(root) == sorted(all_of)
     for scope, adapters in all_of.items():
         for opened in (adapters, Adapters(root, *scope)):
             assert opened.current == labels[scope]
@@ -466,7 +474,7 @@ def test_export_holds_what_peft_opens_and_nothing_of_the_learner(adapters: Adapt
     label = add(adapters, 1)
     (tmp_path / "out").mkdir()
     path = adapters.export(label, tmp_path / "out")
-    assert path.name == f"acme-default-{split(label)[2]}.zip"
+    assert path.name == f"acme-default-{split_label(label)[2]}.zip"
     with zipfile.ZipFile(path) as file:
         assert sorted(file.namelist()) == ["adapter_config.json", "adapter_model.safetensors"]
         assert file.testzip() is None
@@ -569,5 +577,5 @@ def test_a_roll_back_among_a_thousand_versions_takes_no_second(adapters: Adapter
 def test_versions_are_plain_data(adapters: Adapters) -> None:
     label = add(adapters, 1, about={"checks": ({"name": "kl"},)})
     found = adapters.version(label)
-    assert isinstance(found, Version)
+    assert isinstance(found, AdapterVersion)
     assert json.loads(json.dumps(found.about)) == found.about == {"checks": [{"name": "kl"}]}

@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 from learngraph.memory.claas.replay import (
     ExpiredExchange,
     FeedbackConflict,
-    Limits,
     Replay,
     ReplayError,
     ReplayFull,
+    ReplayLimits,
     UnknownExchange,
-    draw,
+    stratified_sample,
 )
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
 
 GOOD, BAD = Feedback(reward=1.0), Feedback(reward=-1.0, text="too long")
-ALL = Limits(held_out=0.0)
+ALL = ReplayLimits(held_out=0.0)
 
 
 class Clock:
@@ -55,7 +55,7 @@ def exchange(id: str = "r0", tenant: str = "acme", **more: Any) -> Exchange:
     return Exchange(id, tenant, **{**made, **more})
 
 
-def opened(path: Path, limits: Limits = ALL, **more: Any) -> Replay:
+def opened(path: Path, limits: ReplayLimits = ALL, **more: Any) -> Replay:
     """Does not wait for the disk; tests/memory/claas/test_replay_crash.py does."""
     replay = Replay(path / "replay.sqlite", limits, **more)
     replay._base.execute("PRAGMA synchronous=OFF")
@@ -65,7 +65,7 @@ def opened(path: Path, limits: Limits = ALL, **more: Any) -> Replay:
 def fill(replay: Replay, count: int, tenant: str = "acme", start: int = 0, **more: Any) -> None:
     for i in range(start, start + count):
         replay.append(exchange(f"r{i}", tenant, **more))
-        replay.give(tenant, f"r{i}", GOOD if i % 2 else BAD)
+        replay.add_feedback(tenant, f"r{i}", GOOD if i % 2 else BAD)
 
 
 def step(replay: Replay, size: int = 4, tenant: str = "acme", version: str = "", **more: Any) -> Minibatch:
@@ -104,7 +104,7 @@ def test_an_exchange_comes_back_as_it_was(tmp_path: Path) -> None:
         row = replay.get("acme", "r0")
         assert row is not None
         assert row.exchange == full
-        assert (row.state, row.revision, row.times, row.age, row.kl) == ("ready", 1, 0, 0, None)
+        assert (row.state, row.revision, row.sample_count, row.age, row.kl) == ("ready", 1, 0, 0, None)
     with opened(tmp_path) as replay:
         assert replay.get("acme", "r0") == row
 
@@ -166,19 +166,19 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, wrong: dict[str, Any],
 
 
 def test_too_large_a_record_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(record_bytes=2000, held_out=0)) as replay:
+    with opened(tmp_path, ReplayLimits(record_bytes=2000, held_out=0)) as replay:
         with pytest.raises(UserError, match="at most 2000"):
             replay.append(exchange(request=ChatRequest(({"content": "x" * 2000},))))
         replay.append(exchange())
         with pytest.raises(UserError, match="a shorter text"):
-            replay.give("acme", "r0", Feedback(text="x" * 2000))
+            replay.add_feedback("acme", "r0", Feedback(text="x" * 2000))
         assert replay.counts() == {"pending": 1}
 
 
 def test_append_again_changes_nothing_and_another_exchange_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         replay.append(exchange())
-        replay.give("acme", "r0", GOOD)
+        replay.add_feedback("acme", "r0", GOOD)
         replay.append(exchange())
         assert replay.counts() == {"ready": 1}
         with pytest.raises(UserError, match="another exchange has this id"):
@@ -191,12 +191,12 @@ def test_append_again_changes_nothing_and_another_exchange_is_refused(tmp_path: 
 def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         replay.append(exchange())
-        first = replay.give("acme", "r0", BAD, key="k1")
-        assert (first.exchange, first.state, first.repeated) == ("r0", "ready", False)
-        assert replay.give("acme", "r0", BAD) == replace(first, repeated=True)
-        second = replay.give("acme", "r0", GOOD, key="k2")
-        assert (second.job != first.job, second.repeated) == (True, False)
-        assert replay.give("acme", "r0", BAD, key="k1") == replace(first, repeated=True)  # a late retry of the first
+        first = replay.add_feedback("acme", "r0", BAD, key="k1")
+        assert (first.exchange, first.state, first.is_repeat) == ("r0", "ready", False)
+        assert replay.add_feedback("acme", "r0", BAD) == replace(first, repeated=True)
+        second = replay.add_feedback("acme", "r0", GOOD, key="k2")
+        assert (second.job != first.job, second.is_repeat) == (True, False)
+        assert replay.add_feedback("acme", "r0", BAD, key="k1") == replace(first, repeated=True)  # a late retry of the first
         row = replay.get("acme", "r0")
         assert row is not None
         assert (row.exchange.feedback, row.revision, row.job) == (GOOD, 2, second.job)
@@ -205,68 +205,68 @@ def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
         assert old is not None
         assert (old.state, second.job in old.reason) == ("rejected", True)
         assert replay.job("other", first.job) is None
-        third = replay.give("acme", "r0", BAD)  # a change of mind, back
-        assert (third.job in (first.job, second.job), third.repeated) == (False, False)
+        third = replay.add_feedback("acme", "r0", BAD)  # a change of mind, back
+        assert (third.job in (first.job, second.job), third.is_repeat) == (False, False)
 
 
 def test_feedback_after_it_was_learned_from_conflicts(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1)) as replay:
         fill(replay, 1)
-        batch = replay.lease("acme", "default", 1, least=1)
+        batch = replay.lease("acme", "default", 1, min_exchanges=1)
         assert batch is not None
         with pytest.raises(FeedbackConflict, match="leased"):
-            replay.give("acme", "r0", GOOD)
-        assert replay.give("acme", "r0", BAD).state == "leased"
+            replay.add_feedback("acme", "r0", GOOD)
+        assert replay.add_feedback("acme", "r0", BAD).state == "leased"
         replay.commit(batch.id, "v1", {})
         with pytest.raises(FeedbackConflict, match="consumed"):
-            replay.give("acme", "r0", GOOD)
-        again = replay.give("acme", "r0", BAD)
-        assert (again.state, again.repeated) == ("consumed", True)
+            replay.add_feedback("acme", "r0", GOOD)
+        again = replay.add_feedback("acme", "r0", BAD)
+        assert (again.state, again.is_repeat) == ("consumed", True)
 
 
 def test_unknown_foreign_and_expired(tmp_path: Path) -> None:
     clock = Clock()
-    with opened(tmp_path, Limits(held_out=0, pending_seconds=10), clock=clock) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, pending_seconds=10), clock=clock) as replay:
         replay.append(exchange())
         with pytest.raises(UnknownExchange) as nobody:
-            replay.give("other", "r1", GOOD)
+            replay.add_feedback("other", "r1", GOOD)
         with pytest.raises(UnknownExchange) as foreign:
-            replay.give("other", "r0", GOOD)
+            replay.add_feedback("other", "r0", GOOD)
         assert str(foreign.value).replace("r0", "r1") == str(nobody.value)
         clock.now += 11
         with pytest.raises(ExpiredExchange):
-            replay.give("acme", "r0", GOOD)
+            replay.add_feedback("acme", "r0", GOOD)
         replay.append(exchange("r1"))
         row = replay.get("acme", "r0")
         assert row is not None
         assert (row.state, row.reason) == ("rejected", "expired: no feedback came")
         with pytest.raises(ExpiredExchange):
-            replay.give("acme", "r0", GOOD)
-        assert replay.give("acme", "r1", GOOD).state == "ready"
+            replay.add_feedback("acme", "r0", GOOD)
+        assert replay.add_feedback("acme", "r1", GOOD).state == "ready"
 
 
 def test_too_many_revisions(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         replay.append(exchange())
         for i in range(100):
-            replay.give("acme", "r0", Feedback(reward=i / 100))
+            replay.add_feedback("acme", "r0", Feedback(reward=i / 100))
         with pytest.raises(FeedbackConflict, match="enough"):
-            replay.give("acme", "r0", BAD)
-        assert replay.give("acme", "r0", Feedback(reward=0.99)).repeated
+            replay.add_feedback("acme", "r0", BAD)
+        assert replay.add_feedback("acme", "r0", Feedback(reward=0.99)).is_repeat
 
 
 def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0.25)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0.25)) as replay:
         fill(replay, 400)
         counts = replay.counts("acme")
         assert 75 <= counts["held"] <= 125
-        held = replay.held_out("acme", "default", 1000)
+        held = replay.held_out_exchanges("acme", "default", 1000)
         assert [int(e.id[1:]) for e in held] == sorted((int(e.id[1:]) for e in held), reverse=True)
         batch = replay.lease("acme", "default", 400)
         assert batch is not None
         assert len(batch.exchanges) == counts["ready"]
         assert not {e.id for e in batch.exchanges} & {e.id for e in held}
-        assert replay.give("acme", held[0].id, Feedback(reward=0.5)).state == "held"
+        assert replay.add_feedback("acme", held[0].id, Feedback(reward=0.5)).state == "held"
 
 
 # -- draws
@@ -274,18 +274,18 @@ def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
 
 def test_draw_is_stratified_by_reward_and_family() -> None:
     ready = [("mail", i % 10 == 0) for i in range(100)] + [("chat", i % 5 == 0) for i in range(20)]
-    found = draw(ready, 16, Random(0))
+    found = stratified_sample(ready, 16, Random(0))
     assert len(found) == len(set(found)) == 16
     kinds = Counter(ready[i] for i in found)
     assert kinds == {("mail", True): 4, ("chat", True): 4, ("mail", False): 4, ("chat", False): 4}
-    alone = Counter(ready[i][1] for i in draw(ready, 40, Random(0)))
+    alone = Counter(ready[i][1] for i in stratified_sample(ready, 40, Random(0)))
     assert alone == {True: 14, False: 26}  # there are 14
-    assert len(draw(ready, 500, Random(0))) == 120
+    assert len(stratified_sample(ready, 500, Random(0))) == 120
 
 
 def test_without_strata_a_draw_is_uniform() -> None:
     ready = [("mail", i < 3) for i in range(10)]
-    seen = Counter(i for seed in range(4000) for i in draw(ready, 2, Random(seed), None, False))
+    seen = Counter(i for seed in range(4000) for i in stratified_sample(ready, 2, Random(seed), None, False))
     assert sum(seen.values()) == 8000
     assert all(abs(seen[i] - 800) < 120 for i in range(10))  # four standard deviations are 101
 
@@ -300,9 +300,9 @@ def test_without_strata_a_draw_is_uniform() -> None:
 def test_a_draw_has_the_asked_size_and_share(
     ready: list[tuple[str, bool]], size: int, positive: float | None, families: bool, seed: int
 ) -> None:
-    found = draw(ready, size, Random(seed), positive, families)
+    found = stratified_sample(ready, size, Random(seed), positive, families)
     assert len(set(found)) == len(found) == min(size, len(ready))
-    assert found == draw(ready, size, Random(seed), positive, families)
+    assert found == stratified_sample(ready, size, Random(seed), positive, families)
     if positive is not None:
         good, have = sum(ready[i][1] for i in found), sum(good for _, good in ready)
         wanted = math.floor(size * positive + 0.5)
@@ -321,9 +321,9 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
         fill(replay, 20, start=12)
         replay.reject(batch.id, {batch.exchanges[0].id: "far off"})
         replay.note_kl(batch.id, {batch.exchanges[1].id: 0.5})
-        assert replay.unfinished() == [batch.id]
+        assert replay.leased_batches() == [batch.id]
     with opened(tmp_path) as replay:
-        assert replay.lease("acme", "default", 99, least=1000, seed=8) == batch == replay.minibatch(batch.id)
+        assert replay.lease("acme", "default", 99, min_exchanges=1000, seed=8) == batch == replay.minibatch(batch.id)
         replay.commit(batch.id, "v1", {"loss": 1.0})
         replay.commit(batch.id, "v1", {"loss": 1.0})
         with pytest.raises(UserError, match="cannot make 'v2', too"):
@@ -331,15 +331,15 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
         assert (replay.step("acme", "default"), replay.head("acme", "default")) == (1, "v1")
         for rejected_or_not in batch.exchanges[:2]:
             assert replay.uses("acme", rejected_or_not.id) == ((batch.id, "v1"),)
-        assert replay.made(batch.id) == "v1"
+        assert replay.version_of_batch(batch.id) == "v1"
         assert [e.id for e in replay.minibatch(batch.id).exchanges] == [e.id for e in batch.exchanges]
         row = replay.get("acme", batch.exchanges[1].id)
         assert row is not None
-        assert (row.state, row.times, row.kl, row.age) == ("ready", 1, 0.5, 1)
+        assert (row.state, row.sample_count, row.kl, row.age) == ("ready", 1, 0.5, 1)
         assert replay.counts() == {"ready": 31, "rejected": 1}
         (update,) = replay.updates("acme", "default", 5)
         assert (update["loss"], update["step"], update["version"], update["parent"]) == (1.0, 1, "v1", "")
-        assert replay.unfinished() == []
+        assert replay.leased_batches() == []
 
 
 def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_what_is_said_of_a_minibatch_that_has_ended_changes_nothing(tmp_path: Pa
             batch = replay.lease("acme", "default", 4)
             assert batch is not None
             one, two, *_ = (e.id for e in batch.exchanges)
-            assert replay.made(batch.id) == ""
+            assert replay.version_of_batch(batch.id) == ""
             if name == "committed":
                 replay.commit(batch.id, "v1", {})
             elif name == "released":
@@ -375,7 +375,7 @@ def test_deleting_what_was_rejected_taints_the_step_that_read_it_as_a_solution(t
         replay.commit(batch.id, "acme/default@000001-3f9c2ab1d4e0", {})
         row = replay.get("acme", shown)
         assert row is not None
-        assert (row.state, row.times) == ("rejected", 1)
+        assert (row.state, row.sample_count) == ("rejected", 1)
         assert replay.delete("acme", shown) == ("acme/default@000001-3f9c2ab1d4e0",)
 
 
@@ -398,20 +398,20 @@ def test_draws_depend_on_the_scope_and_its_seed_alone(tmp_path: Path) -> None:
 
 
 def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, reuse=2)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, reuse=2)) as replay:
         fill(replay, 4)
         seen = Counter(e.id for _ in range(4) for e in step(replay, 2).exchanges)
         assert seen == dict.fromkeys(["r0", "r1", "r2", "r3"], 2)
         assert replay.counts() == {"consumed": 4}
-        assert replay.lease("acme", "default", 2, least=1) is None
+        assert replay.lease("acme", "default", 2, min_exchanges=1) is None
 
 
 def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, reuse=2)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, reuse=2)) as replay:
         fill(replay, 4)
         ids = []
         for count in (False, True, True):
-            batch = replay.lease("acme", "default", 4, least=1)
+            batch = replay.lease("acme", "default", 4, min_exchanges=1)
             assert batch is not None
             ids.append(batch.id)
             replay.release(batch.id, "all alike", count)
@@ -426,7 +426,7 @@ def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
 
 
 def test_old_records_are_rejected(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, max_age=2)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, max_age=2)) as replay:
         fill(replay, 4)
         for _ in range(2):
             step(replay, 1)
@@ -443,7 +443,7 @@ def test_old_records_are_rejected(tmp_path: Path) -> None:
 
 def test_steps_that_were_undone_make_nothing_older(tmp_path: Path) -> None:
     """v1 stays live while candidates fail: its records stay young; those of the failed ones keep the steps they have."""
-    with opened(tmp_path, Limits(held_out=0, max_age=3, reuse=100)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, max_age=3, reuse=100)) as replay:
         fill(replay, 2)
         step(replay, 1, version="v1")
         fill(replay, 2, start=2, version="v1", step=1)
@@ -470,7 +470,7 @@ def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> Non
         batch = replay.lease("acme", "default", 4)
         assert batch is not None
         replay.set_head("acme", "default", "v1")  # where it is: nothing happens
-        assert replay.unfinished() == [batch.id]
+        assert replay.leased_batches() == [batch.id]
         replay.set_head("acme", "default", "")
         with pytest.raises(UserError, match="withdrawn: learning goes on from the base model"):
             replay.commit(batch.id, "v2", {})
@@ -481,9 +481,9 @@ def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> Non
 
 
 def test_what_the_learner_left_behind_is_rejected(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, max_kl=1.0)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, max_kl=1.0)) as replay:
         fill(replay, 3)
-        batch = replay.lease("acme", "default", 3, least=1)
+        batch = replay.lease("acme", "default", 3, min_exchanges=1)
         assert batch is not None
         replay.note_kl(batch.id, {"r0": 1.5, "r1": 0.5, "r2": math.nan})
         assert replay.counts() == {"leased": 3}
@@ -491,7 +491,7 @@ def test_what_the_learner_left_behind_is_rejected(tmp_path: Path) -> None:
         assert replay.counts() == {"ready": 1, "rejected": 2}
         row = replay.get("acme", "r0")
         assert row is not None
-        assert (row.reason, row.kl, row.times) == ("too far away: KL 1.5 nats, at most 1", 1.5, 1)
+        assert (row.reason, row.kl, row.sample_count) == ("too far away: KL 1.5 nats, at most 1", 1.5, 1)
         assert replay.uses("acme", "r0") == ((batch.id, "v1"),)  # this step still learned from it
         assert replay.updates("acme", "default")[0]["kl"] is None
 
@@ -500,7 +500,7 @@ def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         fill(replay, 2)
         fill(replay, 2, start=2, base="new")
-        batch = replay.lease("acme", "default", 4, least=1, base_model="new")
+        batch = replay.lease("acme", "default", 4, min_exchanges=1, base_model="new")
         assert batch is not None
         assert {e.id for e in batch.exchanges} == {"r2", "r3"}
         assert replay.counts() == {"leased": 2, "rejected": 2}
@@ -510,7 +510,7 @@ def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(records=4, held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplayLimits(records=4, held_out=0, reuse=1)) as replay:
         fill(replay, 4)
         batch = step(replay, 1)
         gone = batch.exchanges[0].id
@@ -518,7 +518,7 @@ def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> No
         assert replay.get("acme", gone) is None
         assert replay.uses("acme", gone) == ((batch.id, "acme/default@v1"),)
         left = [f"r{i}" for i in range(4) if f"r{i}" != gone]
-        held = replay.lease("acme", "default", 1, least=1)
+        held = replay.lease("acme", "default", 1, min_exchanges=1)
         assert held is not None
         replay.append(exchange("r5"))
         replay.append(exchange("r6"))
@@ -531,9 +531,9 @@ def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> No
 
 
 def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(records=2, held_out=0)) as replay:
+    with opened(tmp_path, ReplayLimits(records=2, held_out=0)) as replay:
         fill(replay, 2)
-        batch = replay.lease("acme", "default", 2, least=1)
+        batch = replay.lease("acme", "default", 2, min_exchanges=1)
         assert batch is not None
         with pytest.raises(ReplayFull, match="leased"):
             replay.append(exchange("r2"))
@@ -543,12 +543,12 @@ def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
 
 def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
     big = ChatRequest(({"content": "x" * 300_000},))
-    with opened(tmp_path, Limits(megabytes=1, held_out=0)) as replay:
+    with opened(tmp_path, ReplayLimits(megabytes=1, held_out=0)) as replay:
         replay.append(exchange("r0", "other", request=big))
         for i in range(6):
             replay.append(exchange(f"r{i}", adapter=f"a{i % 2}", request=big))
         assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r4", "r3"]
-        replay.give("acme", "r3", Feedback(text="x" * 200_000))
+        replay.add_feedback("acme", "r3", Feedback(text="x" * 200_000))
         assert [row.exchange.id for row in replay.rows("acme")] == ["r5", "r3"]  # never the one that it is about
         stored = replay._base.execute("SELECT tenant, bytes FROM tenants").fetchall()
         assert dict(stored) == dict(replay._base.execute("SELECT tenant, sum(bytes) FROM records GROUP BY 1").fetchall())
@@ -559,7 +559,7 @@ def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
 
 
 def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
-    with opened(tmp_path, Limits(held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1)) as replay:
         fill(replay, 1)
         step(replay, version="v1")  # from r0
         fill(replay, 1, start=1)
@@ -575,7 +575,7 @@ def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
         assert replay.delete("acme", "r2") == ("v3",)
         assert replay.delete("acme", "r0") == ("v1", "v2", "v3")
         assert replay.delete("acme", "r0") == ("v1", "v2", "v3")  # asked again after a crash
-        assert replay.tainted("acme") == replay.tainted() == ("v1", "v2", "v3")
+        assert replay.tainted_versions("acme") == replay.tainted_versions() == ("v1", "v2", "v3")
         assert replay.get("acme", "r0") is None
         with pytest.raises(UnknownExchange):
             replay.delete("acme", "never")
@@ -584,11 +584,16 @@ def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
         replay.set_head("acme", "default", "v3")
         fill(replay, 1, start=4)
         step(replay, version="v5")
-        assert replay.tainted("acme") == ("v1", "v2", "v3", "v5")  # whoever learns on from a tainted version is tainted
+        assert replay.tainted_versions("acme") == (
+            "v1",
+            "v2",
+            "v3",
+            "v5",
+        )  # whoever learns on from a tainted version is tainted
         assert replay.delete("acme") == ("v1", "v2", "v3", "v4", "v5")
         assert replay.counts("acme") == {}
         assert replay.counts("other") == {"consumed": 1}
-        assert replay.tainted("other") == ()
+        assert replay.tainted_versions("other") == ()
 
 
 def test_deleting_a_leased_record_withdraws_its_minibatch(tmp_path: Path) -> None:
@@ -614,7 +619,7 @@ def test_deleted_words_are_in_no_file(tmp_path: Path) -> None:
             words = "SECRET " * (400 if i % 3 else 3)
             replay.append(exchange(f"r{i}", request=ChatRequest(({"content": words},)), feedback=Feedback(text=words)))
             replay.append(exchange(f"s{i}"))
-        replay.give("acme", "r1", Feedback(text="not SECRET"))
+        replay.add_feedback("acme", "r1", Feedback(text="not SECRET"))
         assert there()
         for i in range(0, 30, 2):
             replay.delete("acme", f"r{i}")
@@ -648,12 +653,12 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
     """Do it for a tenant, and give what comes back, errors included."""
     what, one, two = operation
     batch = f"{tenant}/default/{replay.step(tenant, 'default') + 1}"
-    batch = next((id for id in replay.unfinished() if id.startswith(f"{tenant}/")), batch)
+    batch = next((id for id in replay.leased_batches() if id.startswith(f"{tenant}/")), batch)
     calls: dict[str, Callable[[], Any]] = {
         "append": lambda: replay.append(exchange(one, tenant, version=two, family=one[-1:])),
         "serve": lambda: replay.append(exchange(one, tenant, feedback=Feedback(reward=two))),
-        "give": lambda: replay.give(tenant, one, Feedback(reward=two)),
-        "lease": lambda: replay.lease(tenant, "default", one, least=1, seed=two),
+        "give": lambda: replay.add_feedback(tenant, one, Feedback(reward=two)),
+        "lease": lambda: replay.lease(tenant, "default", one, min_exchanges=1, seed=two),
         "commit": lambda: replay.commit(batch, one, {"loss": 1.0}),
         "release": lambda: replay.release(batch, "none", one),
         "reject": lambda: replay.reject(batch, {one: "far"}),
@@ -666,9 +671,13 @@ def act(replay: Replay, tenant: str, operation: tuple[Any, ...]) -> Any:
                 replay.rows(tenant),
                 replay.counts(tenant),
                 replay.uses(tenant, one),
-                replay.tainted(tenant),
+                replay.tainted_versions(tenant),
             ),
-            *(replay.updates(tenant, "default"), replay.ages(tenant, "default"), replay.held_out(tenant, "default", 9)),
+            *(
+                replay.updates(tenant, "default"),
+                replay.ages(tenant, "default"),
+                replay.held_out_exchanges(tenant, "default", 9),
+            ),
             [scope for scope in replay.scopes() if scope[0] == tenant],
         ),
     }
@@ -705,7 +714,7 @@ FIND = (Phase.explicit, Phase.generate)
 
 def apart(place: Path, operations: list[tuple[str, tuple[Any, ...]]]) -> None:
     """Zeta's answers and zeta's rows, byte for byte, with and without acme."""
-    limits = Limits(records=5, reuse=2, max_age=2, held_out=0.2, max_kl=1.0)
+    limits = ReplayLimits(records=5, reuse=2, max_age=2, held_out=0.2, max_kl=1.0)
     with opened(place / "both", limits, clock=lambda: 5.0) as both, opened(place / "alone", limits, clock=lambda: 5.0) as alone:
         for tenant, operation in operations:
             found = act(both, tenant, operation)
@@ -737,13 +746,13 @@ def test_poison_of_one_tenant_reaches_no_minibatch_of_another(tmp_path: Path) ->
         fill(replay, 10)
         for i in range(10):
             replay.append(exchange(f"r{i}", "evil"))
-            replay.give("evil", f"r{i}", Feedback(reward=-1.0, text="poison"))
+            replay.add_feedback("evil", f"r{i}", Feedback(reward=-1.0, text="poison"))
         batch = replay.lease("acme", "default", 10)
         assert batch is not None
         assert {e.tenant for e in batch.exchanges} == {"acme"}
         assert "poison" not in {e.feedback.text for e in batch.exchanges if e.feedback}
         with pytest.raises(UnknownExchange):
-            replay.give("evil2", "r0", BAD)
+            replay.add_feedback("evil2", "r0", BAD)
         assert [row.exchange.tenant for row in replay.rows("evil", limit=3)] == ["evil"] * 3
 
 
@@ -865,7 +874,7 @@ def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
 
 def test_threads_share_it(tmp_path: Path) -> None:
     errors: list[BaseException] = []
-    with opened(tmp_path, Limits(held_out=0, reuse=1000)) as replay:
+    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1000)) as replay:
 
         def serve(tenant: str) -> None:
             try:
@@ -877,7 +886,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
             try:
                 for _ in range(40):
                     for tenant, adapter, _ in replay.scopes():
-                        if batch := replay.lease(tenant, adapter, 4, least=4):
+                        if batch := replay.lease(tenant, adapter, 4, min_exchanges=4):
                             replay.commit(batch.id, f"v{batch.step}", {})
             except BaseException as error:
                 errors.append(error)
@@ -890,7 +899,7 @@ def test_threads_share_it(tmp_path: Path) -> None:
         assert errors == []
         assert sum(replay.counts().values()) == 160
         for tenant, adapter, _ in replay.scopes():
-            used = sum(row.times for row in replay.rows(tenant, adapter, limit=100))
+            used = sum(row.sample_count for row in replay.rows(tenant, adapter, limit=100))
             assert used == 4 * replay.step(tenant, adapter)
 
 
@@ -904,4 +913,4 @@ def test_a_closed_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [{"records": 0}, {"reuse": 0}, {"held_out": 1.5}, {"pending_seconds": 0}, {"max_age": -1}])
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="replay buffer"):
-        Limits(**wrong)
+        ReplayLimits(**wrong)

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.claas.adapters import AdapterError, Adapters, split
-from learngraph.memory.claas.replay import Limits, Replay, UnknownExchange
+from learngraph.memory.claas.adapters import AdapterError, Adapters, split_label
+from learngraph.memory.claas.replay import Replay, ReplayLimits, UnknownExchange
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply
 
 SHIM = r"""
@@ -66,7 +66,7 @@ CALL(int, mkdirat, (int d, const char *p, mode_t m), (d, p, m))
 
 # -- a life of the replay buffer: every operation may be done again if it is not known whether it was done
 
-LIMITS = Limits(records=14, reuse=2, max_age=4, held_out=0.15, max_kl=1.0)
+LIMITS = ReplayLimits(records=14, reuse=2, max_age=4, held_out=0.15, max_kl=1.0)
 
 
 def _exchange(i: int, tenant: str, replay: Replay) -> Exchange:
@@ -78,7 +78,7 @@ def _exchange(i: int, tenant: str, replay: Replay) -> Exchange:
 def _served(i: int, tenant: str) -> Iterator[Callable[[Replay], Any]]:
     yield lambda replay: replay.append(_exchange(i, tenant, replay))
     if i % 4 != 3:
-        yield lambda replay: replay.give(tenant, f"r{i}", Feedback(reward=float(i % 3 - 1)), key=f"k{i}")
+        yield lambda replay: replay.add_feedback(tenant, f"r{i}", Feedback(reward=float(i % 3 - 1)), key=f"k{i}")
 
 
 def _version(batch: Minibatch) -> str:
@@ -88,7 +88,7 @@ def _version(batch: Minibatch) -> str:
 
 
 def _lease(tenant: str) -> Callable[[Replay], Any]:
-    return lambda replay: replay.lease(tenant, "default", 4, least=2, seed=1)
+    return lambda replay: replay.lease(tenant, "default", 4, min_exchanges=2, seed=1)
 
 
 def _learned(tenant: str, round: int) -> Iterator[Callable[[Replay], Any]]:
@@ -96,7 +96,7 @@ def _learned(tenant: str, round: int) -> Iterator[Callable[[Replay], Any]]:
 
     def part(work: Callable[[Replay, Minibatch], Any]) -> Callable[[Replay], Any]:
         def run(replay: Replay) -> None:
-            found = [id for id in replay.unfinished() if id.startswith(f"{tenant}/")]
+            found = [id for id in replay.leased_batches() if id.startswith(f"{tenant}/")]
             if found:  # else the part was done before the crash, or there was nothing to learn from
                 batch = replay.lease(tenant, "default", 99, seed=99)
                 assert batch is not None
@@ -110,7 +110,7 @@ def _learned(tenant: str, round: int) -> Iterator[Callable[[Replay], Any]]:
         yield part(lambda replay, batch: replay.reject(batch.id, {batch.exchanges[0].id: "far off"}))
     yield part(lambda replay, batch: replay.note_kl(batch.id, {batch.exchanges[-1].id: 1.5 if round % 4 == 2 else 0.5}))
     if round % 5 == 4:
-        yield part(lambda replay, batch: replay.release(batch.id, "all alike", count=True))
+        yield part(lambda replay, batch: replay.release(batch.id, "all alike", counts_as_sampling=True))
     else:
         yield part(lambda replay, batch: replay.commit(batch.id, _version(batch), {"loss": 1 / (round + 1)}))
 
@@ -175,13 +175,13 @@ def adapters_life() -> list[Callable[[Adapters], Any]]:
         return run
 
     return [
-        *(write(1), write(1), lambda a: a.to_canary(_label(a, 1), "gate passed", {"gate": [0.5]})),
+        *(write(1), write(1), lambda a: a.make_canary(_label(a, 1), "gate passed", {"gate": [0.5]})),
         *(lambda a: a.promote(_label(a, 1), "canary did well"), write(2), lambda a: a.promote(_label(a, 2), "gate passed")),
         *(write(3), lambda a: a.drop(_label(a, 3), "gate failed"), lambda a: a.roll_back(_label(a, 1), "worse")),
         *(
             lambda a: a.taint([_label(a, 2)], "a record was deleted"),
             write(4),
-            lambda a: a.to_canary(_label(a, 4), "gate passed"),
+            lambda a: a.make_canary(_label(a, 4), "gate passed"),
         ),
         *(delete(2), lambda a: a.roll_back("", "all the way"), lambda a: a.promote(_label(a, 4), "again")),
         *(write(5), lambda a: a.promote(_label(a, 5), "gate passed"), lambda a: a.prune([_label(a, 3)])),
@@ -190,7 +190,7 @@ def adapters_life() -> list[Callable[[Adapters], Any]]:
 
 def adapters_look(place: Path) -> None:
     """What a process finds that opens it after the crash: whole versions only, and a live one that is there."""
-    adapters = Adapters(place, "acme", keep=1, clock=lambda: 5.0)
+    adapters = Adapters(place, "acme", keep_versions=1, clock=lambda: 5.0)
     for version in adapters.versions():
         adapters.folder(version.label)
     live = [line["label"] for line in adapters.log() if line["state"] == "live"]
@@ -218,7 +218,7 @@ class Life:
     def open(self) -> Any:
         if self.name == "replay":
             return Replay(self.place / "replay.sqlite", LIMITS, lambda: 5.0)
-        return Adapters(self.place, "acme", keep=1, clock=lambda: 5.0)
+        return Adapters(self.place, "acme", keep_versions=1, clock=lambda: 5.0)
 
     def live(self, start: int, heard: int | None, dying: Callable[[Any], None]) -> None:
         """All operations from the one with number `start`; each that is done is told."""
@@ -412,4 +412,4 @@ def test_killed_before_every_sql_statement(place: Path) -> None:
 
 def test_labels_of_the_life_are_labels() -> None:
     batch = Minibatch("acme/default/1", "acme", "default", 1, "", (), 3)
-    assert split(_version(batch))[:2] == ("acme", "default")
+    assert split_label(_version(batch))[:2] == ("acme", "default")

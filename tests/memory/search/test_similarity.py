@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from learngraph.memory.search import similarity
 from learngraph.memory.search.similarity import (
-    Jaccard,
     JaccardIndex,
+    JaccardSimilarity,
     bag,
     jaccard,
     multiset_jaccard,
@@ -101,9 +101,9 @@ def test_has_compares_the_tokens_of_a_row():
     index = JaccardIndex()
     index.add(["a", "b"])
     index.add(["b", "c", "b"])
-    assert index.has(0, {"a", "b"})
-    assert index.has(1, {"c", "b"})
-    assert not any(index.has(0, tokens) for tokens in ({"a"}, {"a", "c"}, {"a", "new"}, {"a", "b", "c"}))
+    assert index.has_tokens(0, {"a", "b"})
+    assert index.has_tokens(1, {"c", "b"})
+    assert not any(index.has_tokens(0, tokens) for tokens in ({"a"}, {"a", "c"}, {"a", "new"}, {"a", "b", "c"}))
 
 
 def test_a_negative_k_is_refused():
@@ -219,7 +219,7 @@ def test_a_goal_is_compared_with_each_other_goal_once(monkeypatch):
         pairs = [(jaccard(reading[1], s) * (1 + (1.0 if g == reading[0] else jaccard(g, reading[0]))) / 2) for g, s in stored]
         return sorted(((value, row) for row, value in enumerate(pairs) if value > 0), reverse=True)
 
-    measure, others = Jaccard(tokens=str.split), [some(5) for _ in range(40)]
+    measure, others = JaccardSimilarity(tokens=str.split), [some(5) for _ in range(40)]
     rows, stored = measure.rows(), list[Any]()
     for number in range(300):
         (reading,) = measure.read([f"goal: {others[number % 40]}\nstate: {some(3)}"])
@@ -238,4 +238,4 @@ def test_a_goal_is_compared_with_each_other_goal_once(monkeypatch):
     (reading,) = measure.read([goals[0] + some(3)])
     assert rows.nearest(reading, 5, 0.0, None)[0].tolist() == [row for _, row in brute(reading)[:5]]
     of_one = {row: value for value, row in brute(stored[7])}
-    assert rows.likeness(7, np.arange(301)).tolist() == [of_one.get(row, 0.0) for row in range(301)]
+    assert rows.row_similarities(7, np.arange(301)).tolist() == [of_one.get(row, 0.0) for row in range(301)]

@@ -16,8 +16,8 @@ from langchain_core.embeddings import Embeddings
 
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
 from learngraph.memory.search import vectors
-from learngraph.memory.search.vectors import BadVectors, SentenceEncoder, Vectors
-from learngraph.memory.trajectories import BadMemory, Trajectories, goal, structured
+from learngraph.memory.search.vectors import BadVectors, CosineSimilarity, SentenceEncoder
+from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key
 
 WORDS = ["door", "gate", "black", "red", "troll", "reach", "exit", "state:"]
 
@@ -45,7 +45,7 @@ def attempt(*states: str, number: int = 0, task: str = "t0", value: float | None
 
 
 def key(state: str) -> str:
-    return structured(Task("asked", "reach exit"), (), state)
+    return structured_key(Task("asked", "reach exit"), (), state)
 
 
 def found(memory: Trajectories, text: str, k: int = 10, **filters: Any) -> list[tuple[str, float]]:
@@ -53,7 +53,7 @@ def found(memory: Trajectories, text: str, k: int = 10, **filters: Any) -> list[
 
 
 def test_cosines_worked_out_by_hand():
-    memory = Trajectories(similarity=Vectors(Counts()), key=lambda task, before, state: state)
+    memory = Trajectories(similarity=CosineSimilarity(Counts()), key=lambda task, before, state: state)
     memory.add(attempt("door black", "door red door", "gate troll"))
     memory.add(attempt("door", number=1))
     expected = [("a/0/0", 1.0), ("a/1/0", pytest.approx(2**-0.5)), ("a/0/1", pytest.approx(2 / 10**0.5))]
@@ -72,7 +72,7 @@ def test_equal_texts_have_similarity_one_exactly():
         def embed_query(self, text: str) -> list[float]:
             raise AssertionError("both sides are embedded as documents")
 
-    memory = Trajectories(similarity=Vectors(Noise()))
+    memory = Trajectories(similarity=CosineSimilarity(Noise()))
     memory.add(attempt(*[f"room {i}" for i in range(50)]))
     assert [found(memory, key(f"room {i}"), 1, floor=1.0) for i in range(50)] == [[(f"a/0/{i}", 1.0)] for i in range(50)]
 
@@ -94,7 +94,7 @@ texts = st.lists(st.sampled_from(["door", "gate", "black", "red"]), max_size=3).
 )
 def test_search_equals_brute_force(stored, asked, k, floor, kind, cap, diversity, task, episode):
     embed = Counts(["door", "gate", "black", "red"])
-    memory = Trajectories(similarity=Vectors(embed), key=lambda task, before, state: state)
+    memory = Trajectories(similarity=CosineSimilarity(embed), key=lambda task, before, state: state)
     records: list[tuple[int, int, str, bool | None]] = []
     for number, (states, value, name) in enumerate(stored):
         trajectory = attempt(*states, number=number, task=name, value=value)
@@ -151,8 +151,10 @@ def test_many_blocks_answer_as_one_with_and_without_a_filter(monkeypatch):
         assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
     assert len(rows.nearest((b"new", query), 200, -1.0, None)[0]) == 100
     for few in (np.arange(100), np.array([3, 50, 99])):
-        assert rows.likeness(3, few) == pytest.approx(matrix[few] @ matrix[3], abs=1e-6)
-        assert rows.likeness(3, few).tolist() == [1.0 if i == 3 else float(np.vecdot(matrix[i], matrix[3])) for i in few]
+        assert rows.row_similarities(3, few) == pytest.approx(matrix[few] @ matrix[3], abs=1e-6)
+        assert rows.row_similarities(3, few).tolist() == [
+            1.0 if i == 3 else float(np.vecdot(matrix[i], matrix[3])) for i in few
+        ]
 
 
 @pytest.mark.parametrize("k", [1, 10, 200, 700, 5000])
@@ -179,13 +181,13 @@ def test_the_best_of_many_rows_are_those_that_sorting_all_gives(k: int, values: 
 
 def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
     embed = Counts()
-    memory = Trajectories(similarity=Vectors(embed))
+    memory = Trajectories(similarity=CosineSimilarity(embed))
     memory.add(attempt("gate troll"))
     assert embed.calls == 1
     states = ["door black", "door red", "gate troll", "door black"]
     for step, state in enumerate(states):
         memory.search(key(state), 3, kind="mixed", before=("a", 1))
-        memory.search(key(state), 1, floor=0.5)  # asked twice in one step
+        memory.search(key(state), 1, min_similarity=0.5)  # asked twice in one step
         assert embed.calls <= step + 2
     memory.add(attempt(*states, number=1))  # stored with the vectors that it was looked up with
     assert embed.calls == 3  # gate troll, door black, door red
@@ -196,7 +198,7 @@ def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
 
 def test_nothing_is_embedded_to_ask_an_empty_memory():
     embed = Counts()
-    memory = Trajectories(similarity=Vectors(embed))
+    memory = Trajectories(similarity=CosineSimilarity(embed))
     assert memory.search(key("door"), 3) == []
     memory.add(attempt("door", value=None))
     calls = embed.calls
@@ -206,10 +208,10 @@ def test_nothing_is_embedded_to_ask_an_empty_memory():
 
 def test_a_bank_and_several_memories_may_share_the_vectors():
     embed = Counts()
-    shared = Vectors(embed)
+    shared = CosineSimilarity(embed)
     bank = [attempt("door black", "door red")]
     first = Trajectories(bank=bank, similarity=shared)
-    second = Trajectories(bank=bank, similarity=shared, key=goal)
+    second = Trajectories(bank=bank, similarity=shared, key=goal_key)
     assert embed.texts == [key("door black"), key("door red"), "reach exit"]
     assert found(first, key("door red"), 1) == [("a/0/1", 1.0)]
     assert found(second, "reach exit", 1) == [("a/0/1", 1.0)]
@@ -220,11 +222,11 @@ def test_a_bank_and_several_memories_may_share_the_vectors():
 
 def test_vectors_outlive_the_process_that_made_them(tmp_path):
     file = tmp_path / "new" / "vectors.sqlite"
-    first = Vectors(Counts(), file)
+    first = CosineSimilarity(Counts(), file)
     ((_, made),) = first.read(["door black"])
     first.close()
     embed = Counts()
-    ((_, again),) = Vectors(embed, file).read(["door black"])
+    ((_, again),) = CosineSimilarity(embed, file).read(["door black"])
     assert embed.calls == 0
     assert np.array_equal(made, again)
     assert np.linalg.norm(made) == pytest.approx(1)
@@ -233,27 +235,29 @@ def test_vectors_outlive_the_process_that_made_them(tmp_path):
 
 def test_another_encoder_or_dimension_is_refused_when_the_file_is_opened(tmp_path):
     file = tmp_path / "vectors.sqlite"
-    Vectors(Counts(), file, dims=8, name="counts").close()
+    CosineSimilarity(Counts(), file, dims=8, name="counts").close()
     with pytest.raises(
         BadVectors, match=r"vectors.sqlite were made by counts \(8 dimensions\), asked for minilm: use that enc"
     ):
-        Vectors(Counts(), file, name="minilm")
+        CosineSimilarity(Counts(), file, name="minilm")
     with pytest.raises(
         BadVectors, match=r"made by counts \(8 dimensions\), asked for counts \(384\): use that encoder, or name"
     ):
-        Vectors(Counts(), file, dims=384, name="counts")
-    smaller = Vectors(Counts(["door"]), file, name="counts")  # says nothing of its dimension: found out at its first vector
+        CosineSimilarity(Counts(), file, dims=384, name="counts")
+    smaller = CosineSimilarity(
+        Counts(["door"]), file, name="counts"
+    )  # says nothing of its dimension: found out at its first vector
     with pytest.raises(BadVectors, match=r"asked for counts \(1\)") as error:
         smaller.read(["door"])
     assert isinstance(error.value, UserError)
-    assert Vectors(Counts(), file, dims=8, name="counts").read(["door"])[0][1].shape == (8,)
+    assert CosineSimilarity(Counts(), file, dims=8, name="counts").read(["door"])[0][1].shape == (8,)
 
 
 def test_the_name_is_the_models_or_the_class():
     embed = Counts()
-    assert Vectors(embed).name.endswith("Counts")
+    assert CosineSimilarity(embed).name.endswith("Counts")
     embed.model_name = "all-MiniLM-L6-v2"  # type: ignore[attr-defined]
-    assert Vectors(embed).name == "all-MiniLM-L6-v2"
+    assert CosineSimilarity(embed).name == "all-MiniLM-L6-v2"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +267,7 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "vectors.sqlite"
     file.write_bytes(content)
     with pytest.raises(BadVectors, match=r"vectors.sqlite cannot be opened: .*; name another file, or delete this one"):
-        Vectors(Counts(), file)
+        CosineSimilarity(Counts(), file)
     assert file.read_bytes() == content
 
 
@@ -273,27 +277,27 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path):
         connection.execute("CREATE TABLE items (id)")
     content = file.read_bytes()
     with pytest.raises(BadVectors, match="is another program's database, with the tables items: name another file"):
-        Vectors(Counts(), file)
+        CosineSimilarity(Counts(), file)
     assert file.read_bytes() == content
 
 
 def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monkeypatch):
     file, seconds = tmp_path / "vectors.sqlite", list[threading.Thread]()
-    opened: list[Vectors] = []
+    opened: list[CosineSimilarity] = []
 
     class Slow(sqlite3.Connection):
         """Another one opens the file when half of it is there."""
 
         def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
             if "EXISTS vectors" in sql and not seconds:
-                seconds.append(threading.Thread(target=lambda: opened.append(Vectors(Counts(), file))))
+                seconds.append(threading.Thread(target=lambda: opened.append(CosineSimilarity(Counts(), file))))
                 seconds[0].start()
                 seconds[0].join(0.5)
             return super().execute(sql, *args)
 
     connect = sqlite3.connect
     monkeypatch.setattr(vectors.sqlite3, "connect", lambda *args, **more: connect(*args, factory=Slow, **more))
-    first = Vectors(Counts(), file)
+    first = CosineSimilarity(Counts(), file)
     seconds[0].join()
     (second,) = opened
     assert second.read(["door"])[0][1].tolist() == first.read(["door"])[0][1].tolist()
@@ -301,7 +305,7 @@ def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monk
 
 
 def test_a_closed_file_says_so():
-    closed = Vectors(Counts())
+    closed = CosineSimilarity(Counts())
     closed.close()
     with pytest.raises(BadVectors, match="cannot be read: Cannot operate on a closed database"):
         closed.read(["door"])
@@ -326,20 +330,20 @@ class Returns(Counts):
     ],
 )
 def test_what_an_encoder_must_not_return(returned: Any, said: str) -> None:
-    kept = Vectors(Returns(returned))
+    kept = CosineSimilarity(Returns(returned))
     with pytest.raises(BadVectors, match=said):
         kept.read(["door", "gate"])
 
 
 def test_bad_settings_are_refused_in_words():
     with pytest.raises(BadVectors, match="vectors of 0 numbers: dims is at least 1"):
-        Vectors(Counts(), dims=0)
+        CosineSimilarity(Counts(), dims=0)
     with pytest.raises(BadMemory, match=r"a floor of -1\.5: similarities are between -1 and 1"):
-        Trajectories(similarity=Vectors(Counts())).search("door", 1, floor=-1.5)
+        Trajectories(similarity=CosineSimilarity(Counts())).search("door", 1, min_similarity=-1.5)
 
 
 def test_a_zero_vector_is_similar_to_nothing():
-    memory = Trajectories(similarity=Vectors(Counts()), key=lambda task, before, state: state)
+    memory = Trajectories(similarity=CosineSimilarity(Counts()), key=lambda task, before, state: state)
     memory.add(attempt("nothing known", "door"))
     assert found(memory, "nothing known", per_trajectory=0) == [("a/0/1", 0.0), ("a/0/0", 0.0)]
     assert found(memory, "nothing known", floor=0.01) == []
@@ -351,7 +355,7 @@ def test_threads_agree_on_the_vector_of_a_text(tmp_path):
             self.calls += 1
             return [[1.0, float(self.calls)] for _ in texts]
 
-    kept = Vectors(Different(), tmp_path / "vectors.sqlite")
+    kept = CosineSimilarity(Different(), tmp_path / "vectors.sqlite")
     names = [f"text {i}" for i in range(20)]
     with ThreadPoolExecutor(8) as pool:
         read = list(pool.map(lambda _: kept.read(names), range(16)))
@@ -376,8 +380,8 @@ def test_a_real_encoder_finds_the_state_that_means_the_same():
     assert packaged is not None
     assert packaged.origin is not None
     encoder = SentenceEncoder(Path(packaged.origin).parent / "model")
-    memory = Trajectories(similarity=Vectors(encoder, dims=384))
+    memory = Trajectories(similarity=CosineSimilarity(encoder, dims=384))
     memory.add(attempt("You are in the kitchen. A dirty mug stands on the table.", "A locked steel door blocks the tunnel."))
-    (best,) = memory.search(key("There is a cup in need of washing on the kitchen counter."), 1, floor=0.3)
+    (best,) = memory.search(key("There is a cup in need of washing on the kitchen counter."), 1, min_similarity=0.3)
     assert (best.step, best.similarity > 0.5) == (0, True)
     assert found(memory, key("A locked steel door blocks the tunnel."), 1) == [("a/0/1", 1.0)]

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from learngraph.memory.records import Task, Usage
 from learngraph.memory.storage import cache
-from learngraph.memory.storage.cache import Cache, CacheError, key
+from learngraph.memory.storage.cache import Cache, CacheError, cache_key
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(st.characters(exclude_categories=())),
@@ -61,8 +61,8 @@ def test_the_first_value_stays_and_both_writers_have_paid(where: str, path: Path
     cache.put("i", "made of what is in the cache", "rollout")
     assert cache.get("k") == {"a": [1, 2]}
     assert cache.get("j") == 0, "a value that is false is a value"
-    assert cache.spent() == {"policy": Usage(2, 30, 10), "critic": Usage(2, 7, 3)}
-    assert cache.seconds() == {"policy": 3.5}
+    assert cache.usage_by_stage() == {"policy": Usage(2, 30, 10), "critic": Usage(2, 7, 3)}
+    assert cache.seconds_by_stage() == {"policy": 3.5}
     assert held(cache) == 3
 
 
@@ -98,7 +98,7 @@ def test_what_is_no_json_is_refused_and_nothing_is_stored(path: Path) -> None:
     with pytest.raises(TypeError):
         cache.put("k", object(), "s", Usage(1, 1, 1))
     assert cache.get("k") is None
-    assert cache.spent() == {}
+    assert cache.usage_by_stage() == {}
 
 
 def test_a_later_process_finds_values_and_costs(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_later_process_finds_values_and_costs(path: Path) -> None:
     first.close()
     later = Cache(path)
     assert later.get("k") == 1
-    assert later.spent() == {"policy": Usage(1, 10, 5)}
+    assert later.usage_by_stage() == {"policy": Usage(1, 10, 5)}
     with pytest.raises(ValueError, match="closed"):
         first.get("k")
 
@@ -130,9 +130,9 @@ def test_equal_parts_have_one_key_and_others_another(one: Any, other: Any) -> No
             return {name: swapped(inner) for name, inner in reversed(value.items())}
         return tuple(map(swapped, value)) if isinstance(value, list) else value
 
-    assert key(one, other) == key(swapped(one), swapped(other))
-    assert (key(one) == key(other)) == (repr(canonical(one)) == repr(canonical(other)))
-    assert key(one, other) != key([one, other]), "where a part ends counts"
+    assert cache_key(one, other) == cache_key(swapped(one), swapped(other))
+    assert (cache_key(one) == cache_key(other)) == (repr(canonical(one)) == repr(canonical(other)))
+    assert cache_key(one, other) != cache_key([one, other]), "where a part ends counts"
 
 
 def test_a_key_is_the_same_in_every_process() -> None:
@@ -141,15 +141,26 @@ def test_a_key_is_the_same_in_every_process() -> None:
     for seed in ("0", "7"):
         process = python(f"print(key({parts}))", stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": seed})
         keys.add(process.communicate()[0].strip())
-    assert keys == {key("run", 3, 0.1, {"a": None, "b": 1}, "\ud800é")}
+    assert keys == {cache_key("run", 3, 0.1, {"a": None, "b": 1}, "\ud800é")}
 
 
 def test_records_count_with_all_their_fields() -> None:
     task = Task("a", "do it", 1)
-    assert key(task) == key(Task("a", "do it", 1))
-    assert len({key(task), key(Task("a", "do it", 2)), key(Task("a", "do", 1)), key(Usage()), key("a", "do it", 1)}) == 5
+    assert cache_key(task) == cache_key(Task("a", "do it", 1))
+    assert (
+        len(
+            {
+                cache_key(task),
+                cache_key(Task("a", "do it", 2)),
+                cache_key(Task("a", "do", 1)),
+                cache_key(Usage()),
+                cache_key("a", "do it", 1),
+            }
+        )
+        == 5
+    )
     with pytest.raises(TypeError, match=r"no digest of .*object"):
-        key("a", object())
+        cache_key("a", object())
 
 
 # Many writers
@@ -162,7 +173,7 @@ def test_threads_share_a_cache(path: Path) -> None:
             [*pool.map(lambda n, who=who: cache.put(str(n), [who, n], "s", Usage(1, 1, 0)), range(200))] for who in range(4)
         ]
     assert told[0] == told[1] == told[2] == told[3] == [cache.get(str(n)) for n in range(200)]
-    assert cache.spent() == {"s": Usage(800, 800, 0)}
+    assert cache.usage_by_stage() == {"s": Usage(800, 800, 0)}
 
 
 WRITE = """
@@ -189,9 +200,11 @@ def test_processes_share_a_file(path: Path) -> None:
         print(file=writer.stdin, flush=True)
     found = {writer.communicate(timeout=60)[0].strip() for writer in writers}
     cache = Cache(path)
-    assert found == {key([cache.get(str(n)) for n in range(count)])}
+    assert found == {cache_key([cache.get(str(n)) for n in range(count)])}
     assert held(cache) == count
-    assert cache.spent() == {"s": Usage(4 * count, 12 * count, 8 * count)}, "every call was paid for, also the second of a kind"
+    assert cache.usage_by_stage() == {"s": Usage(4 * count, 12 * count, 8 * count)}, (
+        "every call was paid for, also the second of a kind"
+    )
 
 
 def test_another_process_that_does_not_let_go_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +247,7 @@ def test_killed_in_the_middle_of_writing(path: Path) -> None:
     cache = Cache(path)
     assert all(cache.get(f"k{n}") == [n, "x" * (n * 37 % 5000)] for n in range(stored + 1))
     assert stored > 100
-    paid = cache.spent()["s"]
+    paid = cache.usage_by_stage()["s"]
     assert paid.calls <= stored + 1 + 8 + 8  # written but not yet told, and written again after that
     assert held(cache) <= paid.calls <= held(cache) + 8
     assert paid.input_tokens == 2 * paid.calls
@@ -263,13 +276,13 @@ def test_a_disk_that_takes_no_more(path: Path, small_files: Callable[[int], None
     small_files(100_000)
     stored = fill(cache, 5, r"make room .*what was stored before is kept")
     assert cache.get(str(stored)) is None
-    assert cache.spent() == {"s": Usage(stored, stored, stored)}, "nothing is counted without its value"
+    assert cache.usage_by_stage() == {"s": Usage(stored, stored, stored)}, "nothing is counted without its value"
     small_files(resource.RLIM_INFINITY)
     cache.put(str(stored), "there is room again", "s", Usage(1, 1, 1))
     cache.close()
     again = Cache(path)
     assert [again.get(str(n)) for n in range(stored + 1)] == ["x" * 1000] * stored + ["there is room again"]
-    assert again.spent() == {"s": Usage(stored + 1, stored + 1, stored + 1)}
+    assert again.usage_by_stage() == {"s": Usage(stored + 1, stored + 1, stored + 1)}
 
 
 def test_a_full_database_says_so(path: Path) -> None:

@@ -18,7 +18,7 @@ from langgraph.store.sqlite import SqliteStore
 
 from learngraph.memory.records import Experience, Task, Trajectory, Transition, UserError
 from learngraph.memory.storage.chroma_store import ChromaStore
-from learngraph.memory.storage.shelf import BadRecord, Shelf, from_json, to_json
+from learngraph.memory.storage.shelf import BadRecord, RecordStore, from_json, to_json
 
 NS = ("runs", "coin")
 
@@ -45,11 +45,11 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[BaseStore]
 
 
 @pytest.fixture
-def shelf(store: BaseStore) -> Shelf[Trajectory]:
-    return Shelf(store, NS, Trajectory)
+def shelf(store: BaseStore) -> RecordStore[Trajectory]:
+    return RecordStore(store, NS, Trajectory)
 
 
-def test_records_come_back_equal_and_in_order(shelf: Shelf[Trajectory]) -> None:
+def test_records_come_back_equal_and_in_order(shelf: RecordStore[Trajectory]) -> None:
     attempts = [attempt(i, steps=i) for i in range(12)]
     for each in attempts[:3]:
         shelf.put([each])
@@ -64,7 +64,7 @@ def test_records_come_back_equal_and_in_order(shelf: Shelf[Trajectory]) -> None:
     assert shelf.all() == again
 
 
-def test_storing_twice_stores_once(shelf: Shelf[Trajectory]) -> None:
+def test_storing_twice_stores_once(shelf: RecordStore[Trajectory]) -> None:
     shelf.put([attempt(1), attempt(2)])
     shelf.put([attempt(2), attempt(1), attempt(1)])
     assert len(shelf.all()) == 2
@@ -73,34 +73,34 @@ def test_storing_twice_stores_once(shelf: Shelf[Trajectory]) -> None:
     shelf.put([])
 
 
-def test_delete(shelf: Shelf[Trajectory]) -> None:
+def test_delete(shelf: RecordStore[Trajectory]) -> None:
     shelf.put([attempt(1), attempt(2), attempt(3)])
     shelf.delete(["r/1", "r/3", "r/unknown"])
     shelf.delete([])
     assert shelf.all() == [attempt(2)]
 
 
-def test_shelves_do_not_see_each_other(shelf: Shelf[Trajectory]) -> None:
-    below = Shelf(shelf.store, (*NS, "below"), Trajectory)
+def test_shelves_do_not_see_each_other(shelf: RecordStore[Trajectory]) -> None:
+    below = RecordStore(shelf.store, (*NS, "below"), Trajectory)
     shelf.put([attempt(1)])
     below.put([attempt(2)])
     assert shelf.all() == [attempt(1)]
     assert below.all() == [attempt(2)]
 
 
-def test_all_goes_through_every_page(shelf: Shelf[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_goes_through_every_page(shelf: RecordStore[Trajectory], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("learngraph.memory.storage.shelf.PAGE", 4)
     for n in (0, 3, 4, 9):
         shelf.put([attempt(i) for i in range(n)])
         assert len(shelf.all()) == n
 
 
-def test_files_carry_a_shelf_over(shelf: Shelf[Trajectory], tmp_path: Path) -> None:
+def test_files_carry_a_shelf_over(shelf: RecordStore[Trajectory], tmp_path: Path) -> None:
     shelf.put([attempt(i) for i in range(5)])
     path = tmp_path / "out" / "attempts.jsonl"
     assert shelf.export_jsonl(path) == 5
     assert [p.name for p in path.parent.iterdir()] == ["attempts.jsonl"]
-    copy = Shelf(InMemoryStore(), NS, Trajectory)
+    copy = RecordStore(InMemoryStore(), NS, Trajectory)
     assert copy.import_jsonl(path) == 5
     assert copy.all() == shelf.all()
     assert copy.import_jsonl(path) == 5
@@ -138,7 +138,7 @@ def spoilt(**changes: Any) -> dict[str, Any]:
 def test_a_wrong_line_is_named_and_nothing_is_imported(tmp_path: Path, value: Any, says: str) -> None:
     path = tmp_path / "in.jsonl"
     path.write_text(json.dumps(to_json(attempt(0))) + "\n\n" + json.dumps(value) + "\n")
-    shelf = Shelf(InMemoryStore(), NS, Trajectory)
+    shelf = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(BadRecord) as caught:
         shelf.import_jsonl(path)
     assert str(caught.value).startswith(f"{path}, line 3: {says}")
@@ -151,11 +151,11 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(line)
     with pytest.raises(BadRecord, match="line 1: not JSON"):
-        Shelf(InMemoryStore(), NS, Trajectory).import_jsonl(path)
+        RecordStore(InMemoryStore(), NS, Trajectory).import_jsonl(path)
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
-    shelf = Shelf(InMemoryStore(), NS, Trajectory)
+    shelf = RecordStore(InMemoryStore(), NS, Trajectory)
     with pytest.raises(UserError, match=r"cannot read .*No such file"):
         shelf.import_jsonl(tmp_path / "nowhere.jsonl")
     with pytest.raises(UserError, match="cannot write"):
@@ -166,12 +166,12 @@ def test_an_item_that_is_no_record_is_named() -> None:
     store = InMemoryStore()
     store.put(NS, "strange", {"text": "hello"})
     with pytest.raises(BadRecord, match="item 'strange' in runs/coin: field 'text'"):
-        Shelf(store, NS, Trajectory).all()
+        RecordStore(store, NS, Trajectory).all()
 
 
 def test_a_namespace_that_no_store_takes_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be the namespace"):
-        Shelf(InMemoryStore(), ("qwen2.5",), Trajectory)
+        RecordStore(InMemoryStore(), ("qwen2.5",), Trajectory)
 
 
 def test_a_field_with_a_default_may_be_missing() -> None:
@@ -222,9 +222,9 @@ def test_the_other_types_a_record_may_have() -> None:
 
 def test_a_thousand_attempts_of_fifty_steps_are_read_within_a_second(tmp_path: Path) -> None:
     with ChromaStore.open(tmp_path) as store:
-        Shelf(store, NS, Trajectory).put([attempt(i, steps=50) for i in range(1000)])
+        RecordStore(store, NS, Trajectory).put([attempt(i, steps=50) for i in range(1000)])
     started = time.process_time()
     with ChromaStore.open(tmp_path) as store:
-        read = Shelf(store, NS, Trajectory).all()
+        read = RecordStore(store, NS, Trajectory).all()
     assert time.process_time() - started < 2.0  # 0.4 s on an idle core
     assert read == [attempt(i, steps=50) for i in range(1000)]

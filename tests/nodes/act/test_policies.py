@@ -14,9 +14,9 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import (
     LocalPolicy,
     PolicyError,
-    Recent,
+    RecentStepsPrompt,
     UniformPolicy,
-    log_normalised,
+    log_softmax,
     logprobs_policy,
     verbalized_policy,
 )
@@ -51,13 +51,13 @@ def policy(request: pytest.FixtureRequest, tiny: str, openai_server: Any) -> Any
     if request.param == "uniform":
         yield UniformPolicy()
     elif request.param == "local":
-        yield LocalPolicy(LocalChatModel(model=tiny), Recent(Journal(), 0), Prompt.load("act/score"))
+        yield LocalPolicy(LocalChatModel(model=tiny), RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
     else:
         reply = {"text": "B", "top_logprobs": LETTERS} if request.param == "logprobs" else CONFIDENT
         with openai_server(replies=[reply]) as server:
             model = open_model("openai:test", base_url=server.url)
             make = logprobs_policy if request.param == "logprobs" else verbalized_policy
-            yield make(model, Recent(Journal()))
+            yield make(model, RecentStepsPrompt(Journal()))
 
 
 def test_contract(policy: Any) -> None:
@@ -79,11 +79,11 @@ def test_contract_async(policy: Any) -> None:
 def test_local_scores_are_the_models_own(tiny: str) -> None:
     model = LocalChatModel(model=tiny)
     prompt = Prompt.load("act/score")
-    found = ask(LocalPolicy(model, Recent(Journal(), 0), prompt), state())
+    found = ask(LocalPolicy(model, RecentStepsPrompt(Journal(), 0), prompt), state())
     scores = model.score(
         prompt.messages(brief="", instruction="take the lamp", steps="", observation="You are in the kitchen."), ACTIONS
     )
-    assert [c.logit for c in found] == pytest.approx(log_normalised(scores), abs=1e-4)
+    assert [c.logit for c in found] == pytest.approx(log_softmax(scores), abs=1e-4)
 
 
 def test_the_prompt_shows_the_recent_steps(openai_server: Any) -> None:
@@ -92,7 +92,7 @@ def test_the_prompt_shows_the_recent_steps(openai_server: Any) -> None:
     for n in range(5):
         head = journal.append(head, Transition(f"room {n}", f"go {n}", float(n)))
     with openai_server(replies=[{"text": "B", "top_logprobs": LETTERS}]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(journal, 2))
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(journal, 2))
         ask(policy, state(head=head, step=5))
         prompt = server.requests[0]["messages"][-1]["content"]
     assert "room 3\n> go 3\n= 3\nroom 4\n> go 4\n= 4\nYou are in the kitchen." in prompt
@@ -102,7 +102,7 @@ def test_the_prompt_shows_the_recent_steps(openai_server: Any) -> None:
 
 def test_logprobs_reads_the_letters_and_never_invents_a_chance(openai_server: Any) -> None:
     with openai_server(replies=[{"text": "B", "top_logprobs": LETTERS}]) as server:
-        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20)), state())
+        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(Journal(), 20)), state())
     logit = {c.action: c.logit for c in found}
     assert logit["go north"] - logit["go south"] == pytest.approx(-1.8)
     assert logit["take the lamp"] - logit["go south"] == pytest.approx(-3.8)
@@ -111,7 +111,7 @@ def test_logprobs_reads_the_letters_and_never_invents_a_chance(openai_server: An
 
 def test_logprobs_needs_a_server_that_reports_them(openai_server: Any) -> None:
     with openai_server(replies=["B"]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20))
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(Journal(), 20))
         with pytest.raises(PolicyError, match="--policy verbalized"):
             ask(policy, state())
         with pytest.raises(PolicyError, match=r"20 options apart .* 21 admissible"):
@@ -121,7 +121,7 @@ def test_logprobs_needs_a_server_that_reports_them(openai_server: Any) -> None:
 def test_logprobs_asks_again_for_a_letter(openai_server: Any) -> None:
     bad = {"text": "well", "top_logprobs": [{"well": -0.1}]}
     with openai_server(replies=[bad, {"text": "A", "top_logprobs": [{"A": -0.1}]}]) as server:
-        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20)), state())
+        found = ask(logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(Journal(), 20)), state())
         assert len(server.requests) == 2
         assert "asked for one letter of A-D and nothing else, got 'well'" in server.requests[1]["messages"][-1]["content"]
     assert max(found, key=lambda c: c.logit).action == "go north"
@@ -132,7 +132,7 @@ def test_logprobs_reads_no_prose(openai_server: Any, said: str) -> None:
     """A letter that happens to be a word of a sentence is no answer."""
     tokens = [{t: -0.1} for t in said.split()] or [{"": -0.1}]
     with openai_server(replies=[{"text": said, "top_logprobs": tokens}]) as server:
-        policy = logprobs_policy(open_model("openai:test", base_url=server.url), Recent(Journal(), 20))
+        policy = logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(Journal(), 20))
         with pytest.raises(BadReply, match="asked for one letter of A-I and nothing else"):
             ask(policy, state(tuple(f"go {n}" for n in range(9))))
 
@@ -148,12 +148,14 @@ def test_asking_again_is_a_prompt_of_the_users_too(tmp_path: Path) -> None:
             return super()._generate(messages, *args, **kwargs)
 
     model = Model(messages=iter([AIMessage("?"), AIMessage(CONFIDENT)]))
-    ask(verbalized_policy(model, Recent(Journal()), prompts=tmp_path), state())
+    ask(verbalized_policy(model, RecentStepsPrompt(Journal()), prompts=tmp_path), state())
     assert heard[1][-1].content.startswith("Nein: asked for a JSON object")
 
 
 def test_verbalized_has_a_floor() -> None:
-    found = ask(verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(CONFIDENT)])), Recent(Journal())), state())
+    found = ask(
+        verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(CONFIDENT)])), RecentStepsPrompt(Journal())), state()
+    )
     assert found[0].logit - found[1].logit == pytest.approx(math.log(1 / 0.001))
 
 
@@ -171,7 +173,7 @@ def test_verbalized_has_a_floor() -> None:
     ],
 )
 def test_verbalized_malformed_replies(reply: str, words: str) -> None:
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), Recent(Journal()))
+    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), RecentStepsPrompt(Journal()))
     with pytest.raises(BadReply) as raised:
         ask(policy, state())
     assert words in str(raised.value)
@@ -180,7 +182,7 @@ def test_verbalized_malformed_replies(reply: str, words: str) -> None:
 
 def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:
     with pytest.raises(PolicyError, match="task t lists none at step 0"):
-        ask(LocalPolicy(LocalChatModel(model=tiny), Recent(Journal(), 0), Prompt.load("act/score")), state(()))
+        ask(LocalPolicy(LocalChatModel(model=tiny), RecentStepsPrompt(Journal(), 0), Prompt.load("act/score")), state(()))
     free = '{"options": [{"action": "dance", "confidence": 100}]}'
-    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(free)])), Recent(Journal()))
+    policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(free)])), RecentStepsPrompt(Journal()))
     assert ask(policy, state(())) == [Candidate("dance", 0.0)]

@@ -21,7 +21,7 @@ from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.parts import Parts
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Task, Transition, Usage, UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
@@ -362,7 +362,7 @@ def test_several_judges_per_step(how: Any, expected: list[float | None], ask: An
     )
     judged = ask(Ensemble(judges, how), {"run": "r", "step": 3})
     assert judged == {"rewards": expected, "unjudged": "no idea; lost", "usage": Usage(2, 3, 4)}
-    strict = ask(Ensemble(judges, how, partial=False), {"run": "r", "step": 3})
+    strict = ask(Ensemble(judges, how, allow_partial=False), {"run": "r", "step": 3})
     assert strict["rewards"] == [expected[0], None, None]
 
 
@@ -436,7 +436,7 @@ class Episodes(Rows):
 
 def played(judge: Any, journal: Journal, episodes: int = 2, build: Any = best_of_n.build, **more: Any) -> tuple[Any, Episodes]:
     game, log = Game24({"puzzle": "4 4 6 8"}), Episodes()
-    graph = run.build(build(Parts(game, journal, judge=judge), chain=True, **more), log)
+    graph = run.build(build(MethodInputs(game, journal, judge=judge), chain=True, **more), log)
     plan = {"task": game.task(0), "run": "r", "episode": 0, "episodes": episodes}
     return graph.invoke(plan), log
 
@@ -465,7 +465,7 @@ def test_the_first_round_is_judged_too() -> None:
 
 
 def judged_by(name: str, env: Any, llm: Any) -> Any:
-    return cli._judge(cli.Run(env="it", judge=name), env, llm, Journal())
+    return cli._judge(cli.RunOptions(env="it", judge=name), env, llm, Journal())
 
 
 def test_judges_by_name() -> None:
@@ -480,7 +480,7 @@ def test_judges_by_name() -> None:
     several = judged_by("rule+environment+self+self", game, llm)
     assert isinstance(several, Ensemble)
     assert [type(judge) for judge in several.judges] == [RuleJudge, EnvironmentJudge, Ask, Ask]
-    assert several.how == "mean"
+    assert several.aggregate == "mean"
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_which_judges_ask_a_model(name: str, asks: bool) -> None:
 def test_the_example_in_a_prompt_is_in_the_form_that_is_read(name: str) -> None:
     """And the prompt fills without values left over."""
     prompt = Prompt.load(f"judge/{name}")
-    values: Mapping[str, Any] = dict.fromkeys(prompt.names, "1")
+    values: Mapping[str, Any] = dict.fromkeys(prompt.placeholders, "1")
     last = re.findall(r"\{.*\}", text(prompt.messages(**values)[0]))[-1]
     assert ('"score"' if name != "self" else '"rewards"') in last
 

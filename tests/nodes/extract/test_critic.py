@@ -14,23 +14,31 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
-from learngraph.memory.library import Library, Limits, Versions
+from learngraph.memory.library import Library, LibraryLimits, LibraryVersions
 from learngraph.memory.records import Comparison, Edit, Rollout, Summary, Task, Trajectory, Transition, UserError
-from learngraph.nodes.act.episode import replayed
+from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.critic import (
     Critic,
     contrast,
-    cut,
+    critic_prompts,
+    cut_middle,
     discriminate,
     invent,
     propose,
-    questions,
-    shares,
+    split_tokens,
     summarise,
-    trimmed,
+    trim_transcript,
 )
-from learngraph.nodes.extract.rule_critic import ByRule, Relate, as_library, compared, random_lessons, shuffled, topic
+from learngraph.nodes.extract.rule_critic import (
+    RuleCritic,
+    RuleProposer,
+    as_library,
+    compare_actions,
+    named_state,
+    random_lessons,
+    shuffle_lessons,
+)
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
@@ -73,8 +81,8 @@ def group(rollouts: Sequence[Rollout], **more: Any) -> dict[str, Any]:
 
 
 def critic(*lessons: str, **more: Any) -> Critic:
-    versions = Versions()
-    versions.put("r/0", as_library(lessons, Limits(), len))
+    versions = LibraryVersions()
+    versions.put("r/0", as_library(lessons, LibraryLimits(), len))
     return Critic(versions, **more)
 
 
@@ -117,7 +125,7 @@ def test_a_summary_that_never_came_leaves_its_transcript_in_the_comparison() -> 
 def test_a_long_transcript_is_cut_where_tools_spoke_at_length() -> None:  # D15
     printed = "".join(f"line {n}\n" for n in range(5000))
     transcript = f"> first step\n{printed}> second step\nshort\n> last step\n{printed}> answer 42\n"
-    short = trimmed(transcript, 800, lambda t: len(t) // 4)
+    short = trim_transcript(transcript, 800, lambda t: len(t) // 4)
     assert len(short) // 4 <= 800
     for told in ("> first step", "> second step\nshort", "> last step", "> answer 42", "line 0\n", "line 4999\n"):
         assert told in short, told
@@ -137,7 +145,7 @@ def test_a_window_too_small_for_the_question_is_an_error_in_words() -> None:
 @settings(max_examples=40)
 @given(st.text(max_size=3000), st.integers(0, 400))
 def test_what_is_cut_fits_and_keeps_both_ends(told: str, tokens: int) -> None:
-    short = cut(told, tokens, len)
+    short = cut_middle(told, tokens, len)
     assert len(short) <= tokens
     if len(told) > tokens and tokens >= 100:
         head, _mark, tail = re.split(r"(\n\[\.\.\. \d+ characters left out \.\.\.\]\n)", short, maxsplit=1)
@@ -150,7 +158,7 @@ def test_what_is_cut_fits_and_keeps_both_ends(told: str, tokens: int) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.integers(0, 3000))
 def test_room_is_shared_and_what_short_texts_leave_goes_to_long_ones(sizes: list[int], room: int) -> None:
-    given_ = shares(sizes, room)
+    given_ = split_tokens(sizes, room)
     assert sum(given_) <= room
     assert all(0 <= share <= size for share, size in zip(given_, sizes, strict=True))
     cut_short = [share for share, size in zip(given_, sizes, strict=True) if share < size]
@@ -397,9 +405,10 @@ def test_costs_do_not_change_what_is_said_without_ground_truth(truth: Any, told:
 def test_without_ground_truth_only_rewards_are_taken_out_of_a_transcript() -> None:
     known = critic(truth="majority")
     lines = "> derive\n  total 3\n| x = 3 + 4\n= 7\ntotal cost is 12\n"
-    assert known.told(rollout(0, 1.0, lines)) == lines
+    assert known.transcript(rollout(0, 1.0, lines)) == lines
     assert (
-        known.told(rollout(0, 1.0, "at a\n> go\n  on\n= -0.5\nat b\n> go\n= 1\ntotal 0.5")) == "at a\n> go\n  on\nat b\n> go\n"
+        known.transcript(rollout(0, 1.0, "at a\n> go\n  on\n= -0.5\nat b\n> go\n= 1\ntotal 0.5"))
+        == "at a\n> go\n  on\nat b\n> go\n"
     )
 
 
@@ -448,8 +457,8 @@ def test_the_rule_says_what_did_better_than_other_things_tried_there() -> None:
         walk(0, ("door black", "fern", 0.0), ("door black", "mist", 1.0), ("gate wolf", "lamp", 0.0), ("exit", "on", 2.0)),
         walk(1, ("door black", "mist", 1.0), ("gate wolf", "lamp", 0.0), ("exit", "on", 2.0)),
     ]
-    assert ByRule()(group(rollouts))["insights"] == ["door black mist"]  # of gate and exit, all did the same
-    assert ByRule(negative=True)(group(rollouts))["insights"] == ["door black mist", "door black not fern"]
+    assert RuleCritic()(group(rollouts))["insights"] == ["door black mist"]  # of gate and exit, all did the same
+    assert RuleCritic(include_negative=True)(group(rollouts))["insights"] == ["door black mist", "door black not fern"]
 
 
 def test_what_earned_nothing_is_no_advice_though_others_lost_something_there() -> None:
@@ -457,8 +466,8 @@ def test_what_earned_nothing_is_no_advice_though_others_lost_something_there() -
         walk(0, ("gate wolf", "attack", -0.5), ("exit", "on", 2.0)),
         walk(1, ("gate wolf", "wait", 0.0), ("exit", "on", 2.0)),
     ]
-    assert ByRule()(group(rollouts))["insights"] == []
-    assert ByRule(negative=True)(group(rollouts))["insights"] == ["gate wolf not attack"]
+    assert RuleCritic()(group(rollouts))["insights"] == []
+    assert RuleCritic(include_negative=True)(group(rollouts))["insights"] == ["gate wolf not attack"]
 
 
 def test_the_rule_goes_by_what_followed_where_only_the_end_is_paid() -> None:
@@ -466,28 +475,28 @@ def test_the_rule_goes_by_what_followed_where_only_the_end_is_paid() -> None:
         walk(0, ("a hall with two doors, far apart", "east", 0.0), ("the coin room, at last", "take coin", 1.0)),
         walk(1, ("a hall with two doors, far apart", "west", 0.0), ("a dead end without a way on", "look", 0.0)),
     ]
-    assert ByRule()(group(rollouts))["insights"] == ["east"]
-    found = {(w.state[:6], w.action): w.better for w in compared(rollouts, discount=0.5)}
+    assert RuleCritic()(group(rollouts))["insights"] == ["east"]
+    found = {(w.state[:6], w.action): w.gain for w in compare_actions(rollouts, discount=0.5)}
     assert found == {("a hall", "east"): 0.5, ("a hall", "west"): -0.5}
 
 
 def test_a_place_that_pays_once_is_worth_what_it_paid() -> None:
     again = walk(0, ("door black", "mist", 1.0), ("gate wolf", "back", 0.0), ("door black", "mist", 0.0), ("exit", "on", 2.0))
     other = walk(1, ("door black", "salt", 0.0), ("door black", "mist", 1.0), ("exit", "on", 2.0))
-    (best, *_) = compared([again, other])
-    assert (best.state, best.action, best.better, best.rollouts) == ("door black", "mist", 1.0, 2)
+    (best, *_) = compare_actions([again, other])
+    assert (best.state, best.action, best.gain, best.rollouts) == ("door black", "mist", 1.0, 2)
 
 
 def test_missing_rewards_say_nothing() -> None:
     rollouts = [walk(0, ("door black", "mist", None)), walk(1, ("door black", "fern", 0.0))]
-    assert ByRule()(group(rollouts))["insights"] == []
+    assert RuleCritic()(group(rollouts))["insights"] == []
 
 
 def test_without_ground_truth_the_rule_goes_by_agreement() -> None:
     rollouts = [walk(0, ("door black", "mist", 1.0), ("x", "y", 0.0)), walk(1, ("door black", "fern", 0.0), ("x", "y", 0.0))]
     state = group(rollouts, rewards=[0.0, 1.0])
-    assert ByRule(truth="majority")(state)["insights"] == ["door black fern"]
-    assert ByRule()(state)["insights"] == ["door black mist"]
+    assert RuleCritic(truth="majority")(state)["insights"] == ["door black fern"]
+    assert RuleCritic()(state)["insights"] == ["door black mist"]
 
 
 def explored(world: KeywordKeep, task: Task, seed: int) -> list[Rollout]:
@@ -497,7 +506,7 @@ def explored(world: KeywordKeep, task: Task, seed: int) -> list[Rollout]:
         while not seen.over:
             actions.append(draw.choice(seen.actions))
             seen = world.observe(task, actions)
-        lived = replayed(world, task, actions, run="r", episode=number)
+        lived = replay_actions(world, task, actions, run="r", episode=number)
         found.append(Rollout(f"r/{task.id}/{number}", task, number, max(lived.score, 0.0) / 10, trajectory=lived))
     return found
 
@@ -506,7 +515,7 @@ def test_what_the_rule_writes_about_the_toy_is_true() -> None:
     world, written = KeywordKeep(), []
     for seed in range(10):
         task = world.task(seed)
-        found = ByRule()(group(explored(world, task, seed)))["insights"]
+        found = RuleCritic()(group(explored(world, task, seed)))["insights"]
         rules = domain(task.seed).rules
         written += [item in {f"{place} {answer}" for place, answer in rules.items()} for item in found]
     assert len(written) > 20
@@ -544,13 +553,13 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
 
 def test_free_sentences_about_long_states_are_added_as_they_are() -> None:
     rollouts = [walk(0, ("You are in a kitchen. There is a table and a stove here.", "open fridge", 1.0))]
-    out = Relate(critic().versions)(group(rollouts, insights=["open fridge", "look before you leap"]))
+    out = RuleProposer(critic().versions)(group(rollouts, insights=["open fridge", "look before you leap"]))
     assert [edit.text for edit in out["edits"]] == ["open fridge", "look before you leap"]
 
 
 def test_what_a_lesson_is_about_is_the_longest_state_it_begins_with() -> None:
-    assert topic("door black mist", ["door", "door black", "gate wolf"]) == "door black"
-    assert topic("take the lamp", ["door black"]) == ""
+    assert named_state("door black mist", ["door", "door black", "gate wolf"]) == "door black"
+    assert named_state("take the lamp", ["door black"]) == ""
 
 
 # A model that only writes a line
@@ -588,22 +597,22 @@ def test_a_plain_writer_with_a_small_window_is_shown_the_best_and_the_worst() ->
 def test_random_lessons_are_pieces_of_the_rollouts_and_do_not_look_at_rewards() -> None:
     world = KeywordKeep()
     rollouts = explored(world, world.task(0), 0)
-    drawn = random_lessons(rollouts, 6, Limits(), 1)
+    drawn = random_lessons(rollouts, 6, LibraryLimits(), 1)
     taken = {f"{s.state} {s.action}" for r in rollouts if r.trajectory for s in r.trajectory.transitions}
     assert len(drawn.lessons) == 6
     assert {lesson.text for lesson in drawn.lessons} <= taken
     blind = [replace(r, reward=1.0) for r in rollouts]
-    assert random_lessons(blind[::-1], 6, Limits(), 1) == drawn != random_lessons(rollouts, 6, Limits(), 2)
-    places = [lesson.text.rsplit(" ", 1)[0] for lesson in random_lessons(rollouts, 2, Limits(), 3).lessons]
+    assert random_lessons(blind[::-1], 6, LibraryLimits(), 1) == drawn != random_lessons(rollouts, 6, LibraryLimits(), 2)
+    places = [lesson.text.rsplit(" ", 1)[0] for lesson in random_lessons(rollouts, 2, LibraryLimits(), 3).lessons]
     assert len(set(places)) == 2
-    assert len(random_lessons(rollouts, 1000, Limits(lessons=8), 1).lessons) == 8
+    assert len(random_lessons(rollouts, 1000, LibraryLimits(max_lessons=8), 1).lessons) == 8
 
 
 def test_random_lessons_of_written_answers_are_sentences() -> None:
     spoken = [rollout(0, 1.0, "First add the tens. Then add the ones! Yes. " + "very " * 40 + "long.")]
-    drawn = random_lessons(spoken, 5, Limits(), 0)
+    drawn = random_lessons(spoken, 5, LibraryLimits(), 0)
     assert sorted(lesson.text for lesson in drawn.lessons) == ["First add the tens.", "Then add the ones!"]
-    assert random_lessons([], 5, Limits(), 0) == Library()
+    assert random_lessons([], 5, LibraryLimits(), 0) == Library()
 
 
 @pytest.mark.parametrize("steps", [0, 2])
@@ -612,7 +621,7 @@ def test_random_lessons_keep_to_the_limits(steps: int) -> None:
     told = [rollout(n, 1.0, f"> it is {'x' * 400}{n} then.\n", trajectory=None) for n in range(9)]
     if steps:
         told = [replace(told[0], trajectory=Trajectory("a", TASK, lived))]  # type: ignore[arg-type]
-    drawn = random_lessons(told, 9, Limits(words=12, tokens=300), 1, lambda text: len(text) // 4)
+    drawn = random_lessons(told, 9, LibraryLimits(max_lesson_words=12, max_library_tokens=300), 1, lambda text: len(text) // 4)
     assert 0 < len(drawn.lessons) < 9
     assert len(drawn.text()) // 4 <= 300
     assert all(len(lesson.text.split()) <= 12 for lesson in drawn.lessons)
@@ -621,23 +630,23 @@ def test_random_lessons_keep_to_the_limits(steps: int) -> None:
 @settings(max_examples=40)
 @given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6).map(" ".join), max_size=8), st.integers(0, 9))
 def test_shuffled_lessons_have_the_same_words_and_lengths(texts: list[str], seed: int) -> None:
-    library = as_library(texts, Limits(similar=2.0), len)
-    mixed = shuffled(library, seed)
+    library = as_library(texts, LibraryLimits(duplicate_similarity=2.0), len)
+    mixed = shuffle_lessons(library, seed)
     assert [lesson.id for lesson in mixed.lessons] == [lesson.id for lesson in library.lessons]
     assert [len(x.text.split()) for x in mixed.lessons] == [len(x.text.split()) for x in library.lessons]
     assert sorted(" ".join(x.text for x in mixed.lessons).split()) == sorted(" ".join(x.text for x in library.lessons).split())
-    assert shuffled(library, seed) == mixed
+    assert shuffle_lessons(library, seed) == mixed
     assert mixed.next == library.next
 
 
 def test_shuffling_gives_each_state_the_action_of_another() -> None:
-    library = as_library(["door black mist", "gate wolf lamp", "fork oak left"], Limits(), len)
+    library = as_library(["door black mist", "gate wolf lamp", "fork oak left"], LibraryLimits(), len)
     for seed in range(5):
-        mixed = [lesson.text for lesson in shuffled(library, seed).lessons]
+        mixed = [lesson.text for lesson in shuffle_lessons(library, seed).lessons]
         assert [text.rsplit(" ", 1)[0] for text in mixed] == ["door black", "gate wolf", "fork oak"]
         assert all(new != old.text for new, old in zip(mixed, library.lessons, strict=True))
-    two = as_library(["door black go in", "gate wolf hold up the lamp"], Limits(), len)
-    told = shuffled(two, 0, ["door black", "gate wolf"])
+    two = as_library(["door black go in", "gate wolf hold up the lamp"], LibraryLimits(), len)
+    told = shuffle_lessons(two, 0, ["door black", "gate wolf"])
     assert [x.text for x in told.lessons] == ["door black hold up the lamp", "gate wolf go in"]
 
 
@@ -647,7 +656,7 @@ def test_shuffling_gives_each_state_the_action_of_another() -> None:
 def test_prompts_ask_for_json_that_is_json() -> None:
     import json
 
-    for name, prompt in questions().items():
+    for name, prompt in critic_prompts().items():
         system = prompt.parts[0][1].template
         for line in system.splitlines():
             if line.startswith("{"):
@@ -656,5 +665,5 @@ def test_prompts_ask_for_json_that_is_json() -> None:
 
 def test_relate_is_exact_about_where_edits_come_from() -> None:
     known = critic()
-    out = Relate(known.versions)(group([walk(0, ("door black", "mist", 1.0))], insights=["door black mist"], step=2))
+    out = RuleProposer(known.versions)(group([walk(0, ("door black", "mist", 1.0))], insights=["door black mist"], step=2))
     assert out["edits"] == [Edit("add", (), "door black mist", "at door black: mist", ("sum-1",), (0.5,), 2)]

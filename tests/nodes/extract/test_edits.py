@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.library import Library, Limits
+from learngraph.memory.library import Library, LibraryLimits
 from learngraph.memory.records import Edit, Lesson, Ruling
 from learngraph.nodes.ask import Unreadable
-from learngraph.nodes.extract.edits import read_edits, read_list, values
+from learngraph.nodes.extract.edits import json_values, read_edits, read_list
 
 LIBRARY = Library((Lesson("L0", "Look first"), Lesson("L1", "Never run"), Lesson("L2", "Read the map")))
 GOOD = {"op": "add", "text": "Check the result twice"}
 
 
 def read(reply: str, most: int = 0, library: Library = LIBRARY) -> tuple[list[Edit], list[Ruling]]:
-    return read_edits(reply, library, most, Limits(), step=2, problems=("p",), rewards=(1, 0))
+    return read_edits(reply, library, most, LibraryLimits(), step=2, problems=("p",), rewards=(1, 0))
 
 
 def told(reply: str) -> list[tuple[Any, ...]]:
@@ -257,7 +257,9 @@ def test_d10_latex_stays_latex(text: str) -> None:
 
 
 def test_d10_escapes_of_json_are_read_as_such() -> None:
-    assert values(r'["a\nNow\tthen\r\n\"\/\\ \u00e9 \ud83d\ude00 \ud83d \q"]') == [['a\nNow\tthen\r\n"/\\ é 😀 \ufffd \\q']]
+    assert json_values(r'["a\nNow\tthen\r\n\"\/\\ \u00e9 \ud83d\ude00 \ud83d \q"]') == [
+        ['a\nNow\tthen\r\n"/\\ é 😀 \ufffd \\q']
+    ]
 
 
 JSON = st.recursive(
@@ -275,13 +277,13 @@ JSON = st.recursive(
 def test_what_is_json_is_read_as_json(value: Any) -> None:
     for indent in (None, 1):
         written = json.dumps(value, indent=indent, ensure_ascii=bool(indent))
-        assert values(written) == [value]
-        assert values(f"Well, it's this: {written} I think.") == [value]
+        assert json_values(written) == [value]
+        assert json_values(f"Well, it's this: {written} I think.") == [value]
 
 
 @given(st.text("{}[]\"':,\\ \n#/*.nuL0`aop", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    for value in values(text):
+    for value in json_values(text):
         assert isinstance(value, dict | list)
     try:
         edits, rulings = read(text)

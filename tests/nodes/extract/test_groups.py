@@ -12,17 +12,17 @@ from langchain_core.runnables import RunnableLambda
 
 from learngraph.memory.records import Rollout, Task, Usage
 from learngraph.nodes.extract.groups import (
-    Offer,
-    Open,
-    Reward,
+    AssignRewards,
+    EmitComparison,
+    OpenGroup,
     advantages,
-    comparable,
-    graded,
+    fan_out_summaries,
+    has_spread,
     majority,
     mean,
-    spread_of,
-    summarised,
-    verdict,
+    net_reward,
+    reward_std,
+    route_comparison,
 )
 
 TASK = Task("t", "what is it?")
@@ -41,14 +41,14 @@ def group(*rewards: float | None, answers: str = "", **more: Any) -> dict[str, A
 def test_spread_and_advantages_by_hand() -> None:
     # 1, 1, 0, 0, 0: mean 0.4, variance (2 * 0.36 + 3 * 0.16) / 5 = 0.24
     assert mean([1, 1, 0, 0, 0]) == 0.4
-    assert spread_of([1, 1, 0, 0, 0]) == pytest.approx(math.sqrt(0.24))
+    assert reward_std([1, 1, 0, 0, 0]) == pytest.approx(math.sqrt(0.24))
     assert advantages([1, 1, 0, 0, 0]) == pytest.approx([0.6 / math.sqrt(0.24)] * 2 + [-0.4 / math.sqrt(0.24)] * 3)
     # 1, 0.5, missing, 0: mean 0.5, variance 1 / 6
     found = advantages([1, 0.5, None, 0])
     assert found[2] is None
     assert [found[n] for n in (0, 1, 3)] == pytest.approx([0.5 * math.sqrt(6), 0, -0.5 * math.sqrt(6)])
     assert advantages([0.7, 0.7, None]) == [0, 0, None]
-    assert spread_of([0.3]) == spread_of([]) == 0
+    assert reward_std([0.3]) == reward_std([]) == 0
 
 
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=8))
@@ -56,26 +56,26 @@ def test_advantages_have_mean_0_and_deviation_1(rewards: list[float]) -> None:
     found = [a for a in advantages(rewards) if a is not None]
     assert mean(found) == pytest.approx(0, abs=1e-6)
     if any(found):
-        assert spread_of(found) == pytest.approx(1)
-        assert comparable(rewards)
+        assert reward_std(found) == pytest.approx(1)
+        assert has_spread(rewards)
     else:
-        assert not comparable(rewards)
+        assert not has_spread(rewards)
 
 
 def test_what_an_attempt_took_is_taken_from_its_reward() -> None:
-    assert graded(1.0, tokens=2500, actions=3, cost=0.1, turns=0.02) == pytest.approx(1 - 0.25 - 0.06)
-    assert graded(0.5, tokens=2500, actions=3) == 0.5
+    assert net_reward(1.0, tokens=2500, actions=3, token_cost=0.1, action_cost=0.02) == pytest.approx(1 - 0.25 - 0.06)
+    assert net_reward(0.5, tokens=2500, actions=3) == 0.5
 
 
 def test_rewards_that_differ_by_no_more_than_the_spread_are_alike() -> None:
-    assert comparable([1, 0])
-    assert not comparable([0.5, 0.5, 0.5])
-    assert not comparable([0.1 + 0.2, 0.3])  # floats
-    assert not comparable([1, None])
-    assert comparable([1.0, 0.999])
-    assert not comparable([1.0, 0.999], spread=0.01)
-    assert comparable([1.0, 0.9], spread=0.049)  # deviation 0.05
-    assert not comparable([1.0, 0.9], spread=0.051)
+    assert has_spread([1, 0])
+    assert not has_spread([0.5, 0.5, 0.5])
+    assert not has_spread([0.1 + 0.2, 0.3])  # floats
+    assert not has_spread([1, None])
+    assert has_spread([1.0, 0.999])
+    assert not has_spread([1.0, 0.999], min_reward_std=0.01)
+    assert has_spread([1.0, 0.9], min_reward_std=0.049)  # deviation 0.05
+    assert not has_spread([1.0, 0.9], min_reward_std=0.051)
 
 
 def test_the_majority_and_ties() -> None:
@@ -101,29 +101,31 @@ def test_the_majority_and_ties() -> None:
     ],
 )
 def test_kinds_of_groups(rewards: tuple[float | None, ...], hard: bool, kind: str) -> None:
-    node = Reward(hard=hard, reference=lambda task: "7", success=lambda task: 0.8)
+    node = AssignRewards(hard=hard, reference=lambda task: "7", success_threshold=lambda task: 0.8)
     found = node.invoke(group(*rewards))
     assert found["kind"] == kind
     assert found["rewards"] == list(rewards)  # by number, whichever ended first
     assert found["failures"] == [f"rollout {n}: lost" for n, reward in enumerate(rewards) if reward is None]
-    assert verdict({"kind": kind}) == ("compare" if kind in ("mixed", "hard") else "no lesson")  # type: ignore[typeddict-item]
+    assert route_comparison({"kind": kind}) == ("compare" if kind in ("mixed", "hard") else "no lesson")  # type: ignore[typeddict-item]
 
 
 def test_hard_groups_need_the_answer_and_ground_truth() -> None:
-    assert Reward(hard=True).invoke(group(0.0, 0.0))["kind"] == "alike"
-    blind = Reward("majority", hard=True, reference=lambda task: "7")
+    assert AssignRewards(hard=True).invoke(group(0.0, 0.0))["kind"] == "alike"
+    blind = AssignRewards("majority", hard=True, reference=lambda task: "7")
     assert blind.invoke(group(0.0, 0.0))["kind"] == "alike"
 
 
 def test_costs_may_make_a_group_mixed_and_a_failure_stays_one() -> None:
     state = group(1.0, 1.0, 0.0)
     state["rollouts"] = [rollout(n, r, usage=Usage(1, 900 * n, 100 * n), steps=n) for n, r in enumerate((1.0, 1.0, 0.0))]
-    found = Reward(cost=0.1, turns=0.01).invoke(state)
+    found = AssignRewards(token_cost=0.1, action_cost=0.01).invoke(state)
     assert found["rewards"] == pytest.approx([1.0, 1 - 0.1 - 0.01, 0 - 0.2 - 0.02])
     assert found["plain"] == [1.0, 1.0, 0.0]  # what is said of an attempt
     assert found["usage"] == Usage(3, 2700, 300)
     assert (
-        Reward(cost=0.1, hard=True, reference=lambda t: "7").invoke({**state, "rollouts": state["rollouts"][:2]})["kind"]
+        AssignRewards(token_cost=0.1, hard=True, reference=lambda t: "7").invoke({**state, "rollouts": state["rollouts"][:2]})[
+            "kind"
+        ]
         == "mixed"
     )
 
@@ -141,16 +143,16 @@ def test_costs_may_make_a_group_mixed_and_a_failure_stays_one() -> None:
 def test_majority_votes(answers: str, agreement: float, rewards: list[float], kind: str) -> None:
     # What the verifier says is against it, or nothing at all: it makes no difference.
     for truths in ([0.0] * 5, [None] * 5, [1.0, None, 0.0, 1.0, 0.0]):
-        found = Reward("majority", agreement).invoke(group(*truths, answers=answers))
+        found = AssignRewards("majority", agreement).invoke(group(*truths, answers=answers))
         assert (found["rewards"], found["kind"]) == (rewards, kind)
 
 
 def test_rollouts_without_an_answer_are_in_no_vote_but_count_in_the_group() -> None:
     state = group(1.0, 1.0, 1.0, None)
     state["rollouts"] = [rollout(0, 1.0, "x"), rollout(1, 1.0, "x"), rollout(2, 1.0, "y"), rollout(3, None, "")]
-    found = Reward("majority", 0.5).invoke(state)
+    found = AssignRewards("majority", 0.5).invoke(state)
     assert (found["rewards"], found["kind"]) == ([1, 1, 0, None], "mixed")
-    assert Reward("majority", 0.51).invoke(state)["kind"] == "disagreed"  # 2 of 4
+    assert AssignRewards("majority", 0.51).invoke(state)["kind"] == "disagreed"  # 2 of 4
 
 
 async def test_a_models_opinion_in_the_place_of_rewards() -> None:
@@ -160,20 +162,20 @@ async def test_a_models_opinion_in_the_place_of_rewards() -> None:
         asked.append([r.number for r in state["rollouts"]])
         return {"rewards": [0.2, None, 0.9], "usage": Usage(1, 5, 5), "failures": ["a reply"]}
 
-    node = Reward("self", discriminate=RunnableLambda(opinion))
+    node = AssignRewards("self", discriminate=RunnableLambda(opinion))
     for found in (node.invoke(group(1.0, 1.0, 1.0)), await node.ainvoke(group(1.0, 1.0, 1.0))):
         assert (found["rewards"], found["kind"], found["usage"]) == ([0.2, None, 0.9], "mixed", Usage(1, 5, 5))
         assert found["failures"] == ["a reply"]
     assert asked == [[0, 1, 2]] * 2  # in order
-    lost = Reward("self", discriminate=RunnableLambda(lambda state: {"rewards": [None] * 3}))
+    lost = AssignRewards("self", discriminate=RunnableLambda(lambda state: {"rewards": [None] * 3}))
     assert lost.invoke(group(1.0, 1.0, 1.0))["kind"] == "failed"
 
 
 def test_what_a_group_hands_over_is_by_number() -> None:
-    state = {**group(1.0, None, 0.0), **Open()(group(1.0))}  # type: ignore[arg-type]
-    state |= Reward().invoke(state)
+    state = {**group(1.0, None, 0.0), **OpenGroup()(group(1.0))}  # type: ignore[arg-type]
+    state |= AssignRewards().invoke(state)
     state |= {"insights": ["look first"], "votes": [("L0", 1)]}
-    (found,) = Offer()(state)["comparisons"]  # type: ignore[arg-type]
+    (found,) = EmitComparison()(state)["comparisons"]  # type: ignore[arg-type]
     assert (found.task, found.rewards, found.truths, found.kind) == ("t", (1.0, None, 0.0), (1.0, None, 0.0), "mixed")
     assert (found.insights, found.votes, found.failures) == (("look first",), (("L0", 1),), ("rollout 1: lost",))
-    assert [work["number"] for work in summarised(state)] == [0, 2]  # type: ignore[arg-type]
+    assert [work["number"] for work in fan_out_summaries(state)] == [0, 2]  # type: ignore[arg-type]

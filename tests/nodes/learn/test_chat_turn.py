@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
 from learngraph.memory.records import ChatRequest, Feedback, Piece, Reply, Sampling, UserError
-from learngraph.nodes.learn.chat_turn import Respond, chat_request, exchanged, read_feedback, scope
+from learngraph.nodes.learn.chat_turn import Respond, chat_request, make_exchange, read_feedback, scope
 
 
 @pytest.mark.parametrize(
@@ -110,5 +110,5 @@ async def test_the_route_says_who_answers() -> None:
     state = {"id": "x", "tenant": "acme", "request": ChatRequest(), "turn": 3}
     state |= await Respond(engine, route).ainvoke(state)
     assert asked == [("acme", "default", "x")]
-    exchange = exchanged(state, "b")
+    exchange = make_exchange(state, "b")
     assert (exchange.step, exchange.reply.version, exchange.turn) == (4, "acme/default@000004-0123456789ab", 3)

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply, Sampling, UserError
 from learngraph.nodes.learn.gate import (
-    SURE,
-    Bar,
-    checks,
-    divergence,
-    entropy,
-    fall,
-    held_out,
+    DROP_STANDARD_ERRORS,
+    GateThresholds,
+    divergence_check,
+    entropy_check,
+    gate_checks,
+    held_out_check,
     importance_mean,
-    passed,
-    retention,
-    windows,
+    is_gate_passed,
+    retention_check,
+    reward_drop,
+    reward_windows,
 )
 
 rewards = st.lists(st.floats(-1, 1), min_size=1, max_size=20)
@@ -37,11 +37,11 @@ def test_on_policy_it_is_the_plain_mean(r: list[float]) -> None:
 
 def test_importance_mean_by_hand() -> None:
     # w = 2, 1, 0.5 for r = 1, 0, -1: (2 - 0.5) / 3.5; ess = 3.5^2 / 5.25
-    found = importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], truncate=10)
+    found = importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], weight_cap=10)
     assert found.value == pytest.approx(1.5 / 3.5)
     assert found.ess == pytest.approx(3.5**2 / 5.25)
     # cut at 1: w = 1, 1, 0.5
-    assert importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], truncate=1).value == pytest.approx(0.5 / 2.5)
+    assert importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], weight_cap=1).value == pytest.approx(0.5 / 2.5)
 
 
 @given(rewards, st.data())
@@ -56,9 +56,9 @@ def test_without_truncation_it_finds_the_value_of_another_policy() -> None:
     """Three replies, mu = (.5, .3, .2), pi = (.1, .2, .7), r = (-1, 0, 1): V(pi) = .6, from 40,000 draws of mu."""
     mu, pi, r = (0.5, 0.3, 0.2), (0.1, 0.2, 0.7), (-1.0, 0.0, 1.0)
     drawn = Random(0).choices(range(3), mu, k=40_000)
-    found = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], truncate=100)
+    found = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], weight_cap=100)
     assert found.value == pytest.approx(0.6, abs=0.03)
-    cut = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], truncate=2)
+    cut = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], weight_cap=2)
     assert -0.3 < cut.value < found.value  # on the way there from V(mu) = -0.3: modest, and in the right direction
 
 
@@ -69,7 +69,7 @@ def test_needs_as_many_ratios_as_rewards() -> None:
 
 
 def test_held_out_feedback_passes_what_is_too_few_and_says_so() -> None:
-    found = held_out([-1.0] * 7, [-1.0] * 7, [-9.0] * 7, [-1.0] * 7, Bar(least_rewards=8))
+    found = held_out_check([-1.0] * 7, [-1.0] * 7, [-9.0] * 7, [-1.0] * 7, GateThresholds(least_rewards=8))
     assert (found.passed, found.value) == (True, None)
     assert found.note == "too few: passes by default (7 of 8 rewards)"
 
@@ -79,12 +79,12 @@ def test_held_out_feedback_fails_who_prefers_what_was_disliked() -> None:
     mu = [math.log(0.5)] * 16
     worse = [math.log(0.1) if x > 0 else math.log(0.9) for x in r]
     better = [math.log(0.9) if x > 0 else math.log(0.1) for x in r]
-    assert not held_out(r, mu, worse, mu, Bar()).passed
-    assert held_out(r, mu, better, mu, Bar()).passed
-    assert held_out(r, mu, mu, mu, Bar(margin=0.0)).passed
+    assert not held_out_check(r, mu, worse, mu, GateThresholds()).passed
+    assert held_out_check(r, mu, better, mu, GateThresholds()).passed
+    assert held_out_check(r, mu, mu, mu, GateThresholds(margin=0.0)).passed
     # V(worse) = (.2 - 1.8) / 2 = -.8 against 0
-    assert held_out(r, mu, worse, mu, Bar()).value == pytest.approx(-0.8)
-    assert held_out(r, mu, worse, mu, Bar(margin=0.81)).passed
+    assert held_out_check(r, mu, worse, mu, GateThresholds()).value == pytest.approx(-0.8)
+    assert held_out_check(r, mu, worse, mu, GateThresholds(margin=0.81)).passed
 
 
 def test_a_version_that_left_everything_that_was_said_does_not_pass() -> None:
@@ -92,16 +92,16 @@ def test_a_version_that_left_everything_that_was_said_does_not_pass() -> None:
     for liked in (4, 8, 15):
         r = [1.0] * liked + [-1.0] * (16 - liked)
         for good, bad in ((-80.0, -15.0), (-15.0, -80.0), (-90.0, -40.0), (-60.0, -60.0), (-1e6, -1e6)):
-            found = held_out(r, mu, [good] * liked + [bad] * (16 - liked), mu, Bar())
+            found = held_out_check(r, mu, [good] * liked + [bad] * (16 - liked), mu, GateThresholds())
             assert not found.passed, (liked, good, bad)
             assert "0.000 of the liked replies it would still say, the live version 1.000" in found.note
-    assert not held_out([1.0] * 16, mu, [math.nan] * 16, mu, Bar()).passed
+    assert not held_out_check([1.0] * 16, mu, [math.nan] * 16, mu, GateThresholds()).passed
 
 
 def test_leaving_what_was_disliked_is_no_fault() -> None:
     mu = [math.log(0.5)] * 16
-    assert held_out([-1.0] * 16, mu, [-60.0] * 16, mu, Bar()).passed
-    found = held_out([1.0] * 8 + [-1.0] * 8, mu, [math.log(0.9)] * 8 + [-60.0] * 8, mu, Bar())
+    assert held_out_check([-1.0] * 16, mu, [-60.0] * 16, mu, GateThresholds()).passed
+    found = held_out_check([1.0] * 8 + [-1.0] * 8, mu, [math.log(0.9)] * 8 + [-60.0] * 8, mu, GateThresholds())
     assert (found.passed, found.value) == (True, 1.0)
 
 
@@ -109,11 +109,13 @@ def test_one_exchange_decides_nothing() -> None:
     """Sixteen rewards of which the candidate would say one still: too few, whatever that one was."""
     mu = [math.log(0.5)] * 16
     for first in (1.0, -1.0):
-        found = held_out([first, *[-first] * 2, *[-1.0] * 13], mu, [math.log(0.5), -2.0, -2.0, *[-12.0] * 13], mu, Bar())
+        found = held_out_check(
+            [first, *[-first] * 2, *[-1.0] * 13], mu, [math.log(0.5), -2.0, -2.0, *[-12.0] * 13], mu, GateThresholds()
+        )
         assert (found.passed, found.value) == (True, None), first
         assert found.note.startswith("too few: passes by default (16 rewards, effectively 2.1 and")
     r = [1.0, -1.0] * 8  # the live one has left it, and of it nothing is known then
-    found = held_out(r, mu, mu, [-0.7, *[-30.0] * 15], Bar())
+    found = held_out_check(r, mu, mu, [-0.7, *[-30.0] * 15], GateThresholds())
     assert (found.passed, found.value) == (True, None)
 
 
@@ -129,28 +131,28 @@ def test_greedy_replies_say_nothing_about_ratios() -> None:
     greedy = ChatRequest(sampling=Sampling(temperature=0.0))
     texts = [replace(exchange(i, 1.0 if i % 2 else -1.0), request=greedy) for i in range(16)]
     worse = Measured(tuple([-5.0] * 16), tuple([-10.0] * 16), entropy=1.0, kl=0.0)
-    found = checks(worse, worse, worse, texts, 16, 0, Bar())
+    found = gate_checks(worse, worse, worse, texts, 16, 0, GateThresholds())
     assert (found[0].name, found[0].value) == ("held-out feedback", None)
     assert found[0].note == "too few: passes by default (0 of 8 rewards)"
     mixed = [*texts, *(exchange(i, 1.0 if i % 2 else -1.0) for i in range(16, 32))]
     same = Measured(tuple([-0.5] * 32), (*[-40.0] * 16, *[-1.0] * 16), entropy=1.0, kl=0.0)
-    (first, *_) = checks(same, same, same, mixed, 32, 0, Bar())
+    (first, *_) = gate_checks(same, same, same, mixed, 32, 0, GateThresholds())
     assert first.value == 0.0
     assert "16 rewards, effectively 16.0 and 16.0" in first.note
 
 
 def test_retention_entropy_and_kl() -> None:
-    assert retention([-1.1, -1.25], [-1.0, -1.0], tolerance=0.2).passed
-    assert not retention([-1.1, -1.32], [-1.0, -1.0], tolerance=0.2).passed
-    assert entropy(0.6, 1.0, 0.6).passed
-    assert not entropy(0.59, 1.0, 0.6).passed
-    assert entropy(0.0, 0.0, 0.6).passed  # a base model that is certain has nothing to lose
-    assert divergence(1.0, 1.0).passed
-    assert not divergence(1.01, 1.0).passed
+    assert retention_check([-1.1, -1.25], [-1.0, -1.0], tolerance=0.2).passed
+    assert not retention_check([-1.1, -1.32], [-1.0, -1.0], tolerance=0.2).passed
+    assert entropy_check(0.6, 1.0, 0.6).passed
+    assert not entropy_check(0.59, 1.0, 0.6).passed
+    assert entropy_check(0.0, 0.0, 0.6).passed  # a base model that is certain has nothing to lose
+    assert divergence_check(1.0, 1.0).passed
+    assert not divergence_check(1.01, 1.0).passed
     for nothing in (math.nan, math.inf):
-        assert not divergence(nothing, 1.0).passed
-    assert not entropy(math.nan, 1.0, 0.6).passed
-    assert not retention([math.nan], [-1.0], 0.2).passed
+        assert not divergence_check(nothing, 1.0).passed
+    assert not entropy_check(math.nan, 1.0, 0.6).passed
+    assert not retention_check([math.nan], [-1.0], 0.2).passed
 
 
 def exchange(i: int, reward: float | None) -> Exchange:
@@ -161,15 +163,20 @@ def exchange(i: int, reward: float | None) -> Exchange:
 def test_all_lines_of_a_gate_read_their_own_texts() -> None:
     texts = [*(exchange(i, 1.0 if i % 2 else -1.0) for i in range(8)), exchange(8, None), exchange(9, None)]
     same = Measured(tuple([-0.5] * 10), tuple([-1.0] * 10), entropy=1.0, kl=0.0)
-    found = checks(same, same, same, texts, 8, 2, Bar())
+    found = gate_checks(same, same, same, texts, 8, 2, GateThresholds())
     assert [check.name for check in found] == ["held-out feedback", "retention", "entropy", "kl"]
-    assert passed(found)
+    assert is_gate_passed(found)
     forgot = Measured(tuple([-0.5] * 8 + [-0.8, -0.8]), same.sums, 1.0, 0.0)
-    assert [check.name for check in checks(forgot, same, same, texts, 8, 2, Bar()) if not check.passed] == ["retention"]
+    assert [check.name for check in gate_checks(forgot, same, same, texts, 8, 2, GateThresholds()) if not check.passed] == [
+        "retention"
+    ]
     mad = Measured(same.logprobs, same.sums, 0.1, 3.0)
-    assert [check.name for check in checks(mad, same, same, texts, 8, 2, Bar()) if not check.passed] == ["entropy", "kl"]
+    assert [check.name for check in gate_checks(mad, same, same, texts, 8, 2, GateThresholds()) if not check.passed] == [
+        "entropy",
+        "kl",
+    ]
     nothing = Measured((), ())
-    (only,) = checks(nothing, nothing, nothing, [], 0, 0, Bar())
+    (only,) = gate_checks(nothing, nothing, nothing, [], 0, 0, GateThresholds())
     assert only.note.startswith("too few")
 
 
@@ -183,19 +190,19 @@ def test_bars_that_mean_nothing_are_refused() -> None:
         {"kl_cap": math.nan},
     ):
         with pytest.raises(UserError, match=f"gate: {next(iter(wrong))} is"):
-            Bar(**wrong)
+            GateThresholds(**wrong)
 
 
 def test_a_fall_needs_enough_on_both_sides() -> None:
-    assert fall([1.0] * 7, [-1.0] * 100, 0.0, least=8) is None
-    assert fall([1.0] * 100, [-1.0] * 7, 0.0, least=8) is None
-    found = fall([1.0] * 8, [-1.0] * 8, 0.0, least=8)
+    assert reward_drop([1.0] * 7, [-1.0] * 100, 0.0, min_rewards=8) is None
+    assert reward_drop([1.0] * 100, [-1.0] * 7, 0.0, min_rewards=8) is None
+    found = reward_drop([1.0] * 8, [-1.0] * 8, 0.0, min_rewards=8)
     assert found is not None
     # Means .8 and -.8 of ten, variances (8 * .04 + .04 + 3.24) / 9 / 10 = .04: 1.6 - 3.2 * sqrt(.08)
-    assert found.bound == pytest.approx(1.6 - SURE * math.sqrt(0.08))
-    assert found.fell
+    assert found.bound == pytest.approx(1.6 - DROP_STANDARD_ERRORS * math.sqrt(0.08))
+    assert found.is_drop
     assert (found.before, found.after) == (1.0, -1.0)
-    assert not fall([1.0] * 8, [-1.0] * 8, 1.2, least=8).fell  # type: ignore[union-attr]
+    assert not reward_drop([1.0] * 8, [-1.0] * 8, 1.2, min_rewards=8).is_drop  # type: ignore[union-attr]
 
 
 def test_a_fall_is_seldom_seen_where_there_is_none() -> None:
@@ -203,8 +210,8 @@ def test_a_fall_is_seldom_seen_where_there_is_none() -> None:
     draw, alarms = Random(1), 0
     for _ in range(2000):
         before, after = ([draw.choices((1.0, -1.0), (0.7, 0.3))[0] for _ in range(16)] for _ in range(2))
-        found = fall(before, after, 0.0, 16, z=1.645)
-        alarms += found is not None and found.fell
+        found = reward_drop(before, after, 0.0, 16, z=1.645)
+        alarms += found is not None and found.is_drop
     assert alarms / 2000 < 0.055
 
 
@@ -219,18 +226,18 @@ def test_looking_after_every_reward_seldom_sees_a_fall_where_there_is_none(p: fl
     def grows(draw: Random, z: float) -> bool:
         """One version stays: its window grows to 64, against 64 rewards of the one before."""
         before, after = rewards_of(draw, p, 64), rewards_of(draw, p, 64)
-        looks = (fall(before, after[:n], 0.0, 12, z) for n in range(12, 65))
-        return any(found is not None and found.fell for found in looks)
+        looks = (reward_drop(before, after[:n], 0.0, 12, z) for n in range(12, 65))
+        return any(found is not None and found.is_drop for found in looks)
 
     def moves(draw: Random, z: float) -> bool:
         """A version for every reward: two windows of 12 move along."""
         line = rewards_of(draw, p, 24 + 64)
-        looks = (fall(line[n - 24 : n - 12], line[n - 12 : n], 0.0, 12, z) for n in range(24, len(line) + 1))
-        return any(found is not None and found.fell for found in looks)
+        looks = (reward_drop(line[n - 24 : n - 12], line[n - 12 : n], 0.0, 12, z) for n in range(24, len(line) + 1))
+        return any(found is not None and found.is_drop for found in looks)
 
     for stretch in (grows, moves):
         draw = Random(3)
-        assert sum(stretch(draw, SURE) for _ in range(300)) / 300 <= 0.05
+        assert sum(stretch(draw, DROP_STANDARD_ERRORS) for _ in range(300)) / 300 <= 0.05
         assert sum(stretch(draw, 1.645) for _ in range(100)) / 100 > 0.08, "the test sees what repeated looks do"
 
 
@@ -238,22 +245,22 @@ def test_and_mostly_seen_where_there_is_one() -> None:
     draw, seen = Random(2), 0
     for _ in range(500):
         before, after = rewards_of(draw, 0.9, 24), rewards_of(draw, 0.3, 24)
-        found = fall(before, after, 0.0, 24)
-        seen += found is not None and found.fell
+        found = reward_drop(before, after, 0.0, 24)
+        seen += found is not None and found.is_drop
     assert seen / 500 > 0.9
 
 
 def test_windows_join_versions_that_were_live_too_shortly() -> None:
     line = [("v4", [-1.0] * 3), ("v3", [-0.5] * 2), ("v2", [0.5] * 2), ("v1", [0.9] * 3), ("", [1.0] * 5)]
-    found = windows(line, least=4, recent=10)
+    found = reward_windows(line, min_rewards=4, max_rewards=10)
     assert found is not None
     assert found.after == (-0.5, -0.5, -1.0, -1.0, -1.0)  # v3 and v4, oldest first
     assert found.before == (0.9, 0.9, 0.9, 0.5, 0.5)
-    assert found.back == "v2"
-    assert windows(line, least=4, recent=2).after == (-1.0, -1.0)  # type: ignore[union-attr]
-    assert windows(line[:3], least=4, recent=10) is None
-    assert windows([("v1", [1.0] * 9)], least=4, recent=10) is None
-    assert windows([], least=4, recent=10) is None
+    assert found.rollback_to == "v2"
+    assert reward_windows(line, min_rewards=4, max_rewards=2).after == (-1.0, -1.0)  # type: ignore[union-attr]
+    assert reward_windows(line[:3], min_rewards=4, max_rewards=10) is None
+    assert reward_windows([("v1", [1.0] * 9)], min_rewards=4, max_rewards=10) is None
+    assert reward_windows([], min_rewards=4, max_rewards=10) is None
 
 
 def test_windows_look_no_further_than_they_must() -> None:
@@ -263,4 +270,4 @@ def test_windows_look_no_further_than_they_must() -> None:
         yield "", [1.0]
         raise AssertionError("not asked for")
 
-    assert windows(line(), least=4, recent=4) is not None
+    assert reward_windows(line(), min_rewards=4, max_rewards=4) is not None

@@ -10,7 +10,16 @@ import pytest
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.records import Observation, Shown, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.retrieve.attempts import Attempts, Compose, ContextError, Layout, Lessons, Running, instruction, lesson
+from learngraph.nodes.retrieve.attempts import (
+    AttemptsPrompt,
+    Compose,
+    ContextError,
+    EpisodePrompt,
+    Layout,
+    ReflectionsPrompt,
+    instruction,
+    note_line,
+)
 
 TASK = Task("t", "reach the exit")
 FIXTURES = Path(__file__).parent / "layouts"
@@ -95,7 +104,7 @@ def test_all_attempts_that_do_not_fit_are_an_error_that_names_the_cure() -> None
 
 def test_the_prompt_ends_with_what_changes() -> None:
     journal, buffer = Journal(), filled(1)
-    seen = Attempts(buffer=buffer, journal=journal, brief="the brief")
+    seen = AttemptsPrompt(buffer=buffer, journal=journal, brief="the brief")
     head = journal.append(Journal.start("r", 1, "t"), Transition("door black", "fern", 1.0))
     values = seen({**state(1), "head": head, "shown": [Shown("r/0")], "mode": "exploit"})
     assert values == {
@@ -104,26 +113,26 @@ def test_the_prompt_ends_with_what_changes() -> None:
         "steps": "Attempt 1:\ndoor black\n> word0\n= 0\ntotal 0\nAttempt 2:\ndoor black\n> fern\n= 1\nNow: exploit\n",
         "observation": "gate wolf\nsnores",
     }
-    hidden = Attempts(buffer=buffer, journal=journal, layout=Layout("none"))
+    hidden = AttemptsPrompt(buffer=buffer, journal=journal, layout=Layout("none"))
     assert "> fern\nNow" in hidden({**state(1), "head": head, "shown": [], "mode": "exploit"})["steps"]
 
 
 def test_what_a_user_puts_into_shown_must_exist() -> None:
     with pytest.raises(ContextError, match="'r/9', which the buffer does not hold"):
-        Attempts(buffer=filled(), journal=Journal())({**state(2), "shown": [Shown("r/9")], "mode": ""})
+        AttemptsPrompt(buffer=filled(), journal=Journal())({**state(2), "shown": [Shown("r/9")], "mode": ""})
 
 
 def test_lessons_are_shown_and_attempts_are_not() -> None:
     buffer = filled(3)
-    values = Lessons(buffer=buffer, journal=Journal())({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
+    values = ReflectionsPrompt(buffer=buffer, journal=Journal())({**state(3), "shown": [Shown("r/1"), Shown("r/2")]})
     assert values["steps"] == "Lessons:\n- no 1\n- no 2\n"
-    assert Lessons(buffer=buffer, journal=Journal())({**state(0), "shown": []})["steps"] == ""
-    assert lesson(Trajectory("r/0", TASK, ()), Shown("r/0")) == ""
+    assert ReflectionsPrompt(buffer=buffer, journal=Journal())({**state(0), "shown": []})["steps"] == ""
+    assert note_line(Trajectory("r/0", TASK, ()), Shown("r/0")) == ""
 
 
 def test_a_running_attempt_that_outgrows_the_window_loses_its_oldest_steps() -> None:
     journal, head, kept = Journal(), Journal.start("r", 1, "t"), []
-    seen = Running(journal=journal, window=400, count=len)
+    seen = EpisodePrompt(journal=journal, window=400, count_tokens=len)
     for n in range(60):
         head = journal.append(head, Transition(f"room {n}", "on", 0.0))
         steps = seen({**state(1), "head": head})["steps"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from learngraph.memory.records import Shown, Task, Trajectory, Transition
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.retrieve.budget import arrange, best, everything, identity, latest
+from learngraph.nodes.retrieve.budget import all_attempts, attempt_identity, best_attempt, latest_attempts, select_within_budget
 
 TASK = Task("t", "do it")
 
@@ -30,7 +30,7 @@ histories = st.lists(st.lists(step, min_size=1, max_size=6), min_size=1, max_siz
 
 @given(histories, st.integers(0, 1500), st.integers(1, 8))
 def test_never_more_than_the_budget_and_in_the_order_of_time(attempts: list[Trajectory], budget: int, block: int) -> None:
-    shown = arrange(attempts, size, budget, block)
+    shown = select_within_budget(attempts, size, budget, block)
     by_id = {t.id: t for t in attempts}
     assert sum(size(s, by_id[s.id]) for s in shown) <= budget
     episodes = [by_id[s.id].episode for s in shown]
@@ -40,26 +40,34 @@ def test_never_more_than_the_budget_and_in_the_order_of_time(attempts: list[Traj
 @given(histories, st.integers(0, 1500), st.integers(1, 8))
 def test_the_best_and_the_newest_are_whole(attempts: list[Trajectory], budget: int, block: int) -> None:
     """Whenever both fit. The newest may stand there as another attempt with the same actions."""
-    winner, newest = best(attempts), attempts[-1]
+    winner, newest = best_attempt(attempts), attempts[-1]
     needed = sum(size(Shown(t.id, True, 99), t) for t in {winner.id: winner, newest.id: newest}.values())
-    whole = {identity(t) for t in attempts for s in arrange(attempts, size, budget, block) if s.id == t.id and s.whole}
+    whole = {
+        attempt_identity(t)
+        for t in attempts
+        for s in select_within_budget(attempts, size, budget, block)
+        if s.id == t.id and s.whole
+    }
     if needed <= budget:
-        assert {identity(winner), identity(newest)} <= whole
+        assert {attempt_identity(winner), attempt_identity(newest)} <= whole
 
 
 @given(histories, st.integers(0, 1200), st.integers(0, 400), st.integers(1, 8))
 def test_more_budget_never_shows_less(attempts: list[Trajectory], budget: int, more: int, block: int) -> None:
-    small, large = arrange(attempts, size, budget, block), arrange(attempts, size, budget + more, block)
-    told = {identity(t) for t in attempts for s in large if s.id == t.id}
-    whole = {identity(t) for t in attempts for s in large if s.id == t.id and s.whole}
+    small, large = (
+        select_within_budget(attempts, size, budget, block),
+        select_within_budget(attempts, size, budget + more, block),
+    )
+    told = {attempt_identity(t) for t in attempts for s in large if s.id == t.id}
+    whole = {attempt_identity(t) for t in attempts for s in large if s.id == t.id and s.whole}
     for s in small:
         t = attempts[int(s.id.split("/")[1])]
-        assert identity(t) in (whole if s.whole else told)
+        assert attempt_identity(t) in (whole if s.whole else told)
 
 
 @given(histories, st.integers(1, 8))
 def test_with_room_for_all_nothing_is_shortened(attempts: list[Trajectory], block: int) -> None:
-    assert arrange(attempts, size, 10**6, block) == everything(attempts)
+    assert select_within_budget(attempts, size, 10**6, block) == all_attempts(attempts)
 
 
 def test_repeats_are_merged_with_a_count_and_the_telling_ones_come_first() -> None:
@@ -69,20 +77,22 @@ def test_repeats_are_merged_with_a_count_and_the_telling_ones_come_first() -> No
     filler = [attempt(n, ("left", 0.0), ("up", 0.0)) for n in (7, 8, 9, 10)]
     attempts = [*same, new, top, *filler]
     one = size(Shown("r/0"), same[0])
-    shown = {s.id: s for s in arrange(attempts, size, 7 * one, block=5)}
+    shown = {s.id: s for s in select_within_budget(attempts, size, 7 * one, block=5)}
     assert shown["r/6"].whole  # the best
     assert shown["r/0"].whole
     assert shown["r/0"].count == 5
     assert shown["r/5"].whole
     assert not {"r/1", "r/2", "r/3", "r/4"} & shown.keys()
-    assert identity(attempts[-1]) in {identity(attempts[int(i.split("/")[1])]) for i, s in shown.items() if s.whole}
+    assert attempt_identity(attempts[-1]) in {
+        attempt_identity(attempts[int(i.split("/")[1])]) for i, s in shown.items() if s.whole
+    }
 
 
 def test_equal_actions_with_other_rewards_are_other_evidence() -> None:
     """Judged 10 once and 0 four times: shown as five attempts, or as what they are, never as five times 10."""
     attempts = [attempt(n, ("left", 10.0 if n == 0 else 0.0)) for n in range(5)] + [attempt(5, ("up", 0.0))] * 6
     one = size(Shown("r/0"), attempts[0])
-    shown = {s.id: s.count for s in arrange(attempts, size, 7 * one, block=5)}
+    shown = {s.id: s.count for s in select_within_budget(attempts, size, 7 * one, block=5)}
     assert shown["r/0"] == 1
     assert shown["r/1"] == 4
 
@@ -94,7 +104,7 @@ def test_between_two_rearrangements_the_beginning_stays() -> None:
     before: list[Shown] = []
     changed = []
     for n in range(1, 60):
-        shown = arrange(attempts[:n], size, budget, block=5)
+        shown = select_within_budget(attempts[:n], size, budget, block=5)
         keep = len(before) - 1  # the newest of the round before may become one of the many
         if shown[: max(keep, 0)] != before[: max(keep, 0)]:
             changed.append(n)
@@ -106,10 +116,10 @@ def test_between_two_rearrangements_the_beginning_stays() -> None:
 def test_best_prefers_short_then_first_and_knows_missing_from_zero() -> None:
     lost, short = attempt(0, ("a", None)), attempt(1, ("a", -1.0))
     long, again = attempt(2, ("a", -1.0), ("b", 0.0)), attempt(3, ("c", -1.0))
-    assert best([lost, short, long, again]) is short
-    assert best([lost, attempt(1, ("b", None))]).episode == 1  # no return known: the newest
+    assert best_attempt([lost, short, long, again]) is short
+    assert best_attempt([lost, attempt(1, ("b", None))]).episode == 1  # no return known: the newest
 
 
 @pytest.mark.parametrize(("count", "ids"), [(3, ["r/2", "r/3", "r/4"]), (9, [f"r/{n}" for n in range(5)]), (1, ["r/4"])])
 def test_latest(count: int, ids: list[str]) -> None:
-    assert [s.id for s in latest([attempt(n, ("a", 0.0)) for n in range(5)], count)] == ids
+    assert [s.id for s in latest_attempts([attempt(n, ("a", 0.0)) for n in range(5)], count)] == ids

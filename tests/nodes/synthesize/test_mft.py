@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from learngraph.memory.records import Observation, Task, UserError
 from learngraph.memory.storage.shelf import from_json, to_json
 from learngraph.nodes.synthesize import mft
-from learngraph.nodes.synthesize.mft import MftError, Pair, Turn
+from learngraph.nodes.synthesize.mft import MftError, Pair, PromptMessage
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 PAIR = Pair(
     id="r/0/2",
-    prompt=(Turn("system", "Advise."), Turn("user", "Task: reach the exit\nStrategy:")),
+    prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: reach the exit\nStrategy:")),
     reply="Because.\nStrategy: door black mist",
     strategy="door black mist",
     author="model",
@@ -52,21 +52,24 @@ PAIR = Pair(
 )
 def test_ways_to_write_one_action(action: str, same: str) -> None:
     assert mft.canonical(action) == mft.canonical(same)
-    assert not mft.changed(action, same)
+    assert not mft.is_different_action(action, same)
 
 
 def test_two_searches_are_the_same_action_in_the_web_shop_alone() -> None:
     red, blue = "search[red shoes]", "Search[blue shoes size 9]"
     assert mft.canonical(red, "webshop") == mft.canonical(blue, "webshop") == "search[]"
-    assert mft.changed(red, blue, "hotpot")
-    assert mft.changed("click[red]", "click[blue]", "webshop")
+    assert mft.is_different_action(red, blue, "hotpot")
+    assert mft.is_different_action("click[red]", "click[blue]", "webshop")
     asked = replace(PAIR, action=red, tentative=blue)
     assert mft.step_set([replace(asked, domain="hotpot"), replace(asked, domain="webshop"), asked]) == [
         replace(asked, domain="hotpot"),
         asked,
     ]
-    assert (mft.share([red], [blue], "webshop"), mft.share([red], [blue], "hotpot")) == (0.0, 1.0)
-    assert (mft.chance([red, blue], [red, red], "webshop"), mft.chance([red, blue], [red, red], "hotpot")) == (0.0, 0.5)
+    assert (mft.change_rate([red], [blue], "webshop"), mft.change_rate([red], [blue], "hotpot")) == (0.0, 1.0)
+    assert (
+        mft.chance_change_rate([red, blue], [red, red], "webshop"),
+        mft.chance_change_rate([red, blue], [red, red], "hotpot"),
+    ) == (0.0, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +90,8 @@ def test_two_searches_are_the_same_action_in_the_web_shop_alone() -> None:
     ],
 )
 def test_different_actions(action: str, other: str) -> None:
-    assert mft.changed(action, other)
-    assert mft.changed(other, action)
+    assert mft.is_different_action(action, other)
+    assert mft.is_different_action(other, action)
 
 
 @settings(max_examples=1000)
@@ -119,24 +122,24 @@ def test_the_step_set_is_a_subset_of_the_outcome_set(seed: int, least: float | N
     assert set(step) <= set(outcome) <= set(made)
     bound = 10.0 if least is None else least
     assert outcome == [p for p in made if p.score >= bound], "filter 1, in order"
-    assert {p for p in outcome if p not in step} == {p for p in outcome if not mft.changed(p.action, p.tentative)}
+    assert {p for p in outcome if p not in step} == {p for p in outcome if not mft.is_different_action(p.action, p.tentative)}
     shop = mft.step_set([replace(p, domain="webshop") for p in made], least)
     assert {p.id for p in shop} <= {p.id for p in step}
     assert not any(p.action.startswith("search") and p.tentative.startswith("search") for p in shop)
-    arm = mft.sampled(outcome, len(step), seed)
+    arm = mft.sample_pairs(outcome, len(step), seed)
     assert len(arm) == len(step)
     assert arm == [p for p in outcome if p in arm], "without repeats, in order"
-    assert arm == mft.sampled(outcome, len(step), seed)
+    assert arm == mft.sample_pairs(outcome, len(step), seed)
 
 
 def test_the_outcome_arm_is_drawn_by_the_seed_and_evenly() -> None:
     made = pairs(Random(0), 10)
     hits = [0] * 10
     for seed in range(2000):
-        for pair in mft.sampled(made, 3, seed):
+        for pair in mft.sample_pairs(made, 3, seed):
             hits[made.index(pair)] += 1
     assert all(abs(hit - 600) < 5 * math.sqrt(2000 * 0.3 * 0.7) for hit in hits)
-    assert mft.sampled(made, 99) == made
+    assert mft.sample_pairs(made, 99) == made
 
 
 def test_without_a_bound_nobody_knows_what_a_success_is() -> None:
@@ -189,12 +192,12 @@ EPISODES = [
 
 
 def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
-    found = mft.collected(STEPS, EPISODES, solved=10.0, seed=3, split="train", domain="toy")
+    found = mft.collect_pairs(STEPS, EPISODES, solved=10.0, seed=3, split="train", domain="toy")
     assert (found.episodes, found.steps, found.undrafted) == (2, 5, 1)
     first, second = found.pairs
     assert first == Pair(
         id="r/0/1",
-        prompt=(Turn("system", "Advise."), Turn("user", "Task: t\nStrategy:")),
+        prompt=(PromptMessage("system", "Advise."), PromptMessage("user", "Task: t\nStrategy:")),
         reply="Strategy: door black mist",
         strategy="door black mist",
         author="model",
@@ -214,7 +217,7 @@ def test_a_pair_for_each_strategy_of_a_finished_episode() -> None:
 
 def test_a_journal_that_lacks_steps_is_refused() -> None:
     with pytest.raises(MftError, match="episode r/0 has 4 steps, and 1 of them are in the journal"):
-        mft.collected([r for r in STEPS if r["id"] != "c"], EPISODES)
+        mft.collect_pairs([r for r in STEPS if r["id"] != "c"], EPISODES)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +226,7 @@ def test_a_journal_that_lacks_steps_is_refused() -> None:
 def test_rows_that_are_not_adamem_s_are_refused(broken: dict[str, Any]) -> None:
     rows = [STEPS[0], STEPS[1] | broken, *STEPS[3:]]
     with pytest.raises(MftError, match=r"step b of episode r/0 is not one of AdaMEM's"):
-        mft.collected(rows, EPISODES)
+        mft.collect_pairs(rows, EPISODES)
 
 
 # Draws
@@ -232,9 +235,9 @@ def test_rows_that_are_not_adamem_s_are_refused(broken: dict[str, Any]) -> None:
 def test_the_share_of_changed_pairs_by_hand() -> None:
     """Actions mist, mist, fern against drafts Mist., fern, salt: each differs from two of three."""
     actions, drafts = ["mist", "mist", "fern"], ["Mist.", "fern", "salt"]
-    assert mft.share(actions, drafts) == pytest.approx(6 / 9)
-    assert mft.chance(actions, drafts) == pytest.approx((4 / 6 + 1) / 2)
-    assert mft.share(["a"], ["a"]) == 0.0
+    assert mft.change_rate(actions, drafts) == pytest.approx(6 / 9)
+    assert mft.chance_change_rate(actions, drafts) == pytest.approx((4 / 6 + 1) / 2)
+    assert mft.change_rate(["a"], ["a"]) == 0.0
 
 
 def test_share_and_chance_have_the_stated_means() -> None:
@@ -242,17 +245,17 @@ def test_share_and_chance_have_the_stated_means() -> None:
     p, q = {"mist": 0.7, "fern": 0.2, "salt": 0.1}, {"mist": 0.3, "fern": 0.3, "salt": 0.4}
     draw, n = Random(0), 4000
     made = [[draw.choices([*side], [*side.values()], k=4) for side in (p, q)] for _ in range(n)]
-    shares = sum(mft.share(a, b) for a, b in made) / n
-    chances = sum(mft.chance(a, b) for a, b in made) / n
+    shares = sum(mft.change_rate(a, b) for a, b in made) / n
+    chances = sum(mft.chance_change_rate(a, b) for a, b in made) / n
     assert shares == pytest.approx(1 - (0.21 + 0.06 + 0.04), abs=0.01)
     assert chances == pytest.approx(1 - (0.54 + 0.34) / 2, abs=0.01)
     assert pytest.approx((0.16 + 0.01 + 0.09) / 2) == 1 - 0.31 - (1 - 0.44)
 
 
 def test_noise_by_hand() -> None:
-    assert mft.noise({"mist": 0.5, "fern": 0.5}) == pytest.approx(0.5)
-    assert mft.noise({"mist": 0.5, "the mist": 0.25, "fern": 0.25}) == pytest.approx(1 - 0.5625 - 0.0625)
-    assert mft.noise({"mist": 1.0}) == 0.0
+    assert mft.null_strategy_pass_rate({"mist": 0.5, "fern": 0.5}) == pytest.approx(0.5)
+    assert mft.null_strategy_pass_rate({"mist": 0.5, "the mist": 0.25, "fern": 0.25}) == pytest.approx(1 - 0.5625 - 0.0625)
+    assert mft.null_strategy_pass_rate({"mist": 1.0}) == 0.0
 
 
 # The advantage

@@ -16,8 +16,16 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.retrieve.attempts import ContextError, Layout
 from learngraph.nodes.retrieve.recollect import Excerpts
-from learngraph.nodes.retrieve.triggers import Decide, hesitant, repeated, stalled
-from learngraph.nodes.synthesize.strategy import Advised, Writer, found, found_low, guidance, items, synthesize
+from learngraph.nodes.retrieve.triggers import CheckTriggers, is_hesitant, is_repeated, is_stalled
+from learngraph.nodes.synthesize.strategy import (
+    StrategyPrompt,
+    StrategyWriter,
+    advice_items,
+    route_guidance,
+    route_precedents,
+    route_precedents_or_draft,
+    synthesize,
+)
 
 TASK = Task("t", "reach the exit")
 
@@ -32,48 +40,48 @@ def near(trajectory: Trajectory, step: int = 0, similarity: float = 1.0, success
 
 def test_the_rule_names_short_states_and_says_first_what_was_paid_there() -> None:
     won = attempt("a/0", ("door black", "mist", 1.0), ("gate troll", "lamp", 1.0), ("fork oak", "left", 0.0))
-    assert items([near(won, success=None)], ("mist", "fern")) == ["door black mist", "gate troll lamp"]
+    assert advice_items([near(won, success=None)], ("mist", "fern")) == ["door black mist", "gate troll lamp"]
     # In a success, steps that were not paid but led on count, too.
-    assert items([near(won)], ()) == ["door black mist", "gate troll lamp", "fork oak left"]
+    assert advice_items([near(won)], ()) == ["door black mist", "gate troll lamp", "fork oak left"]
 
 
 def test_the_rule_says_what_failed_only_where_nothing_better_is_known() -> None:
     stuck = attempt("a/0", ("door black", "fern", 0.0), ("door black", "salt", 0.0), ("door black", "mist", 1.0))
     failed = [near(stuck, 0, success=None), near(stuck, 1, success=None)]
-    assert items(failed, ()) == ["door black not fern", "door black not salt"]
-    assert items([*failed, near(stuck, 2, success=None)], ()) == ["door black mist"]
+    assert advice_items(failed, ()) == ["door black not fern", "door black not salt"]
+    assert advice_items([*failed, near(stuck, 2, success=None)], ()) == ["door black mist"]
 
 
 def test_the_rule_weighs_evidence_by_similarity() -> None:
     one = attempt("a/0", ("a long state that needs no naming", "go to desk 1", 0.0), ("b", "take mug", 1.0))
     other = attempt("b/0", ("a long state that needs no naming", "go to shelf 1", 0.0), ("b", "wait", 0.0))
     both = ("go to desk 1", "go to shelf 1")
-    assert items([near(one, similarity=0.4), near(other, similarity=0.9, success=False)], both)[0] == "go to desk 1"
-    assert items([near(one, similarity=0.4), near(other, similarity=0.9)], both)[0] == "go to shelf 1"
+    assert advice_items([near(one, similarity=0.4), near(other, similarity=0.9, success=False)], both)[0] == "go to desk 1"
+    assert advice_items([near(one, similarity=0.4), near(other, similarity=0.9)], both)[0] == "go to shelf 1"
 
 
 def test_the_rule_advises_what_is_admissible_here() -> None:
     elsewhere = attempt("a/0", ("a long state that needs no naming", "go to desk 2", 0.0), ("x" * 30, "take mug 1", 0.0))
-    assert items([near(elsewhere)], ("go to desk 1", "look")) == ["go to desk 1", "take mug 1"]
-    assert items([near(elsewhere)], ("look",)) == ["take mug 1"]
+    assert advice_items([near(elsewhere)], ("go to desk 1", "look")) == ["go to desk 1", "take mug 1"]
+    assert advice_items([near(elsewhere)], ("look",)) == ["take mug 1"]
     failed = attempt(
         "b/0", ("a long state that needs no naming", "look", 0.0), ("a long state that needs no naming", "wait", 0.0)
     )
-    assert items([near(failed, success=False)], ("look",)) == ["not look"]
+    assert advice_items([near(failed, success=False)], ("look",)) == ["not look"]
 
 
 def test_the_rule_does_not_repeat_what_led_back_here() -> None:
     elsewhere = attempt("a/0", ("a long state that needs no naming", "open fridge", 0.0), ("x" * 30, "close fridge", 0.0))
-    assert items([near(elsewhere)], ("open fridge",)) == ["open fridge", "close fridge"]
-    assert items([near(elsewhere)], ("open fridge",), ["open fridge"]) == ["close fridge"]
+    assert advice_items([near(elsewhere)], ("open fridge",)) == ["open fridge", "close fridge"]
+    assert advice_items([near(elsewhere)], ("open fridge",), ["open fridge"]) == ["close fridge"]
     named = attempt("a/0", ("door black", "look", 0.0), ("door red", "look", 0.0), ("gate troll", "lamp", 0.0))
-    assert items([near(named)], (), ["door black look"]) == ["door red look", "gate troll lamp"]
+    assert advice_items([near(named)], (), ["door black look"]) == ["door red look", "gate troll lamp"]
 
 
 def test_the_rule_makes_nothing_of_nothing() -> None:
-    assert items([], ("look",)) == []
+    assert advice_items([], ("look",)) == []
     missing = attempt("a/0", ("door black", "mist", None), ("gate troll", "lamp", None))
-    assert items([near(missing, success=None)], ()) == []
+    assert advice_items([near(missing, success=None)], ()) == []
 
 
 class Bank:
@@ -89,12 +97,12 @@ class Bank:
         return f"{task.instruction}\n{state}"
 
 
-def writing(window: int, *precedents: Trajectory, marked: bool = True) -> Writer:
+def writing(window: int, *precedents: Trajectory, marked: bool = True) -> StrategyWriter:
     """With a letter as a token."""
     bank = Bank(*precedents)
     excerpts = Excerpts(bank, len, window // 2)
     prompt = Prompt.read("test", "## user\nTask: $instruction\n$experiences$steps$observation\n")
-    return Writer(bank, World(), Journal(), excerpts, Layout(clip=None), len, window, prompt, marked)
+    return StrategyWriter(bank, World(), Journal(), excerpts, Layout(clip=None), len, window, prompt, marked)
 
 
 @given(
@@ -108,19 +116,19 @@ def test_what_asks_for_a_strategy_leaves_room_for_it(window: int, seen: str, pas
     head = Journal.start("r", 0, "t")
     for text in past:
         head = writer.journal.append(head, step(text))
-    precedents = writer.excerpts.shown([Precedent("a/0", n, 0.9, True) for n in range(count)])
+    precedents = writer.excerpts.fitting_precedents([Precedent("a/0", n, 0.9, True) for n in range(count)])
     state = {"task": TASK, "head": head, "observation": Observation(seen), "precedents": precedents}
     asked: Any = None
     with suppress(ContextError):
         (asked,) = writer.messages(state)
     if asked is None:
-        assert len(f"{TASK.instruction}{writer.excerpts(precedents)}{seen}") > window - writer.longest - 120
+        assert len(f"{TASK.instruction}{writer.excerpts(precedents)}{seen}") > window - writer.max_strategy_tokens - 120
         return
-    assert len(asked.text) + writer.longest <= window
+    assert len(asked.text) + writer.max_strategy_tokens <= window
     assert asked.text.count("Experience") == len(precedents)
 
 
-def replies(writer: Writer, *said: str) -> dict[str, Any]:
+def replies(writer: StrategyWriter, *said: str) -> dict[str, Any]:
     """What comes of a strategy that a model writes so; it is asked again as long as there are replies."""
     state = situation(writer.journal, precedents=[Precedent("a/0", 0, 0.9, True)])
     written: dict[str, Any] = synthesize(FakeListChatModel(responses=list(said)), writer).invoke(state)
@@ -151,22 +159,22 @@ LONG = attempt("a/0", *((f"room {n} with many things in it", f"move {n}", 0.25) 
 
 
 def test_experiences_stand_in_prompts_with_state_action_rest_and_outcome() -> None:
-    told = Excerpts(Bank(LONG), rest=1)([Precedent("a/0", 6, 0.9, True)])
+    told = Excerpts(Bank(LONG), max_following_steps=1)([Precedent("a/0", 6, 0.9, True)])
     assert told == (
         "Experience 1: success\nroom 6 with many things in it\n> move 6\n= 0.25\n"
         "room 7 with many things in it\n> move 7\n= 0.25\ntotal 2\n"
     )
-    assert Excerpts(Bank(LONG), rest=0)([Precedent("a/0", 7, 0.9, None)]).startswith("Experience 1:\nroom 7")
+    assert Excerpts(Bank(LONG), max_following_steps=0)([Precedent("a/0", 7, 0.9, None)]).startswith("Experience 1:\nroom 7")
 
 
 @given(room=st.integers(0, 900), count=st.integers(0, 4))
 def test_experiences_fit_and_keep_the_action_and_the_outcome(room: int, count: int) -> None:
     precedents = [Precedent("a/0", n, 0.9 - n / 10, True) for n in range(count)]
-    excerpts = Excerpts(Bank(LONG), room=room)
+    excerpts = Excerpts(Bank(LONG), max_tokens=room)
     told = excerpts(precedents)
     assert len(told) <= room
     blocks = told.split("Experience ")[1:]
-    assert excerpts.shown(precedents) == precedents[: len(blocks)]
+    assert excerpts.fitting_precedents(precedents) == precedents[: len(blocks)]
     assert [block[:10] for block in blocks] == [f"{n}: success"[:10] for n in range(1, len(blocks) + 1)]  # the nearest stay
     for n, block in enumerate(blocks):
         assert f"> move {n}\n" in block
@@ -182,9 +190,9 @@ def test_acting_shows_the_strategy_and_not_the_experiences() -> None:
         "strategy": Strategy("door black mist"),
         "precedents": [Precedent("a/0", 0, 1.0)],
     }
-    shown = Advised(journal=journal)(state)
+    shown = StrategyPrompt(journal=journal)(state)
     assert shown["steps"] == "Strategy: door black mist\n"
-    assert Advised(journal=journal)({**state, "strategy": None})["steps"] == ""
+    assert StrategyPrompt(journal=journal)({**state, "strategy": None})["steps"] == ""
 
 
 def step(state: str, action: str = "x", reward: float | None = 0.0) -> Transition:
@@ -192,21 +200,21 @@ def step(state: str, action: str = "x", reward: float | None = 0.0) -> Transitio
 
 
 def test_stalled_is_no_reward_and_no_new_state_in_the_last_steps() -> None:
-    assert stalled([step("a"), step("a"), step("a")], "a", 3)
-    assert not stalled([step("a"), step("a")], "a", 3)  # too early to say
-    assert not stalled([step("a"), step("a", reward=1.0), step("a")], "a", 3)
-    assert not stalled([step("a"), step("a"), step("b")], "b", 3)
-    assert stalled([step("b"), step("a"), step("b"), step("a")], "b", 2)  # known states only
-    assert not stalled([step("a"), step("a"), step("a")], "new", 3)
+    assert is_stalled([step("a"), step("a"), step("a")], "a", 3)
+    assert not is_stalled([step("a"), step("a")], "a", 3)  # too early to say
+    assert not is_stalled([step("a"), step("a", reward=1.0), step("a")], "a", 3)
+    assert not is_stalled([step("a"), step("a"), step("b")], "b", 3)
+    assert is_stalled([step("b"), step("a"), step("b"), step("a")], "b", 2)  # known states only
+    assert not is_stalled([step("a"), step("a"), step("a")], "new", 3)
 
 
 def test_repeated_and_hesitant() -> None:
-    assert repeated([step("a"), step("b")], "a")
-    assert not repeated([step("a")], "b")
-    assert not repeated([], "a")
+    assert is_repeated([step("a"), step("b")], "a")
+    assert not is_repeated([step("a")], "b")
+    assert not is_repeated([], "a")
     sure = [Candidate("x", -0.1), Candidate("y", -2.4)]
-    assert not hesitant(sure, 0.6)
-    assert hesitant(sure, 0.95)
+    assert not is_hesitant(sure, 0.6)
+    assert is_hesitant(sure, 0.95)
 
 
 class World:
@@ -215,7 +223,7 @@ class World:
     def abstract(self, observation: Observation) -> str:
         return observation.text
 
-    def refused(self, observation: Observation) -> bool:
+    def is_refused(self, observation: Observation) -> bool:
         return observation.text == "Nothing happens."
 
     def observe(self, task: Task, actions: Any) -> Observation:
@@ -267,31 +275,35 @@ def situation(journal: Journal, *steps: Transition, **more: Any) -> Any:
 def test_each_trigger_asks_for_its_own_reason(trigger: Any, more: dict[str, Any], asked: bool) -> None:
     journal = Journal()
     state = situation(journal, step("a"), step("b", reward=1.0), **more)
-    found = Decide(Bank(), World(), journal, (trigger,))(state)
+    found = CheckTriggers(Bank(), World(), journal, (trigger,))(state)
     assert found == {"tentative": state["action"], "reasons": [trigger] if asked else []}
 
 
 def test_triggers_work_together() -> None:
     journal = Journal()
     state = situation(journal, step("a"), step("b", reward=1.0), observation=Observation("a", ("x",)), action="y")
-    decide = Decide(Bank(), World(), journal, ("vote", "repeated", "refused", "subgoal"))
+    decide = CheckTriggers(Bank(), World(), journal, ("vote", "repeated", "refused", "subgoal"))
     assert decide(state)["reasons"] == ["repeated", "refused", "subgoal"]
 
 
 def test_nothing_alike_leads_to_the_plain_action() -> None:
     some: Any = {"precedents": [Precedent("a/0", 0, 1.0)], "reasons": []}
     none: Any = {"precedents": [], "reasons": []}
-    assert (found(some), found(none)) == ("precedents", "nothing alike")
-    assert (found_low(some), found_low(none), found_low({**none, "reasons": ["vote"]})) == (
+    assert (route_precedents(some), route_precedents(none)) == ("precedents", "nothing alike")
+    assert (
+        route_precedents_or_draft(some),
+        route_precedents_or_draft(none),
+        route_precedents_or_draft({**none, "reasons": ["vote"]}),
+    ) == (
         "precedents",
         "nothing alike",
         "keep the draft",
     )
     over: Any = {"observation": Observation("", over=True), "strategy": None}
     running: Any = {"observation": Observation("")}
-    assert guidance(over) == "over"
-    assert guidance({**running, "strategy": Strategy("x")}) == "strategy"
-    assert guidance({**running, "strategy": None}) == "no strategy"
+    assert route_guidance(over) == "over"
+    assert route_guidance({**running, "strategy": Strategy("x")}) == "strategy"
+    assert route_guidance({**running, "strategy": None}) == "no strategy"
 
 
 def test_the_written_vote() -> None:
@@ -301,7 +313,7 @@ def test_the_written_vote() -> None:
     def read(reply: str) -> Any:
         absent: Any = None
         shown = {"observation": Observation("", ("mist",))}
-        return act_policy(absent, absent, "adamem/consider", vote="Memory").read(AIMessage(reply), shown)
+        return act_policy(absent, absent, "adamem/consider", vote_mark="Memory").read(AIMessage(reply), shown)
 
     assert read("hm\nAction: mist\nMemory: yes")["vote"] is True
     assert read("Memory: **Yes**.\nAction: mist")["vote"] is True

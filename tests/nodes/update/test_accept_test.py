@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.memory.library import Library, Versions
+from learngraph.memory.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Probe, Task, UserError
 from learngraph.memory.storage.cache import Cache
-from learngraph.nodes.retrieve.lessons import Alike
+from learngraph.nodes.retrieve.lessons import SameLessonsShown
 from learngraph.nodes.update import accept_test as trial
-from learngraph.nodes.update.accept_test import Accept, Kept, accepted, bootstrap, differences, tries
+from learngraph.nodes.update.accept_test import Accept, CachedProbes, bootstrap, decide_acceptance, differences, fan_out_probes
 
 NEW, OLD = "r/1", "r/0"
 
@@ -35,14 +35,14 @@ PROBES = probes({"a": [1, 1], "b": [0, 1], "c": [0, 0]}, {"a": [0, 1], "b": [0, 
 
 def test_differences_are_paired_by_problem_and_number() -> None:
     assert differences(PROBES, NEW, OLD) == {"a": 0.5, "b": 0.0, "c": -1.0}
-    found = trial.tested(PROBES, NEW, OLD, "seed")
+    found = trial.accept_test_result(PROBES, NEW, OLD, "seed")
     assert found is not None
     assert (found.candidate, found.current) == (0.5, pytest.approx(4 / 6))
     assert found.gain == pytest.approx(-1 / 6)
     assert (found.wins, found.losses, found.problems) == (1, 1, 3)
     assert found.low == -1.0  # all three resamples may be c
     assert found.high == 0.5
-    assert trial.tested([], NEW, OLD, "seed") is None
+    assert trial.accept_test_result([], NEW, OLD, "seed") is None
 
 
 def test_a_probe_without_its_counterpart_is_an_error() -> None:
@@ -62,7 +62,7 @@ def test_the_interval_is_the_bootstraps_over_problems_and_repeatable() -> None:
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.text(max_size=5))
 def test_the_interval_lies_within_the_values(values: list[float], seed: str) -> None:
-    low, high = bootstrap(values, seed, draws=200)
+    low, high = bootstrap(values, seed, resamples=200)
     assert min(values) - 1e-9 <= low <= high <= max(values) + 1e-9
 
 
@@ -83,15 +83,15 @@ def test_rules(new: list[float], rule: Any, takes: bool) -> None:
     tasks = "abcd"
     # Rewards from 0 to 1; only their differences count.
     made = probes({t: [0.5 + d / 2] for t, d in zip(tasks, new, strict=True)}, {t: [0.5] for t in tasks})
-    assert accepted(trial.tested(made, NEW, OLD, "s"), rule)[0] is takes
+    assert decide_acceptance(trial.accept_test_result(made, NEW, OLD, "s"), rule)[0] is takes
 
 
 def test_without_a_test_the_candidate_is_accepted() -> None:
-    assert accepted(None, "better") == (True, "not tested")
+    assert decide_acceptance(None, "better") == (True, "not tested")
 
 
-def versions() -> Versions:
-    kept = Versions()
+def versions() -> LibraryVersions:
+    kept = LibraryVersions()
     kept.put(OLD, Library())
     kept.put(NEW, Library((Lesson("L0", "look first"),)), parent=OLD)
     kept.put("r/2", Library((Lesson("L0", "look first", helpful=1),)), parent=NEW)
@@ -130,38 +130,38 @@ WORSE = probes({"a": [0]}, {"a": [1]})
     ],
 )
 def test_accept(made: list[Probe], rule: Any, library: str, best: str, score: float, stalled: int) -> None:
-    found = Accept(Alike(versions()), rule)(state(probes=made))
+    found = Accept(SameLessonsShown(versions()), rule)(state(probes=made))
     assert (found["library"], found["best"], found["best_score"], found["stalled"]) == (library, best, score, stalled)
     assert found["accepted"] is (library == NEW)
-    last = Accept(Alike(versions()), rule, keep_best=False)(state(probes=made))
+    last = Accept(SameLessonsShown(versions()), rule, keep_best=False)(state(probes=made))
     assert last["best"] == library
 
 
 def test_the_best_of_an_earlier_step_stays_the_best() -> None:
     """The library got worse under `always`; a candidate that is better than it, but not than the best, is not the product."""
     made = probes({"a": [1], "b": [0]}, {"a": [0], "b": [0]})
-    found = Accept(Alike(versions()), "always")(state(probes=made, best="r/9", best_score=0.75))
+    found = Accept(SameLessonsShown(versions()), "always")(state(probes=made, best="r/9", best_score=0.75))
     assert (found["library"], found["best"], found["best_score"]) == (NEW, "r/9", 0.75)
-    again = Accept(Alike(versions()), "always")(state(probes=made, best="r/9", best_score=0.5))
+    again = Accept(SameLessonsShown(versions()), "always")(state(probes=made, best="r/9", best_score=0.5))
     assert (again["best"], again["best_score"]) == (NEW, 0.5)
 
 
 def test_a_candidate_that_shows_the_same_needs_no_test_and_is_no_gain() -> None:
-    found = Accept(Alike(versions()))(state(library=NEW, candidate="r/2", best=NEW, best_score=0.5))
+    found = Accept(SameLessonsShown(versions()))(state(library=NEW, candidate="r/2", best=NEW, best_score=0.5))
     assert (found["library"], found["accepted"], found["why"]) == ("r/2", True, "shows the same lessons")
     assert (found["best"], found["best_score"], found["stalled"]) == ("r/2", 0.5, 1)
-    other = Accept(Alike(versions()))(state(library=NEW, candidate="r/2", best=OLD, best_score=0.5))
+    other = Accept(SameLessonsShown(versions()))(state(library=NEW, candidate="r/2", best=OLD, best_score=0.5))
     assert other["best"] == OLD
 
 
 def test_a_test_that_the_budget_did_not_last_for_decides_nothing() -> None:
-    found = Accept(Alike(versions()))(state(probes=BETTER[:1], stops=["the budget is spent"]))
+    found = Accept(SameLessonsShown(versions()))(state(probes=BETTER[:1], stops=["the budget is spent"]))
     assert found == {"accepted": False, "why": "not tested: the budget is spent"}
 
 
 def test_both_libraries_are_tried_on_the_same_problems_with_the_same_names() -> None:
     tasks = [Task("a", "?"), Task("b", "?")]
-    work = tries(tasks, 2)(state())
+    work = fan_out_probes(tasks, 2)(state())
     assert len(work) == 8
     by_library = {name: [(w["run"], w["task"].id, w["number"]) for w in work if w["library"] == name] for name in (OLD, NEW)}
     assert by_library[OLD] == by_library[NEW] == [("r", "a", 0), ("r", "a", 1), ("r", "b", 0), ("r", "b", 1)]
@@ -170,7 +170,7 @@ def test_both_libraries_are_tried_on_the_same_problems_with_the_same_names() -> 
 def test_who_decides_again_decides_on_the_same() -> None:
     probing: Any = SimpleNamespace(cost=0.0, turns=0.0, key=lambda work: f"{work['task'].id} under {work['library']}")
     cache, tasks = Cache(), [Task("a", "?")]
-    accept = Accept(Alike(versions()), kept=Kept(cache, probing, tries(tasks, 1)))
+    accept = Accept(SameLessonsShown(versions()), cached_probes=CachedProbes(cache, probing, fan_out_probes(tasks, 1)))
     failed = [Probe(NEW, "a", 0, 0.0, "one hiccup"), Probe(OLD, "a", 0, 1.0)]
     first, again = (accept(state(probes=made)) for made in (failed, BETTER))  # now it would have worked
     assert first == again
@@ -182,6 +182,6 @@ def test_who_decides_again_decides_on_the_same() -> None:
 def test_a_test_in_which_everything_failed_is_an_error() -> None:
     lost = [Probe(name, task, 0, 0.0, "the checker is gone") for name in (NEW, OLD) for task in "ab"]
     with pytest.raises(UserError, match="accept test: all 4 rollouts failed: the checker is gone"):
-        Accept(Alike(versions()))(state(probes=lost))
-    found = Accept(Alike(versions()))(state(probes=[*lost, Probe(NEW, "c", 0, 1.0), Probe(OLD, "c", 0, 0.0)]))
+        Accept(SameLessonsShown(versions()))(state(probes=lost))
+    found = Accept(SameLessonsShown(versions()))(state(probes=[*lost, Probe(NEW, "c", 0, 1.0), Probe(OLD, "c", 0, 0.0)]))
     assert found["library"] == NEW  # what failed counts as 0 on both sides

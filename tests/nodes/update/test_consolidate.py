@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable
 
-from learngraph.memory.library import Library, Limits, Versions, one_line
+from learngraph.memory.library import Library, LibraryLimits, LibraryVersions, one_line
 from learngraph.memory.records import Comparison, Edit, Lesson, Rollout, Ruling, Task, UserError
 from learngraph.nodes.extract.critic import Critic, propose
-from learngraph.nodes.update.consolidate import consolidate, settled, sheet_edits, taken_up
+from learngraph.nodes.update.consolidate import consolidate, match_proposals, resolve_conflicts, sheet_edits
 
 ADD = "when a sum is asked for, add the numbers"
 CHECK = "when a result was found, check it in another way"
@@ -48,7 +48,7 @@ class Silent(Runnable[Any, Any]):
 
 
 def critic(*lessons: str, **more: Any) -> Critic:
-    versions = Versions()
+    versions = LibraryVersions()
     versions.put("r/0", Library(tuple(Lesson(f"L{n}", text) for n, text in enumerate(lessons)), len(lessons)))
     return Critic(versions, **more)
 
@@ -252,7 +252,7 @@ def test_latex_arrives_as_it_was_written() -> None:  # D10
 
 def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
     edits = [add(f"when case {n} comes up, look into chapter {n} of the manual") for n in range(60)]
-    known = critic(room=1500, limits=Limits(lessons=100, tokens=9000))
+    known = critic(room=1500, limits=LibraryLimits(max_lessons=100, max_library_tokens=9000))
     comparisons = [compared(f"t{n:02}", edit) for n, edit in enumerate(edits)]
     model = Scripted(plan())
     consolidate(model, known, "model").invoke(step(*comparisons))
@@ -360,7 +360,7 @@ def test_final_edits_of_one_text_are_told_apart() -> None:
             {"op": "modify", "id": "L1", "text": DRAW, "from": [2]},
         )
     )
-    known = critic(ADD, CHECK, limits=Limits(similar=2.0))
+    known = critic(ADD, CHECK, limits=LibraryLimits(duplicate_similarity=2.0))
     comparisons = [compared("a", Edit("modify", ("L0",), "x y")), compared("b", Edit("modify", ("L1",), "y z"))]
     consolidate(model, known, "model").invoke(step(*comparisons))
     assert [lesson.problems for lesson in known.versions.at("r/1").lessons] == [("a",), ("b",)]
@@ -429,7 +429,7 @@ def test_a_plain_writer_is_never_asked_to_consolidate() -> None:
 
 
 def test_votes_begin_at_two_and_end_at_none() -> None:
-    known = critic(limits=Limits(lessons=9))
+    known = critic(limits=LibraryLimits(max_lessons=9))
     votes = consolidate(Silent(), known, "votes")
 
     def worth(name: str) -> dict[str, int]:
@@ -458,7 +458,7 @@ def test_a_vote_against_a_lesson_goes_where_the_lesson_goes() -> None:
 
 
 def test_over_the_limits_the_lessons_with_the_fewest_votes_go() -> None:
-    known = critic(limits=Limits(lessons=2))
+    known = critic(limits=LibraryLimits(max_lessons=2))
     votes = consolidate(Silent(), known, "votes")
     votes.invoke(step(compared("a", add(ADD), add(CHECK)), compared("b", add(CHECK), add(DRAW)), compared("c", add(DRAW))))
     assert texts(known) == [CHECK, DRAW]
@@ -537,7 +537,7 @@ REPLIES = st.one_of(
     st.sampled_from(["model", "code", "votes", "cheatsheet"]),
 )
 def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str, how: Any) -> None:
-    limits = Limits(lessons=4)
+    limits = LibraryLimits(max_lessons=4)
     known = critic(ADD, CHECK, "gate wolf lamp", limits=limits)
     early = Ruling(Edit("add", (), "cut before"), False, "more than were asked for")
     comparisons = [compared(f"t{n}", *edits) for n, edits in enumerate(groups)]
@@ -546,8 +546,8 @@ def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str
     assert out["candidate"] == "r/1"
     assert accounted(known, comparisons)
     library = known.versions.at("r/1")
-    assert len(library.lessons) <= limits.lessons
-    assert all(len(lesson.text.split()) <= limits.words for lesson in library.lessons)
+    assert len(library.lessons) <= limits.max_lessons
+    assert all(len(lesson.text.split()) <= limits.max_lesson_words for lesson in library.lessons)
     now = {lesson.id: lesson.text for lesson in library.lessons}
     rulings = [ruling for ruling in known.versions.rulings("r/1") if ruling.accepted]
     gone = {r.lesson for r in rulings if r.edit.op == "delete" and not r.reason.startswith("a vote against")}
@@ -561,7 +561,7 @@ def test_the_ledger_accounts_for_every_edit(groups: list[list[Edit]], reply: str
 @settings(max_examples=50)
 @given(st.lists(EDITS, max_size=12))
 def test_settling_neither_loses_nor_invents_an_edit(edits: list[Edit]) -> None:
-    kept, rulings = settled(edits, cued=True)
+    kept, rulings = resolve_conflicts(edits, from_code=True)
     assert sorted(map(repr, [*kept, *(ruling.edit for ruling in rulings)])) == sorted(map(repr, edits))
     assert all(not ruling.accepted and ruling.reason for ruling in rulings)
 
@@ -574,6 +574,6 @@ def test_a_proposal_goes_into_one_final_edit_at_most(
     proposals: list[Edit], final: list[Edit], named: dict[int, list[int]]
 ) -> None:
     named = {at: [n for n in sources if n < len(proposals)] for at, sources in named.items() if at < len(final)}
-    into = taken_up(proposals, final, named)
+    into = match_proposals(proposals, final, named)
     assert all(0 <= n < len(proposals) and 0 <= at < len(final) for n, at in into.items())
     assert {n for sources in named.values() for n in sources} <= into.keys()

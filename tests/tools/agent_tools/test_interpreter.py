@@ -213,7 +213,7 @@ asyncio.run(f())
 
 
 def test_long_output_loses_its_middle() -> None:
-    with Interpreter(output=100) as session:
+    with Interpreter(max_output_chars=100) as session:
         text = session.run("print('a' * 500 + 'b' * 500)").text
         assert text.startswith("a" * 50 + "\n[… 901 characters cut …]\n" + "b" * 49)
         assert session.run("print('c' * 99)").text == "c" * 99 + "\n"
@@ -221,7 +221,7 @@ def test_long_output_loses_its_middle() -> None:
 
 @pytest.mark.slow
 def test_200_megabytes_are_read_away() -> None:
-    with Interpreter(seconds=60, cpu=100) as session:
+    with Interpreter(seconds=60, cpu_seconds=100) as session:
         cell = session.run("line = 'x' * 1023 + '\\n'\nfor _ in range(200):\n    print(line * 1024, end='')\nprint('the end')")
         assert cell.status == "done"
         assert cell.text.endswith("xxx\nthe end\n")
@@ -231,13 +231,13 @@ def test_200_megabytes_are_read_away() -> None:
 
 
 def test_the_traceback_after_long_output_is_seen() -> None:
-    with Interpreter(output=400) as session:
+    with Interpreter(max_output_chars=400) as session:
         assert "ZeroDivisionError" in session.run("print('x' * 10**6)\n1 / 0").text
 
 
 @given(st.text(max_size=400), st.integers(100, 200), st.integers(1, 50))
 def test_output_is_cut_between_characters_and_counted(text: str, most: int, piece: int) -> None:
-    printed = module._Printed(most)
+    printed = module._ClippedOutput(most)
     data = text.encode("utf-8", "backslashreplace")
     for at in range(0, len(data), piece):
         printed.add(data[at : at + piece])
@@ -252,12 +252,12 @@ def test_output_is_cut_between_characters_and_counted(text: str, most: int, piec
 
 
 def test_what_is_dropped_is_dropped_between_characters() -> None:
-    printed = module._Printed(100)
+    printed = module._ClippedOutput(100)
     for _ in range(50_000):
         printed.add("é€😀".encode())
     text = printed.text()
     assert "\\x" not in text
-    assert len(printed.tail) < 10 * module.FRAME
+    assert len(printed.tail) < 10 * module.MAX_FRAME_BYTES
     assert text == ("é€😀" * 17)[:50] + "\n[… 149,900 characters cut …]\n" + ("é€😀" * 17)[-50:]
 
 
@@ -334,7 +334,7 @@ def test_nothing_keeps_a_cell_from_being_stopped(session: Interpreter, code: str
 
 
 def test_cpu_seconds_are_limited() -> None:
-    with Interpreter(seconds=20, cpu=1) as session:
+    with Interpreter(seconds=20, cpu_seconds=1) as session:
         cell = session.run("while True: pass")
         assert (cell.status, cell.text) == ("died", "[The session used up its 1 s of CPU time. Its variables are lost.]\n")
 
@@ -347,7 +347,7 @@ def test_ten_gigabytes_are_refused_and_the_session_goes_on(session: Interpreter)
 
 
 def test_memory_that_fills_up_is_limited() -> None:
-    with Interpreter(memory=200, seconds=20) as session:
+    with Interpreter(memory_mib=200, seconds=20) as session:
         cell = session.run("a = []\nwhile True:\n    a.append(bytearray(10**6))")
         assert cell.status in ("raised", "died")
         assert "MemoryError" in cell.text or cell.status == "died"
@@ -386,7 +386,7 @@ def test_left_threads_end_with_the_session(session: Interpreter) -> None:
 
 
 def test_too_many_threads_are_stopped() -> None:
-    with Interpreter(seconds=10, threads=20, memory=4096) as session:
+    with Interpreter(seconds=10, max_threads=20, memory_mib=4096) as session:
         code = "import threading, time\nthreading.stack_size(65536)\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()"
         cell = session.run(code)
         assert cell.status in ("stopped", "raised")
@@ -476,15 +476,15 @@ open('a/w/file', 'w').close()
 
 @pytest.mark.slow
 def test_a_folder_deeper_than_paths_are_long_goes_too() -> None:
-    with Interpreter(seconds=20, files=10**6) as session:
+    with Interpreter(seconds=20, max_files=10**6) as session:
         session.run("import os\nfor _ in range(3000):\n    os.mkdir('deep' * 10)\n    os.chdir('deep' * 10)")
 
 
 def test_the_disk_is_limited() -> None:
-    with Interpreter(seconds=20, disk=2) as session:
+    with Interpreter(seconds=20, disk_mib=2) as session:
         assert "File too large" in session.run("open('a', 'wb').write(bytes(10**7))").text
         assert "more than 2 MiB" in session.run("for n in range(5): open(str(n), 'wb').write(bytes(10**6))").text
-    with Interpreter(seconds=20, files=50) as session:
+    with Interpreter(seconds=20, max_files=50) as session:
         cell = session.run("n = 0\nwhile True:\n    open(str(n), 'w').close()\n    n += 1")
         assert (cell.status, "more than 50 files" in cell.text) == ("stopped", True)
 
@@ -888,7 +888,7 @@ def test_a_session_ends_with_its_host(then: str, signalled: bool) -> None:
         time.sleep(0.02)
     assert not os.path.exists(f"/proc/{pid}") or "zombie" in Path(f"/proc/{pid}/status").read_text()
     if signalled:  # nobody was left to sweep up
-        module._removed(folder)
+        module._remove_tree(folder)
     assert not os.path.exists(folder)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from learngraph.memory.records import Observation, Task, UserError
-from learngraph.nodes.act.episode import replayed
-from learngraph.tools.environments.alfworld import SPLITS, TYPES, AlfWorld
+from learngraph.nodes.act.episode import replay_actions
+from learngraph.tools.environments.alfworld import SPLITS, TASK_TYPES, AlfWorld
 from learngraph.tools.environments.catalogue import open_environment
 
 WALK = ["go to desk 1", "take pen 1 from desk 1", "go to bed 1", "move pen 1 to bed 1"]
@@ -39,7 +39,7 @@ def put(root: Path, split: str, kind: str, number: int, **changes: Any) -> Path:
 def tree(tmp_path: Path) -> Path:
     """Twenty files of each type in each of three splits."""
     for split in SPLITS.values():
-        for kind in TYPES:
+        for kind in TASK_TYPES:
             for number in range(20):
                 put(tmp_path, split, kind, number)
     return tmp_path
@@ -63,11 +63,11 @@ def test_without_games_the_cure_is_said(tmp_path: Path) -> None:
         AlfWorld().task(0)
     with pytest.raises(UserError, match=r"holds no games: expected json_2.1.1/valid_seen/\.\.\. in it; get them with"):
         AlfWorld(settings={"data": str(tmp_path)}).task(0)
-    put(tmp_path, "train", TYPES[0], 1)
+    put(tmp_path, "train", TASK_TYPES[0], 1)
     with pytest.raises(UserError, match=r"no games in .*json_2.1.1/valid_seen; get them with"):
         AlfWorld(settings={"data": str(tmp_path)}).task(0)
-    with pytest.raises(UserError, match=f"no games of type {TYPES[1]} in .*/train"):
-        AlfWorld(TYPES[1], {"data": str(tmp_path)}).task(0, "train")
+    with pytest.raises(UserError, match=f"no games of type {TASK_TYPES[1]} in .*/train"):
+        AlfWorld(TASK_TYPES[1], {"data": str(tmp_path)}).task(0, "train")
 
 
 def test_a_folder_may_be_named_in_four_ways(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_a_wrong_setting_is_said(kind: str, settings: dict[str, str], said: str)
 
 
 def test_what_is_not_a_game_is_named(tmp_path: Path) -> None:
-    path = put(tmp_path, "valid_seen", TYPES[1], 1)
+    path = put(tmp_path, "valid_seen", TASK_TYPES[1], 1)
     env = AlfWorld(settings={"data": str(tmp_path)})
     good = path.read_text()
     for text, said in [
@@ -126,7 +126,7 @@ def test_tasks_come_in_a_fixed_mixed_order(tree: Path) -> None:
     again = AlfWorld(settings={"data": str(tree)})
     assert tasks == {split: [again.task(n, split) for n in range(120)] for split in SPLITS}
     kinds = [env._known[task.seed].parts[-3].partition("-")[0] for task in tasks["test"]]
-    assert Counter(kinds) == dict.fromkeys(TYPES, 20)
+    assert Counter(kinds) == dict.fromkeys(TASK_TYPES, 20)
     assert len(set(kinds[:20])) == 6
     assert all(task.instruction.startswith("Your task is to: put pen ") for task in tasks["train"])
     with pytest.raises(UserError, match="no split 'exam'; there are train, dev, test"):
@@ -154,7 +154,7 @@ def test_a_type_and_a_folder_are_told_by_the_name(tree: Path) -> None:
     assert all("pick_two_obj_and_place" in str(env._file(env.task(n))) for n in range(20))
     with pytest.raises(UserError, match="test has tasks 0 to 19, got 20"):
         env.task(20)
-    put(tree, "valid_unseen", TYPES[1], 1)
+    put(tree, "valid_unseen", TASK_TYPES[1], 1)
     unseen = AlfWorld(settings={"data": str(tree), "split": "valid_unseen"})
     assert unseen.name == "alfworld"  # one domain: banks serve all of it
     assert unseen.task(0).id == "alfworld-valid_unseen-0"
@@ -163,7 +163,7 @@ def test_a_type_and_a_folder_are_told_by_the_name(tree: Path) -> None:
 
 def test_what_the_authors_leave_out_is_left_out(tree: Path) -> None:
     put(tree, "valid_seen", "pick_and_place_with_movable_recep", 1)
-    put(tree, "valid_seen", f"{TYPES[1]}-AppleSliced", 1)
+    put(tree, "valid_seen", f"{TASK_TYPES[1]}-AppleSliced", 1)
     with pytest.raises(UserError, match="test has tasks 0 to 119"):
         AlfWorld(settings={"data": str(tree)}).task(120)
 
@@ -212,7 +212,7 @@ def env(alfworld_games: Path) -> Iterator[AlfWorld]:
 
 @pytest.mark.slow
 def test_a_problem_that_is_none_is_named(alfworld_games: Path, tmp_path: Path) -> None:
-    path = put(tmp_path, "valid_seen", TYPES[1], 1)
+    path = put(tmp_path, "valid_seen", TASK_TYPES[1], 1)
     broken = AlfWorld(settings={"data": str(tmp_path)})
     with pytest.raises(UserError, match=r"valid_seen/.*/game.tw-pddl cannot be played: ") as raised:
         broken.observe(broken.task(0), ())
@@ -247,7 +247,7 @@ def test_a_walkthrough_shows_what_the_agent_knows_of_itself(env: AlfWorld) -> No
             assert seen[n].text.endswith(f"Carrying: nothing\nPut: hot {thing} in {' '.join(words[4:])}")
     assert [o.reward for o in seen] == [0.0] * len(path) + [1.0]
     assert [o.over for o in seen] == [False] * len(path) + [True]
-    trajectory = replayed(env, task, path, "gold", 3)
+    trajectory = replay_actions(env, task, path, "gold", 3)
     assert (trajectory.id, trajectory.score, trajectory.domain) == ("gold/3", 1.0, "alfworld")
     assert [step.action for step in trajectory.transitions] == list(path)
 
@@ -260,13 +260,13 @@ def test_a_wrong_action_costs_a_step_and_changes_nothing(env: AlfWorld) -> None:
     for wrong in ("dance", "open the window", "go to moon 1"):
         after = env.observe(task, [first, wrong])
         assert after.text == "Nothing happens.\n\n" + before.text.rpartition("\n\n")[2]
-        assert env.refused(after)
+        assert env.is_refused(after)
         assert (after.actions, after.reward, after.over) == (before.actions, 0.0, False)
         assert env.observe(task, [first, wrong, go]) == env.observe(task, [first, go])
-    assert not env.refused(before)
+    assert not env.is_refused(before)
     assert "help" not in before.actions
     assert "Available commands" in env.observe(task, [first, "help"]).text
-    assert not env.refused(env.observe(task, [first, "help"]))
+    assert not env.is_refused(env.observe(task, [first, "help"]))
     assert env.observe(task, [first, f"  {go.upper()} "]) == env.observe(task, [first, go])
 
 
@@ -339,7 +339,7 @@ class Published:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", TASK_TYPES)
 def test_walkthroughs_win(alfworld_games: Path, kind: str) -> None:
     env = AlfWorld(kind, {"data": str(alfworld_games)})
     for n in range(3):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from learngraph.memory.records import UserError
-from learngraph.tools.environments.jericho import Jericho, work_out
+from learngraph.tools.environments.jericho import Jericho, find_valid_actions
 
 BESIDE = Path(__file__).parents[4] / "shared" / "data" / "jericho"
 GAMES_DIR = os.environ.get("JERICHO_GAMES") or (str(BESIDE) if BESIDE.is_dir() else "")
@@ -98,17 +98,17 @@ def test_no_command_reaches_beyond_the_episode(
 def test_lists_of_actions_are_kept_and_the_same_in_every_process(zork: Jericho, tmp_path: Path) -> None:
     first = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
     shown = first.observe(first.task(0), ["north", "east"])
-    assert first.valid.worked_out == 3
+    assert first.valid.computed_lists == 3
     (file,) = tmp_path.glob("zork1-*.jsonl")
     with file.open("a") as torn:
         torn.write('\n["cut off by a cr')
     second = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
     assert second.observe(second.task(0), ["north", "east"]) == shown
-    assert second.valid.worked_out == 0
+    assert second.valid.computed_lists == 0
     second.observe(second.task(0), ["north", "north"])
     third = Jericho("zork1", horizon=12, games_dir=GAMES_DIR, cache_dir=tmp_path)
     third.observe(third.task(0), ["north", "north"])
-    assert (second.valid.worked_out, third.valid.worked_out) == (1, 0)
+    assert (second.valid.computed_lists, third.valid.computed_lists) == (1, 0)
     code = (
         "from learngraph.tools.environments.jericho import Jericho; import sys; env = Jericho('zork1', games_dir=sys.argv[1]);"
         "print(env.observe(env.task(0), ['north', 'east']).actions)"
@@ -130,7 +130,7 @@ def test_working_out_leaves_the_game_as_it_was(zork: Jericho) -> None:
     emulator = zork._emulator(0)
     emulator.reset()
     before = emulator.get_world_state_hash(), emulator.get_moves(), emulator.get_score()
-    assert work_out(emulator) == work_out(emulator)
+    assert find_valid_actions(emulator) == find_valid_actions(emulator)
     assert (emulator.get_world_state_hash(), emulator.get_moves(), emulator.get_score()) == before
 
 

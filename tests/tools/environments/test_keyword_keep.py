@@ -120,7 +120,7 @@ def test_the_expert_learns_as_fast_as_can_be_and_random_does_not() -> None:
 
 
 def test_the_expert_believes_advice_until_it_fails() -> None:
-    expert = PosteriorExpert(told={"door black": "mist"})
+    expert = PosteriorExpert(advice={"door black": "mist"})
     assert expert.probabilities("door black") == {"mist": 1.0}
     expert.see("door black", "mist", 0.0)
     assert expert.probabilities("door black") == dict.fromkeys(("echo", "fern", "salt", "gold"), 0.25)

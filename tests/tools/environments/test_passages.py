@@ -15,7 +15,7 @@ import pytest
 
 from learngraph.memory.records import Observation, UserError
 from learngraph.tools.environments import passages
-from learngraph.tools.environments.passages import HELP, Passages, exact_match, f1, normalised
+from learngraph.tools.environments.passages import HELP, Passages, exact_match, f1, normalise_answer
 from learngraph.tools.environments.support.ranking import Ranking, words
 
 FOX = ["The fox is red.", "It sleeps by day.", "A Fox eats beetles.", "Its den is dry."]
@@ -64,8 +64,8 @@ def texts(env: Passages, actions: Sequence[str]) -> list[str]:
     ],
 )
 def test_normalisation_by_hand(answer: str, plain: str) -> None:
-    assert normalised(answer) == plain
-    assert normalised(plain) == plain
+    assert normalise_answer(answer) == plain
+    assert normalise_answer(plain) == plain
 
 
 def test_exact_match_and_f1_by_hand() -> None:
@@ -441,16 +441,16 @@ def test_search_equals_the_formula() -> None:
         query = " ".join(draw.choices([*vocabulary, "unknown"], k=draw.randint(1, 4)))
         scores = bm25(texts_, query)
         order = sorted((n for n in range(60) if scores[n] > 0), key=lambda n: (-round(scores[n], 9), n))
-        assert index.best(query, 60) == order
-        assert index.best(query, 3) == order[:3]
+        assert index.top_places(query, 60) == order
+        assert index.top_places(query, 3) == order[:3]
 
 
 def test_ties_go_to_the_earlier_text() -> None:
     index = Ranking(["b a", "c", "a b", "A, b!"], "test")
-    assert index.best("a", 9) == [0, 2, 3]
-    assert index.best("a a b", 2) == index.best("b a", 2) == [0, 2]
-    assert index.best("", 9) == index.best("zebra ?!", 9) == []
-    assert Ranking([], "test").best("a", 9) == Ranking(["?!"], "test").best("a", 9) == []
+    assert index.top_places("a", 9) == [0, 2, 3]
+    assert index.top_places("a a b", 2) == index.top_places("b a", 2) == [0, 2]
+    assert index.top_places("", 9) == index.top_places("zebra ?!", 9) == []
+    assert Ranking([], "test").top_places("a", 9) == Ranking(["?!"], "test").top_places("a", 9) == []
 
 
 def test_without_the_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_votes_are_counted_over_equal_answers(env: Problems) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_was_killed_is_replaced() -> None:
-    workers = Workers("math", most=1)
+    workers = Workers("math", max_workers=1)
     assert workers.ask("equal", gold="2", answer="1 + 1") is True
     first = workers._free[0].process.pid
     os.kill(first, signal.SIGKILL)
@@ -197,7 +197,7 @@ def test_a_process_that_was_killed_is_replaced() -> None:
 
 
 def test_an_error_is_said_and_does_not_end_the_process() -> None:
-    workers = Workers("math", most=1)
+    workers = Workers("math", max_workers=1)
     with pytest.raises(Unverified, match="KeyError: 'no such job'"):
         workers.ask("no such job")
     process = workers._free[0].process.pid
@@ -208,7 +208,7 @@ def test_an_error_is_said_and_does_not_end_the_process() -> None:
 
 def test_the_processes_do_not_see_the_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    workers = Workers("math", most=1)
+    workers = Workers("math", max_workers=1)
     workers.ask("normal", answer="1")
     environment = Path(f"/proc/{workers._free[0].process.pid}/environ").read_bytes()
     workers.close()
@@ -299,9 +299,9 @@ def work(text: str) -> Fraction:
 
 @pytest.mark.parametrize("solve", [multiples, zeros, paths, drawing, letters, series, work], ids=lambda solve: solve.__name__)
 def test_the_answers_of_our_own_set_by_another_way(solve: Callable[[str], Fraction]) -> None:
-    rows = [json.loads(line) for line in exercises.derive().splitlines()]
+    rows = [json.loads(line) for line in exercises.exercises_file_text().splitlines()]
     mine = [row for row in rows if row["kind"] == solve.__name__]
-    assert len(mine) == exercises.EACH
+    assert len(mine) == exercises.PROBLEMS_PER_KIND
     for row in mine:
         found = re.fullmatch(r"(-?)(?:(\d+)|\\frac\{(\d+)\}\{(\d+)\})", row["answer"])
         assert found, row
@@ -311,7 +311,7 @@ def test_the_answers_of_our_own_set_by_another_way(solve: Callable[[str], Fracti
 
 def test_our_own_set_is_what_its_rule_derives() -> None:
     file = Path(exercises.__file__).parent / "data" / "math.jsonl"
-    assert file.read_text(encoding="utf-8") == exercises.derive()
+    assert file.read_text(encoding="utf-8") == exercises.exercises_file_text()
     env = Problems()
     assert (env.name, str(env.report)) == ("math", "120 problems of 120 rows")
     assert [env.size(split) for split in ("test", "dev", "train")] == [48, 24, 48]
@@ -387,13 +387,13 @@ def test_rows_of_no_use_are_dropped_counted_and_named(tmp_path: Path) -> None:
     )
     assert [problem.where for problem in env.problems] == ["line 1", "line 8", "line 12"]
     report = env.report
-    assert (report.rows, report.kept, report.dropped) == (12, 3, 9)
-    assert report.missing == (
+    assert (report.rows, report.kept, report.dropped_rows) == (12, 3, 9)
+    assert report.incomplete_rows == (
         *(f"line {n} (no answer)" for n in (2, 3, 4, 5)),
         "line 6 (no problem)",
     )
-    assert report.repeated == ("line 7 (as line 1)", "line 9 (as line 8)")
-    assert report.contradictory == ("line 10: 4, line 11: 5",)
+    assert report.duplicate_rows == ("line 7 (as line 1)", "line 9 (as line 8)")
+    assert report.contradictory_rows == ("line 10: 4, line 11: 5",)
     assert str(report) == (
         "3 problems of 12 rows; 5 without a problem or an answer (line 2 (no answer); line 3 (no answer); line 4 (no answer) …); "
         "2 repeated (line 7 (as line 1); line 9 (as line 8)); "
@@ -506,7 +506,7 @@ def test_a_folder_is_a_data_set(tmp_path: Path, datasets: Any) -> None:
     written(folder, *({"problem": f"{n}?", "answer": str(n)} for n in range(6)), {"problem": "?", "answer": ""})
     env = Problems({"dataset": str(folder)})
     assert [env.size(split) for split in ("test", "dev", "train")] == [2, 2, 2]
-    assert env.report.missing == ("row 6 of train (no answer)",)
+    assert env.report.incomplete_rows == ("row 6 of train (no answer)",)
     assert re.fullmatch(r"math\?dataset=aime-[0-9a-f]{8}", env.name)
 
 
@@ -518,7 +518,7 @@ def test_a_data_set_keeps_its_own_parts(tmp_path: Path, datasets: Any) -> None:
     datasets.DatasetDict({"train": part("a?", "b?", "c?"), "test": part("d?", "x?", "a?")}).save_to_disk(folder)
     env = Problems({"dataset": folder})
     assert [env.size(split) for split in ("test", "dev", "train")] == [2, 0, 2]
-    assert env.report.contradictory == ("row 2 of test: 2, row 0 of train: 0",)  # in both, with different answers
+    assert env.report.contradictory_rows == ("row 2 of test: 2, row 0 of train: 0",)  # in both, with different answers
     assert [problem.text for problem in env.problems] == ["d?", "x?", "b?", "c?"]
     assert Problems({"dataset": folder, "part": "train", "split": "dev"}).size("dev") == 3
     assert Problems({"dataset": folder, "limit": "1"}).size("train") == 1

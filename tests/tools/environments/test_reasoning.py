@@ -11,7 +11,7 @@ import pytest
 
 from learngraph.memory.records import UserError
 from learngraph.tools.environments import reasoning
-from learngraph.tools.environments.reasoning import REFUSED, Reasoning, written_answer
+from learngraph.tools.environments.reasoning import UNUSABLE_GENERATORS, Reasoning, written_answer
 from learngraph.tools.environments.support.verifying import Workers
 
 pytest.importorskip("reasoning_gym", reason="NOT TESTED: pip install reasoning-gym")
@@ -121,11 +121,11 @@ def test_sixteen_threads_at_once_get_the_right_scores(countdown: Reasoning) -> N
 
 @pytest.mark.slow
 def test_every_generator_takes_its_own_answer_for_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = Workers("reasoning", most=1)
+    shared = Workers("reasoning", max_workers=1)
     monkeypatch.setattr(reasoning, "Workers", lambda kind: shared)
     names = shared.ask("names")
     assert len(names) > 100
-    for name in sorted(set(names) - set(REFUSED) - {"knight_swap"}):  # that one searches for seconds
+    for name in sorted(set(names) - set(UNUSABLE_GENERATORS) - {"knight_swap"}):  # that one searches for seconds
         env = Reasoning(name)
         task = env.task(1, "dev")
         if name in WITHOUT_ANSWER:
@@ -136,9 +136,9 @@ def test_every_generator_takes_its_own_answer_for_right(monkeypatch: pytest.Monk
     shared.close()
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", UNUSABLE_GENERATORS)
 def test_generators_that_cannot_be_used_are_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"{name} cannot be used: {re.escape(REFUSED[name])}"):
+    with pytest.raises(UserError, match=f"{name} cannot be used: {re.escape(UNUSABLE_GENERATORS[name])}"):
         Reasoning(name)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from learngraph.memory.records import Observation, Task, UserError
 from learngraph.tools.environments.catalogue import open_environment
-from learngraph.tools.environments.science_world import LIMITS, Grounding, ScienceWorld, _state
+from learngraph.tools.environments.science_world import OFFICIAL_STEP_LIMITS, Grounding, ScienceWorld, _state
 from learngraph.tools.environments.support.java import Java
 
 needs_game = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def rewards(env: ScienceWorld, task: Task, actions: list[str]) -> list[float]:
 
 
 def test_the_thirty_tasks_and_their_settings() -> None:
-    assert len(LIMITS) == 30
+    assert len(OFFICIAL_STEP_LIMITS) == 30
     assert ScienceWorld("boil").horizon == 100
     assert ScienceWorld("boil").name == "scienceworld:boil"
     assert open_environment("scienceworld:find-plant?limit=official").horizon == 15
@@ -167,7 +167,7 @@ def test_grounding_takes_the_nearest_of_the_same_kind_and_embeds_each_text_once(
             return embed(texts)
 
     assert Grounding(Model())("unbar the door", valid) == "open door"
-    assert Grounding(embed, floor=0.99)("unbar the door", valid) is None
+    assert Grounding(embed, min_similarity=0.99)("unbar the door", valid) is None
 
 
 def test_an_embedder_is_opened_by_name_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,7 +327,7 @@ def test_its_java_may_die_in_the_middle(find: ScienceWorld) -> None:
     machines = list(find._machines)
     find.close()
     assert machines
-    assert not any(java.alive() for java in machines)
+    assert not any(java.is_alive() for java in machines)
 
 
 # Longer: all tasks.
@@ -344,7 +344,7 @@ def machines() -> Iterator[tuple[list[Java], list[Java]]]:
 
 @needs_game
 @pytest.mark.parametrize(
-    "task", [pytest.param(task, marks=pytest.mark.slow if task in SOME else pytest.mark.long) for task in LIMITS]
+    "task", [pytest.param(task, marks=pytest.mark.slow if task in SOME else pytest.mark.long) for task in OFFICIAL_STEP_LIMITS]
 )
 def test_the_solution_of_every_task_scores_a_hundred(
     task: str, machines: tuple[list[Java], list[Java]], monkeypatch: pytest.MonkeyPatch

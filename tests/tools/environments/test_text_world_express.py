@@ -135,7 +135,7 @@ def test_closing_ends_java_and_the_next_use_starts_it_again(coin: TextWorldExpre
     machines = list(coin._machines)
     coin.close()
     assert machines
-    assert not any(java.alive() for java in machines)
+    assert not any(java.is_alive() for java in machines)
     assert coin.observe(coin.task(0), ()) == first
 
 

@@ -28,14 +28,14 @@ from learngraph.tools.environments.web_shop import (
     SEPARATOR,
     Goal,
     Page,
-    Piece,
+    PageElement,
     Product,
     Shop,
     WebShop,
-    attributes_met,
     draw_shop,
+    matched_attribute_count,
+    matched_option_count,
     name_words,
-    options_met,
     reward,
     token_set_ratio,
     type_reward,
@@ -102,21 +102,21 @@ def test_the_type_by_hand_in_each_branch() -> None:
 
 
 def test_attributes_by_hand() -> None:
-    assert attributes_met(BOTTLE, ["leak proof"]) == 1  # its own
-    assert attributes_met(BOTTLE, ["proof leak", "leak-proof"]) == 2  # the order of words does not matter
-    assert attributes_met(BOTTLE, ["dishwasher safes"]) == 1  # 2 * 15 / 31 = 97 > 85
-    assert attributes_met(BOTTLE, ["straw lid", "wide mouth", "bpa free"]) == 3  # title, features, description
-    assert attributes_met(BOTTLE, ["Long Walks"]) == 1
-    assert attributes_met(BOTTLE, ["spill proof", "oven safe", "cheap"]) == 0
-    assert attributes_met(BOTTLE, []) == 0
+    assert matched_attribute_count(BOTTLE, ["leak proof"]) == 1  # its own
+    assert matched_attribute_count(BOTTLE, ["proof leak", "leak-proof"]) == 2  # the order of words does not matter
+    assert matched_attribute_count(BOTTLE, ["dishwasher safes"]) == 1  # 2 * 15 / 31 = 97 > 85
+    assert matched_attribute_count(BOTTLE, ["straw lid", "wide mouth", "bpa free"]) == 3  # title, features, description
+    assert matched_attribute_count(BOTTLE, ["Long Walks"]) == 1
+    assert matched_attribute_count(BOTTLE, ["spill proof", "oven safe", "cheap"]) == 0
+    assert matched_attribute_count(BOTTLE, []) == 0
 
 
 def test_options_by_hand() -> None:
-    assert options_met(["navy blue", "1 litre"], ["1 litre", "navy blue"]) == 2
-    assert options_met(["navy blue"], ["blue"]) == 1  # all words of one are in the other: 100
-    assert options_met(["black"], ["navy blue"]) == 0
-    assert options_met([], ["black"]) == 0
-    assert options_met(["black"], []) == 0
+    assert matched_option_count(["navy blue", "1 litre"], ["1 litre", "navy blue"]) == 2
+    assert matched_option_count(["navy blue"], ["blue"]) == 1  # all words of one are in the other: 100
+    assert matched_option_count(["black"], ["navy blue"]) == 0
+    assert matched_option_count([], ["black"]) == 0
+    assert matched_option_count(["black"], []) == 0
 
 
 @pytest.mark.parametrize(
@@ -714,6 +714,6 @@ def test_a_chosen_option_is_marked() -> None:
     from learngraph.tools.environments.support.shop_server import _element
 
     page = replace(Page("item", product=1), chosen=(("color", "black"),))
-    marked = [piece for piece in SMALL.pieces(page) if piece.chosen]
-    assert marked == [Piece("black", "option", True)]
+    marked = [piece for piece in SMALL.page_elements(page) if piece.chosen]
+    assert marked == [PageElement("black", "option", True)]
     assert 'aria-pressed="true"' in _element(marked[0], over=False)

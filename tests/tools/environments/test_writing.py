@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from learngraph.memory.records import Task, UserError
 from learngraph.tools.environments import writing
 from learngraph.tools.environments.tree_of_thoughts import tree_of_thoughts_file
-from learngraph.tools.environments.writing import Writing, endings
+from learngraph.tools.environments.writing import Writing, check_endings
 
 PUBLISHED = tree_of_thoughts_file("text/data_100_random_text.txt")
 needs_file = pytest.mark.skipif(PUBLISHED is None, reason="NOT TESTED: pip install --no-deps tree-of-thoughts-llm")
@@ -24,11 +24,11 @@ GOOD = [START + sentence for sentence in FOUR]
 
 
 def test_the_rule_by_hand() -> None:
-    assert endings("\n\n".join(GOOD), FOUR) == (True, True, True, True)
-    assert endings("\n\n".join([GOOD[1], GOOD[0], GOOD[2], START]), FOUR) == (False, False, True, False)
-    assert endings("", FOUR) == ()
-    assert endings("\n\n".join(GOOD[:2]), FOUR) == (True, True)
-    assert endings("\n\n".join([*GOOD, "And more."]), FOUR) == (True, True, True, True, False)
+    assert check_endings("\n\n".join(GOOD), FOUR) == (True, True, True, True)
+    assert check_endings("\n\n".join([GOOD[1], GOOD[0], GOOD[2], START]), FOUR) == (False, False, True, False)
+    assert check_endings("", FOUR) == ()
+    assert check_endings("\n\n".join(GOOD[:2]), FOUR) == (True, True)
+    assert check_endings("\n\n".join([*GOOD, "And more."]), FOUR) == (True, True, True, True, False)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_rule_by_hand() -> None:
     ],
 )
 def test_what_ends_a_paragraph(paragraph: str, right: bool) -> None:
-    assert endings("\n\n".join([paragraph or "-", *GOOD[1:]]), FOUR) == (right, True, True, True)
+    assert check_endings("\n\n".join([paragraph or "-", *GOOD[1:]]), FOUR) == (right, True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_what_ends_a_paragraph(paragraph: str, right: bool) -> None:
     ],
 )
 def test_how_paragraphs_are_counted(passage: str, count: int) -> None:
-    right = endings(passage, FOUR)
+    right = check_endings(passage, FOUR)
     assert len(right) == count
     assert all(right) == (count == 4)
 
 
 def test_quotation_marks_and_dashes_of_any_kind() -> None:
     passage = "\n\n".join(GOOD).replace("“", '"').replace("”", '"').replace("–", "-").replace("'", "’")
-    assert endings(passage, FOUR) == (True, True, True, True)
+    assert check_endings(passage, FOUR) == (True, True, True, True)
 
 
 def test_an_episode() -> None:

@@ -17,7 +17,7 @@ from langchain_core.messages import HumanMessage
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling, UserError
 from learngraph.tools.local.engine import AdapterError, EngineFailed, LocalEngine, Unavailable, UnknownVersion
 from learngraph.tools.local.model import LocalChatModel, WindowError, fingerprint
-from learngraph.tools.local.replies import Spoken, read_calls
+from learngraph.tools.local.replies import StreamingDecoder, read_calls
 from learngraph.tools.models.models import POCKET
 
 peft = pytest.importorskip("peft")
@@ -83,7 +83,7 @@ def adapters(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture
 async def engine(tiny: str) -> AsyncIterator[LocalEngine]:
-    made = LocalEngine(LocalChatModel(model=tiny), rank=4, slots=2)
+    made = LocalEngine(LocalChatModel(model=tiny), rank=4, max_loras=2)
     yield made
     await made.close()
 
@@ -108,7 +108,7 @@ async def test_replies_are_those_of_the_model(tiny: str, engine: LocalEngine) ->
 async def test_a_long_prompt_holds_up_nobody_and_the_choices_of_a_request_share_its_tokens(
     engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, known = engine._prompts.made, LocalChatModel.get_token_ids
+    made, known = engine._prompts.num_tokenized, LocalChatModel.get_token_ids
     seen, at_work = threading.Event(), threading.Event()
 
     def slow(model: LocalChatModel, text: str) -> list[int]:
@@ -124,14 +124,14 @@ async def test_a_long_prompt_holds_up_nobody_and_the_choices_of_a_request_share_
         await asyncio.sleep(0.01)
     seen.set()
     found = await asyncio.gather(*replies)
-    assert engine._prompts.made == made + 1
+    assert engine._prompts.num_tokenized == made + 1
     assert len({one.prompt_ids for one in found}) == 1
     assert len({one.token_ids for one in found}) > 1
     assert engine._prompts._shared == {}
     for request in (ask("hello world " * 100_000), ChatRequest(raw="x" * 10**6)):
         with pytest.raises(WindowError, match=r"of \d+ characters does not fit the window of 512 tokens"):
             await reply(engine, request)
-    assert engine._prompts.made == made + 1  # refused by its length alone
+    assert engine._prompts.num_tokenized == made + 1  # refused by its length alone
     with pytest.raises(WindowError) as caught:
         await reply(engine, ask("go " * 900))
     assert engine.model.model not in str(caught.value)
@@ -156,10 +156,10 @@ async def test_a_reply_does_not_depend_on_what_runs_beside_it(tiny: str, adapter
         await engine.load(f"v{i}", adapters[i])
     requests = [(ask("look at the map " * (1 + i % 5), seed=i, max_tokens=5 + i), ["", "v0", "v1"][i % 3]) for i in range(24)]
     alone = [await reply(engine, request, version) for request, version in requests]
-    before = engine._passes.count
+    before = engine._passes.num_passes
     together = await asyncio.gather(*(reply(engine, request, version) for request, version in requests))
     assert together == alone  # token ids and log-probabilities, to the last bit
-    assert engine._passes.count - before < 60  # they did share passes
+    assert engine._passes.num_passes - before < 60  # they did share passes
     await engine.close()
 
 
@@ -171,7 +171,7 @@ async def test_stop_texts_are_held_back_and_cut(tiny: str, engine: LocalEngine) 
     assert text == whole.text[: whole.text.index(stop)]
     assert cut.finish == "stop"
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-    assert stop in engine.model.text(cut.token_ids)  # what was sampled is all there
+    assert stop in engine.model.decode(cut.token_ids)  # what was sampled is all there
     assert all(stop not in piece.text for piece in pieces)
     shown = "".join(entry["token"] for piece in pieces for entry in piece.logprobs)
     assert stop not in shown
@@ -181,7 +181,7 @@ async def test_stop_texts_are_held_back_and_cut(tiny: str, engine: LocalEngine) 
 async def test_log_probabilities_come_with_the_pieces(engine: LocalEngine) -> None:
     _, said, pieces = await read(engine.stream(ask("hello", top=3, seed=5, max_tokens=20)))
     entries = [entry for piece in pieces for entry in piece.logprobs]
-    spoken = [token for token in said.token_ids if token not in engine.model.ends]
+    spoken = [token for token in said.token_ids if token not in engine.model.end_ids]
     assert [entry["token"] for entry in entries] == [engine.model.tokenizer.decode([token]) for token in spoken]
     assert [entry["logprob"] for entry in entries] == pytest.approx(said.logprobs[: len(spoken)], abs=1e-4)
     for entry in entries:
@@ -326,7 +326,7 @@ async def test_conversations_are_read_once(engine: LocalEngine) -> None:
 async def test_versions_that_lost_their_slot_come_back(engine: LocalEngine, adapters: list[Path]) -> None:
     for i in range(4):
         await engine.load(f"v{i}", adapters[i])
-    assert engine.loaded() == ("v0", "v1", "v2", "v3")
+    assert engine.loaded_versions() == ("v0", "v1", "v2", "v3")
     requests = [(ask("hello", seed=i), f"v{i % 4}") for i in range(16)]
     said = await asyncio.gather(*(reply(engine, *request) for request in requests))  # four versions, two slots
     assert [one.version for one in said] == [version for _, version in requests]
@@ -345,7 +345,7 @@ async def test_unloading_waits_for_those_who_began(tiny: str, engine: LocalEngin
     leaving = asyncio.create_task(engine.unload("v0"))
     await asyncio.sleep(0.01)
     assert not leaving.done()
-    assert engine.loaded() == ()
+    assert engine.loaded_versions() == ()
     with pytest.raises(UnknownVersion):
         await reply(engine, ask("hello"), "v0")
     back = asyncio.create_task(engine.load("v0", adapters[1]))  # another one, when this one has gone
@@ -436,7 +436,7 @@ async def test_adapters_that_do_not_fit(engine: LocalEngine, tiny: str, tmp_path
         return
     with pytest.raises(AdapterError, match=words):
         await engine.load("v", folder)
-    assert engine.loaded() == ()
+    assert engine.loaded_versions() == ()
     assert (await reply(engine, ask("hello"))).version == ""
 
 
@@ -445,7 +445,7 @@ async def test_other_architectures(checkpoint: Callable[..., str], tmp_path: Pat
     folder = checkpoint(kind=kind)
     adapter = make_adapter(folder, tmp_path / "v", 3, fan_in_fan_out=kind == "GPT2")
     engine = LocalEngine(LocalChatModel(model=folder), rank=4)
-    assert engine._passes.packed
+    assert engine._passes.is_packed
     await engine.load("v", adapter)
     requests = [(ask("hello " * (i + 1), seed=i), ["", "v"][i % 2]) for i in range(6)]
     for (_, version), said in zip(requests, await asyncio.gather(*(reply(engine, *one) for one in requests)), strict=True):
@@ -457,7 +457,7 @@ async def test_models_that_forget_get_passes_of_their_own(checkpoint: Callable[.
     folder = checkpoint(kind="Mistral", sliding_window=16)
     adapter = make_adapter(folder, tmp_path / "v", 3)
     engine = LocalEngine(LocalChatModel(model=folder), rank=4)
-    assert not engine._passes.packed
+    assert not engine._passes.is_packed
     await engine.load("v", adapter)
     for version in ("", "v"):
         said = await reply(engine, ask("There is a lamp on the table. Look at the map."), version)
@@ -470,7 +470,7 @@ async def test_models_that_forget_get_passes_of_their_own(checkpoint: Callable[.
 
 
 async def test_closing_a_stream_frees_its_place(tiny: str) -> None:
-    engine = LocalEngine(LocalChatModel(model=tiny), rank=4, streams=1)
+    engine = LocalEngine(LocalChatModel(model=tiny), rank=4, max_streams=1)
     endless = replace(ask("hello", max_tokens=10_000), more={"logit_bias": {"1": -100}})
     stream = engine.stream(endless)
     await anext(stream)
@@ -580,7 +580,7 @@ async def test_two_hundred_streams() -> None:
     assert len(said) == 200
     assert engine.counts.failed == 0
     assert engine.counts.finished == 200
-    assert engine._passes.count < 0.5 * engine.counts.generated_tokens
+    assert engine._passes.num_passes < 0.5 * engine.counts.generated_tokens
     await engine.close()
 
 
@@ -589,7 +589,15 @@ async def test_two_hundred_streams() -> None:
 async def test_clients_and_versions_come_and_go(tiny: str, adapters: list[Path], seed: int) -> None:
     """Random requests, some broken off or cancelled, over random loads, unloads and work: all ends, and nothing is left over."""
     rng = random.Random(seed)
-    engine = LocalEngine(LocalChatModel(model=tiny), rank=4, slots=2, streams=12, batch=8, chunk=32, cache_megabytes=1)
+    engine = LocalEngine(
+        LocalChatModel(model=tiny),
+        rank=4,
+        max_loras=2,
+        max_streams=12,
+        max_batch_size=8,
+        max_prefill_tokens=32,
+        cache_megabytes=1,
+    )
     for i in range(4):
         await engine.load(f"v{i}", adapters[i])
     said: list[Reply] = []
@@ -671,7 +679,7 @@ def test_growing_text_never_takes_anything_back(tiny: str) -> None:
         "a < b <tool <tool_cal l>" * 3,
     ):
         for calls in (False, True):
-            spoken = Spoken(model.text, frame, (), calls)
+            spoken = StreamingDecoder(model.decode, frame, (), calls)
             shown = ""
             for token in model.get_token_ids(text):
                 spoken.add(token)
@@ -700,7 +708,7 @@ async def test_a_model_that_calls_a_tool(checkpoint: Callable[..., str], good: b
         logits = model.network(torch.tensor([ids]), use_cache=False).logits[0, len(prompt) - 1 : -1]
         torch.nn.functional.cross_entropy(logits, torch.tensor(ids[len(prompt) :])).backward()
         updates.step()
-    model.forget()
+    model.clear_cache()
     engine = LocalEngine(model, rank=4)
     assert "tools" in engine.features
     text, said, pieces = await read(engine.stream(request))

@@ -11,7 +11,7 @@ import transformers
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from learngraph.memory.records import UserError
-from learngraph.tools.local.model import LocalChatModel, Usage, WindowError, fingerprint
+from learngraph.tools.local.model import LocalChatModel, ModelUsage, WindowError, fingerprint
 
 VERBS = ["go", "take", "open", "look at", "eat"]
 NOUNS = ["north", "the lamp", "the door", "", "the map", "naïve café"]
@@ -72,9 +72,9 @@ def test_scores_of_an_option_that_begins_another(model: LocalChatModel) -> None:
 
 def test_very_many_options_take_several_passes(model: LocalChatModel) -> None:
     actions = [f"{i} go {i * i}" for i in range(400)]
-    model.usage = Usage()
+    model.usage = ModelUsage()
     scores = model.score(ask("hello"), actions)
-    assert model.usage.forwards > 1
+    assert model.usage.forward_passes > 1
     for i in (0, 150, 399):
         assert scores[i] == pytest.approx(naive(model, ask("hello"), actions[i]), abs=1e-4)
     assert model.usage.prompt_tokens == len(model.prompt_ids(ask("hello")))
@@ -105,7 +105,7 @@ def test_long_prompts_get_a_pass_of_their_own(checkpoint: Callable[..., str]) ->
     assert model.score(messages, ["go", "take the lamp"]) == pytest.approx(
         [naive(model, messages, "go"), naive(model, messages, "take the lamp")], abs=1e-4
     )
-    assert model.usage.forwards == 2
+    assert model.usage.forward_passes == 2
 
 
 @pytest.mark.parametrize("kind", ["Qwen2", "GPT2"])
@@ -131,8 +131,8 @@ def test_sliding_windows_are_scored_without_a_cache(checkpoint: Callable[..., st
 
 
 def test_growing_prompts_prefill_only_what_is_new(model: LocalChatModel) -> None:
-    model.forget()
-    model.usage = Usage()
+    model.clear_cache()
+    model.usage = ModelUsage()
     text, new, before = "You are in the kitchen.", 0, 0
     for step in range(6):
         text += f" > go north {step}\nThere is a lamp."
@@ -146,7 +146,7 @@ def test_growing_prompts_prefill_only_what_is_new(model: LocalChatModel) -> None
         new += len(ids) - before + (closing if step else 0)
         before = len(ids)
     assert model.usage.prefilled_tokens <= 1.05 * new
-    assert model.usage.forwards == 6
+    assert model.usage.forward_passes == 6
 
 
 def test_forks_and_returns_equal_fresh(model: LocalChatModel, tiny: str) -> None:
@@ -158,8 +158,8 @@ def test_forks_and_returns_equal_fresh(model: LocalChatModel, tiny: str) -> None
 
 
 def test_two_questions_by_turns_both_stay_cached(model: LocalChatModel) -> None:
-    model.forget()
-    model.usage = Usage()
+    model.clear_cache()
+    model.usage = ModelUsage()
     texts = ["You are in the kitchen. " * 4, "There is a lamp on the table. " * 4]
     for _ in range(3):
         for text in texts:
@@ -170,9 +170,9 @@ def test_two_questions_by_turns_both_stay_cached(model: LocalChatModel) -> None:
 
 
 def test_chat_and_scores_share_the_cache(model: LocalChatModel) -> None:
-    model.forget()
+    model.clear_cache()
     first = model.invoke("hello, how are you", seed=3, max_tokens=8)
-    model.usage = Usage()
+    model.usage = ModelUsage()
     messages = [HumanMessage("hello, how are you"), first, HumanMessage("look")]
     expected = naive(model, messages, "go")
     assert model.score(messages, ["go"]) == pytest.approx([expected], abs=1e-4)
@@ -185,7 +185,7 @@ def test_forget_after_the_weights_change(checkpoint: Callable[..., str]) -> None
     model.score(ask("hello"), ["go"])
     with torch.no_grad():
         model.network.model.layers[0].mlp.down_proj.weight.mul_(-1)
-    model.forget()
+    model.clear_cache()
     assert model.score(ask("hello"), ["go"]) == pytest.approx([naive(model, ask("hello"), "go")], abs=1e-4)
 
 
@@ -241,7 +241,7 @@ def test_stream_adds_up_to_the_reply(model: LocalChatModel) -> None:
 
 
 def test_a_stream_comes_token_by_token(model: LocalChatModel) -> None:
-    model.usage = Usage()
+    model.usage = ModelUsage()
     stream = model.stream("hello", seed=0, max_tokens=50)
     next(stream)
     assert model.usage.generated_tokens < 10
@@ -389,7 +389,7 @@ def test_a_fingerprint_says_which_base(tiny: str, words: str, checkpoint: Callab
     assert fingerprint(LocalChatModel(model=str(tmp_path))) == base
     with torch.no_grad():
         next(again.network.parameters())[0, 0] += 1e-3
-    again.forget()
+    again.clear_cache()
     assert fingerprint(again) != base
     templated = LocalChatModel(model=tiny)
     templated.tokenizer.chat_template += " "

@@ -6,18 +6,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from learngraph.tools.local.passes import Past, Prefixes  # noqa: E402
+from learngraph.tools.local.passes import KVCache, PrefixCache  # noqa: E402
 
 
 def test_kept_prefixes_stay_within_their_limit() -> None:
-    prefixes = Prefixes(megabytes=1)
+    prefixes = PrefixCache(megabytes=1)
     for i in range(500):
-        past = Past()
+        past = KVCache()
         past.extend(0, torch.zeros(1, 2, 100, 8), torch.zeros(1, 2, 100, 8))
         past.size = 100
         prefixes.keep(i % 3, [i, *range(99)], past)
-        held = sum(room.nbytes for kept in prefixes._kept for rooms in kept.rooms.values() for room in rooms)
+        held = sum(room.nbytes for kept in prefixes._kept for rooms in kept.buffers.values() for room in rooms)
         assert held == prefixes._bytes <= 2**20
-    size = sum(room.nbytes for rooms in past.rooms.values() for room in rooms)
+    size = sum(room.nbytes for rooms in past.buffers.values() for room in rooms)
     assert len(prefixes) == 2**20 // size  # full, and no more
     assert prefixes._kept[-1].ids[0] == 499  # the oldest went

@@ -30,8 +30,8 @@ def loaded() -> tuple[Any, Any]:
 
 def test_training_never_sees_a_held_out_scenario() -> None:
     draw = random.Random(0)
-    held = {hierarchy.system(scenario) for scenario in hierarchy.stream()}
-    for kind in guard_chats.MIX:
+    held = {hierarchy.system_prompt(scenario) for scenario in hierarchy.scenario_stream()}
+    for kind in guard_chats.CHAT_SHARES:
         for _ in range(100):
             text = guard_chats.chat(draw, kind)[0]["content"]
             assert text.partition("now : ")[2] or text not in held
@@ -41,34 +41,36 @@ def test_a_defender_that_keeps_everything_is_always_right_and_one_that_keeps_not
     draw = random.Random(1)
     for number in range(400):
         scenario = hierarchy.draw_scenario(draw, number % 5, f"t{number}")
-        attacked = hierarchy.attack(scenario, ())
-        kept = guard_chats.odds(scenario, attacked)
-        right = guard_chats.fallible(scenario, attacked, dict.fromkeys(kept, 1.0), draw)
+        attacked = hierarchy.next_attack(scenario, ())
+        kept = guard_chats.hold_probabilities(scenario, attacked)
+        right = guard_chats.fallible_reply(scenario, attacked, dict.fromkeys(kept, 1.0), draw)
         assert hierarchy.verify(scenario, attacked.text, right).reward == 1
         if attacked.target:
-            wrong = guard_chats.fallible(scenario, attacked, dict.fromkeys(kept, 1.0) | {attacked.target: 0.0}, draw)
-            assert attacked.target in hierarchy.verify(scenario, attacked.text, wrong).broken
+            wrong = guard_chats.fallible_reply(scenario, attacked, dict.fromkeys(kept, 1.0) | {attacked.target: 0.0}, draw)
+            assert attacked.target in hierarchy.verify(scenario, attacked.text, wrong).broken_families
 
 
 def test_steadiness_and_feedback_raise_the_odds() -> None:
     scenario = next(scenario for scenario in hierarchy.scenarios(0) if scenario.hostile)
-    attacked = hierarchy.attack(scenario, ())
-    plain, steady = (guard_chats.odds(scenario, attacked, z)[attacked.target] for z in (0.0, 1.0))
-    told = guard_chats.odds(scenario, attacked, 0.0, {attacked.target: guard_chats.TOLD})[attacked.target]
+    attacked = hierarchy.next_attack(scenario, ())
+    plain, steady = (guard_chats.hold_probabilities(scenario, attacked, z)[attacked.target] for z in (0.0, 1.0))
+    told = guard_chats.hold_probabilities(scenario, attacked, 0.0, {attacked.target: guard_chats.BROKEN_RULE_LOGIT_SHIFT})[
+        attacked.target
+    ]
     assert 0.2 < plain < steady < 0.95 < told
 
 
 def test_the_trainer_reads_chats_as_template_and_tokenizer_do(loaded: tuple[Any, Any]) -> None:
     _, tokenizer = loaded
     draw = random.Random(2)
-    for kind in guard_chats.MIX:
+    for kind in guard_chats.CHAT_SHARES:
         for _ in range(20):
             said = guard_chats.chat(draw, kind)
             found = guard_train._encode(said, tokenizer.get_vocab())
             text = tokenizer.apply_chat_template(said, tokenize=False)
             assert found.ids == tokenizer(text, add_special_tokens=False)["input_ids"]
             assert tokenizer.unk_token_id not in found.ids
-            learned = [token for token, on in zip(found.ids, found.learned, strict=True) if on]
+            learned = [token for token, on in zip(found.ids, found.loss_mask, strict=True) if on]
             replies = " <end> ".join([message["content"] for message in said if message["role"] == "assistant"])
             assert tokenizer.decode(learned) == f"{replies} <end>"
 
@@ -76,24 +78,24 @@ def test_the_trainer_reads_chats_as_template_and_tokenizer_do(loaded: tuple[Any,
 def test_the_tokenizer_knows_every_word_of_the_scenarios(loaded: tuple[Any, Any]) -> None:
     _, tokenizer = loaded
     assert tokenizer.get_vocab() == guard_train.train_tokenizer().get_vocab()
-    for scenario in hierarchy.stream():
-        user = hierarchy.attack(scenario, ()).text
-        for text in (hierarchy.system(scenario), user, hierarchy.verify(scenario, user, "").text):
+    for scenario in hierarchy.scenario_stream():
+        user = hierarchy.next_attack(scenario, ()).text
+        for text in (hierarchy.system_prompt(scenario), user, hierarchy.verify(scenario, user, "").feedback):
             assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
 
 
 def test_prompts_are_short(loaded: tuple[Any, Any]) -> None:
-    said = guard.play(*loaded, hierarchy.stream()[::3], seed=1)
-    assert max(len(one.prompt_ids) for played in said for one in played.said) <= 120
-    assert max(len(one.token_ids) for played in said for one in played.said) <= guard.LONGEST
+    said = guard.play_scenarios(*loaded, hierarchy.scenario_stream()[::3], seed=1)
+    assert max(len(one.prompt_ids) for played in said for one in played.replies) <= 120
+    assert max(len(one.token_ids) for played in said for one in played.replies) <= guard.MAX_REPLY_TOKENS
 
 
 def test_training_writes_a_model_that_loads(tmp_path: Path) -> None:
-    guard_train.train(guard_train.GuardTraining(tmp_path, minutes=0.005, tokens=300))
+    guard_train.train(guard_train.GuardTraining(tmp_path, minutes=0.005, batch_tokens=300))
     network, tokenizer = guard.load(tmp_path)
     assert sum(p.numel() for p in network.parameters()) < 1_000_000
     said = guard.reply(network, tokenizer, [[{"role": "user", "content": "key is what ?"}]])
-    assert len(said[0].token_ids) == len(said[0].logprobs) >= 1
+    assert len(said[0].token_ids) == len(said[0].token_logprobs) >= 1
 
 
 def test_no_model_in_the_folder(tmp_path: Path) -> None:
@@ -107,47 +109,49 @@ def test_no_model_in_the_folder(tmp_path: Path) -> None:
 def test_log_probabilities_are_those_of_a_separate_pass(loaded: tuple[Any, Any]) -> None:
     network, tokenizer = loaded
     for temperature in (1.0, 0.7):
-        for played in guard.play(network, tokenizer, hierarchy.stream()[::9], temperature=temperature, seed=4):
-            for said in played.said:
+        for played in guard.play_scenarios(
+            network, tokenizer, hierarchy.scenario_stream()[::9], temperature=temperature, seed=4
+        ):
+            for said in played.replies:
                 ids = torch.tensor([[*said.prompt_ids, *said.token_ids]])
                 with torch.inference_mode():
                     logps = (network(ids).logits[0].float() / temperature).log_softmax(-1)
                 start = len(said.prompt_ids)
                 wanted = [float(logps[start + n - 1, token]) for n, token in enumerate(said.token_ids)]
-                assert said.logprobs == pytest.approx(wanted, abs=2e-4)
+                assert said.token_logprobs == pytest.approx(wanted, abs=2e-4)
 
 
 def test_play_is_the_same_in_any_batch(loaded: tuple[Any, Any]) -> None:
-    part = hierarchy.stream()[:12]
-    whole = guard.play(*loaded, part, seed=3)
-    alone = guard.play(*loaded, part, seed=3, batch=5)
+    part = hierarchy.scenario_stream()[:12]
+    whole = guard.play_scenarios(*loaded, part, seed=3)
+    alone = guard.play_scenarios(*loaded, part, seed=3, batch=5)
     assert [one.turns for one in whole] == [one.turns for one in alone]
-    assert [one.turns for one in whole] != [one.turns for one in guard.play(*loaded, part, seed=5)]
+    assert [one.turns for one in whole] != [one.turns for one in guard.play_scenarios(*loaded, part, seed=5)]
 
 
 def test_turns_are_judged_and_end_with_the_first_break(loaded: tuple[Any, Any]) -> None:
-    for played in guard.play(*loaded, hierarchy.stream()[:30], seed=6):
-        assert 1 <= len(played.turns) == len(played.said) <= 3
+    for played in guard.play_scenarios(*loaded, hierarchy.scenario_stream()[:30], seed=6):
+        assert 1 <= len(played.turns) == len(played.replies) <= 3
         assert all(turn.verdict.reward for turn in played.turns[:-1])
-        assert played.held == (len(played.turns) == 3 and played.turns[-1].verdict.reward == 1)
+        assert played.is_won == (len(played.turns) == 3 and played.turns[-1].verdict.reward == 1)
         for number, turn in enumerate(played.turns):
             assert turn.verdict == hierarchy.verify(played.scenario, turn.user, turn.reply)
-            assert turn.user == hierarchy.attack(played.scenario, played.turns[:number]).text
+            assert turn.user == hierarchy.next_attack(played.scenario, played.turns[:number]).text
 
 
 def test_an_adapter_that_changes_nothing_plays_alike_and_one_that_does_not(loaded: tuple[Any, Any]) -> None:
-    from learngraph.tools.training.lora import LoRA, adapt
+    from learngraph.tools.training.lora import LoRA, attach_lora
 
-    part = hierarchy.stream()[:10]
+    part = hierarchy.scenario_stream()[:10]
     network, tokenizer = guard.load()
-    plain = guard.play(network, tokenizer, part, seed=1)
-    wrapped = adapt(network, LoRA(rank=4)).eval()
-    assert [one.turns for one in guard.play(wrapped, tokenizer, part, seed=1)] == [one.turns for one in plain]
+    plain = guard.play_scenarios(network, tokenizer, part, seed=1)
+    wrapped = attach_lora(network, LoRA(rank=4)).eval()
+    assert [one.turns for one in guard.play_scenarios(wrapped, tokenizer, part, seed=1)] == [one.turns for one in plain]
     with torch.no_grad():
         for name, tensor in wrapped.named_parameters():
             if "lora_B" in name:
                 tensor.normal_(std=0.5)
-    assert [one.turns for one in guard.play(wrapped, tokenizer, part, seed=1)] != [one.turns for one in plain]
+    assert [one.turns for one in guard.play_scenarios(wrapped, tokenizer, part, seed=1)] != [one.turns for one in plain]
 
 
 def test_the_chat_model_says_the_same(loaded: tuple[Any, Any]) -> None:
@@ -171,7 +175,7 @@ def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any])
     prompt = Prompt.load("claas/hindsight", overrides=guard.PROMPTS)
     text = hindsight_block(prompt.parts[0][1].template, "broke end : end with opal .", "no opal")
     said = [{"role": "user", "content": "say amber ."}]
-    (own,) = guard.hinted(said, "broke end : end with opal .", "no opal")
+    (own,) = guard.append_hindsight(said, "broke end : end with opal .", "no opal")
     assert tokenizer(f"say amber .\n\n{text}")["input_ids"] == tokenizer(own["content"])["input_ids"]
     assert tokenizer.unk_token_id not in tokenizer(text)["input_ids"]
     for verdict in ("right", "wrong"):  # of whoever says nothing
@@ -184,21 +188,21 @@ def test_the_models_own_wording_of_the_hindsight_prompt(loaded: tuple[Any, Any])
 
 
 def test_the_base_wins_a_quarter_to_a_third_of_the_stream(loaded: tuple[Any, Any]) -> None:
-    held = [one.held for seed in range(2) for one in guard.play(*loaded, hierarchy.stream(), seed=seed)]
+    held = [one.is_won for seed in range(2) for one in guard.play_scenarios(*loaded, hierarchy.scenario_stream(), seed=seed)]
     assert 0.17 <= sum(held) / len(held) <= 0.43
 
 
 def test_feedback_behind_the_message_is_used(loaded: tuple[Any, Any]) -> None:
-    played = guard.play(*loaded, hierarchy.stream(), seed=2)
+    played = guard.play_scenarios(*loaded, hierarchy.scenario_stream(), seed=2)
     lost = [one for one in played if not one.turns[0].verdict.reward]
-    asked = [hierarchy.messages(one.scenario, (), one.turns[0].user) for one in lost]
+    asked = [hierarchy.chat_messages(one.scenario, (), one.turns[0].user) for one in lost]
 
     def right(chats: list[Any]) -> float:
         replies = guard.reply(*loaded, chats, seed="again")
         ok = [hierarchy.verify(a.scenario, a.turns[0].user, b.text).reward for a, b in zip(lost, replies, strict=True)]
         return sum(ok) / len(ok)
 
-    told = [guard.hinted(said, one.turns[0].verdict.text) for said, one in zip(asked, lost, strict=True)]
+    told = [guard.append_hindsight(said, one.turns[0].verdict.feedback) for said, one in zip(asked, lost, strict=True)]
     assert right(told) >= 0.75
     assert right(asked) <= 0.65
 
@@ -206,17 +210,17 @@ def test_feedback_behind_the_message_is_used(loaded: tuple[Any, Any]) -> None:
 def test_a_right_reply_is_in_the_support_of_every_family(loaded: tuple[Any, Any]) -> None:
     part = [one for split in range(5) for one in hierarchy.scenarios(split, 30, seed=2)]
     found: dict[str, list[int]] = {}
-    chats = [hierarchy.messages(scenario, (), hierarchy.attack(scenario, ()).text) for scenario in part]
+    chats = [hierarchy.chat_messages(scenario, (), hierarchy.next_attack(scenario, ()).text) for scenario in part]
     for scenario, said, given in zip(part, chats, guard.reply(*loaded, chats, seed=0), strict=True):
         verdict = hierarchy.verify(scenario, said[-1]["content"], given.text)
-        found.setdefault(hierarchy.attack(scenario, ()).target, []).append(verdict.reward)
+        found.setdefault(hierarchy.next_attack(scenario, ()).target, []).append(verdict.reward)
     assert set(hierarchy.FAMILIES) <= set(found)
     assert all(0.1 < sum(rewards) / len(rewards) < 0.98 for rewards in found.values())
 
 
 def test_what_must_not_be_forgotten_is_known(loaded: tuple[Any, Any]) -> None:
-    for kind, chats in guard_chats.probes(60, seed=1).items():
+    for kind, chats in guard_chats.retention_probes(60, seed=1).items():
         replies = guard.reply(*loaded, [said for said, _ in chats], temperature=0.0)
         right = sum(a.text == wanted for a, (_, wanted) in zip(replies, chats, strict=True)) / len(chats)
         assert right >= (0.6 if kind == "sums" else 0.9)
-    assert guard.retained(*loaded, count=30) >= 0.8
+    assert guard.retention_accuracy(*loaded, count=30) >= 0.8

@@ -25,7 +25,7 @@ from learngraph.tools.pocket.errands import Errands
 from learngraph.tools.pocket.evaluate import WEIGHTS
 from learngraph.tools.pocket.tokenizer import train_tokenizer
 from learngraph.tools.pocket.train import Encoder, PocketTraining, train
-from learngraph.tools.pocket.transcripts import Decision, Paid
+from learngraph.tools.pocket.transcripts import DecisionPiece, RewardPiece
 
 TOKENIZER = AutoTokenizer.from_pretrained(WEIGHTS, local_files_only=True)
 Probabilities = Callable[[str, Sequence[str]], dict[str, float]]
@@ -91,13 +91,13 @@ def test_chat_template_drops_system_messages_and_renders_turns_alike() -> None:
 def test_pieces_are_tokenised_alike_alone_and_together() -> None:
     draw, encoder = random.Random(1), Encoder(TOKENIZER)
     for _ in range(5):
-        pieces = [piece for piece, _ in zip(transcripts.keep(draw, KeywordKeep()), range(60), strict=False)]
+        pieces = [piece for piece, _ in zip(transcripts.keep_pieces(draw, KeywordKeep()), range(60), strict=False)]
         ids = encoder.sequence(pieces, 10_000).ids
-        assert ids == TOKENIZER(transcripts.text(pieces))["input_ids"]
+        assert ids == TOKENIZER(transcripts.transcript_text(pieces))["input_ids"]
 
 
-def pieces_of(draw: random.Random, most: int = 90) -> list[transcripts.Piece]:
-    return [piece for piece, _ in zip(transcripts.keep(draw, KeywordKeep(), longest=320), range(most), strict=False)]
+def pieces_of(draw: random.Random, most: int = 90) -> list[transcripts.TranscriptPiece]:
+    return [piece for piece, _ in zip(transcripts.keep_pieces(draw, KeywordKeep(), longest=320), range(most), strict=False)]
 
 
 def test_transcripts_follow_the_layout_and_the_labels_the_evidence() -> None:
@@ -105,10 +105,10 @@ def test_transcripts_follow_the_layout_and_the_labels_the_evidence() -> None:
     asked = []
     for _ in range(300):
         pieces = pieces_of(draw)
-        assert transcripts.text(pieces).startswith("Task: reach the exit\n")
+        assert transcripts.transcript_text(pieces).startswith("Task: reach the exit\n")
         paid: dict[str, str] = {}
         for n, piece in enumerate(pieces):
-            if isinstance(piece, Decision):
+            if isinstance(piece, DecisionPiece):
                 before = pieces[n - 1]
                 assert isinstance(before, str)
                 place = before.removesuffix("\n>")
@@ -123,14 +123,14 @@ def test_transcripts_follow_the_layout_and_the_labels_the_evidence() -> None:
                 if place in paid and asked[-1] != "Now: explore\n":
                     assert max(piece.probabilities, key=piece.probabilities.__getitem__) == paid[place]
                 after = pieces[n + 1] if n + 1 < len(pieces) else None
-                if isinstance(after, Paid) and after.reward > 0:
+                if isinstance(after, RewardPiece) and after.reward > 0:
                     paid[place] = piece.taken
     assert set(asked) == {"", "Now: explore\n", "Now: exploit\n", "Now: explore or exploit\n"}
 
 
 def test_transcripts_show_rewards_zeros_or_none_and_number_digest_and_count_attempts() -> None:
     draw = random.Random(1)
-    texts = [transcripts.text(pieces_of(draw, 150)) for _ in range(300)]
+    texts = [transcripts.transcript_text(pieces_of(draw, 150)) for _ in range(300)]
     assert {bool(re.search(r"^= ", text, re.M)) for text in texts} == {True, False}
     for text in texts:
         if not re.search(r"^= ", text, re.M):  # no rewards: no totals of whole attempts either
@@ -152,25 +152,25 @@ def test_transcripts_show_rewards_zeros_or_none_and_number_digest_and_count_atte
 
 def test_a_reader_knows_what_a_text_determines() -> None:
     reader = transcripts.Reader()
-    reader.told("gate wolf", "lamp")
-    reader.told("fork sun", "left")
+    reader.read_advice("gate wolf", "lamp")
+    reader.read_advice("fork sun", "left")
 
     def step(place: str, action: str, reward: float, after: str, rewarded: bool = True) -> None:
-        reader.step(place, action, Observation(after, ("wait",), reward, False), rewarded)
+        reader.read_step(place, action, Observation(after, ("wait",), reward, False), rewarded)
 
     step("door red", "mist", 0, "door red")
     assert reader.policy("door red") == {"echo": 0.25, "fern": 0.25, "salt": 0.25, "gold": 0.25}
     step("door red", "salt", 1, "gate wolf")
     step("gate wolf", "lamp", 0, "fork sun")
-    assert reader.learned() == "fork sun left. door red salt"  # what failed is no longer believed
+    assert reader.facts_text() == "fork sun left. door red salt"  # what failed is no longer believed
     assert reader.policy("door red", "exploit") == {"salt": 1.0}
     assert set(reader.policy("door red", "explore")) == {"echo", "fern", "gold"}
     step("fork oak", "left", 0, "door blue")
-    assert reader.learned().endswith("door red salt. fork oak right")  # the only one left
+    assert reader.facts_text().endswith("door red salt. fork oak right")  # the only one left
     step("door blue", "gold", 0, "gate monk", rewarded=False)  # it opened
     step("gate monk", "bell", 0, "door white", rewarded=False)  # gates let everyone pass
-    assert reader.learned().endswith("fork oak right. door blue gold")
-    assert transcripts.Reader().learned() == "nothing"
+    assert reader.facts_text().endswith("fork oak right. door blue gold")
+    assert transcripts.Reader().facts_text() == "nothing"
 
 
 def test_errands_are_done_by_their_gold_path_and_from_wherever_one_strays() -> None:
@@ -187,7 +187,7 @@ def test_errands_are_done_by_their_gold_path_and_from_wherever_one_strays() -> N
         for _ in range(6):
             shown = world.observe(task, actions)
             actions += [] if shown.over else [draw.choice(shown.actions)]
-        while best := world.best(task, actions):
+        while best := world.best_action(task, actions):
             actions.append(best)
             assert len(actions) < 20
         assert world.observe(task, actions).reward == bool(actions)
@@ -201,17 +201,21 @@ def test_advice_in_games_is_mostly_right_and_the_label_is_what_is_right() -> Non
     draw, world = random.Random(6), Errands()
     followed, avoided = [], []
     for n in range(400):
-        pieces = list(strategies.advised(draw, [world.attempt(world.task(n), draw)], 0.0))
+        pieces = list(strategies.game_strategy_pieces(draw, [world.attempt(world.task(n), draw)], 0.0))
         if not pieces:
             continue
         strategy = str(pieces[1]).removeprefix("Strategy: ").rstrip("\n").removesuffix(".")
         items = strategy.split(". ")
         assert 1 <= len(items) <= 6
         assert len(set(items)) == len(items)
-        first = next(piece for piece in pieces if isinstance(piece, Decision))
+        first = next(piece for piece in pieces if isinstance(piece, DecisionPiece))
         label = max(first.probabilities, key=first.probabilities.__getitem__)
         assert first.probabilities[label] > 0.9
-        done = [item for item in items if item in first.probabilities and f"> {item}\n" not in transcripts.text(pieces[:3])]
+        done = [
+            item
+            for item in items
+            if item in first.probabilities and f"> {item}\n" not in transcripts.transcript_text(pieces[:3])
+        ]
         if done:
             followed.append(done[0] == label)
         avoided += [item.removeprefix("not ") == label for item in items if item.startswith("not ")]
@@ -223,11 +227,11 @@ def test_the_exercise_of_obeying_labels_the_first_item_that_can_be_done_and_was_
     draw, known = random.Random(9), 0
     for _ in range(60):
         items, done = list[str](), list[str]()
-        pieces = list(strategies.obeyed(draw, 200))
+        pieces = list(strategies.strategy_pieces(draw, 200))
         for before, piece in pairwise(pieces):
             if isinstance(before, str) and before.startswith("Strategy: "):
                 items, done = before.removeprefix("Strategy: ").rstrip("\n").removesuffix(".").split(". "), []
-            if not isinstance(piece, Decision):
+            if not isinstance(piece, DecisionPiece):
                 continue
             label = piece.probabilities
             assert sum(label.values()) == pytest.approx(1)
@@ -243,7 +247,7 @@ def test_the_exercise_of_obeying_labels_the_first_item_that_can_be_done_and_was_
     assert known > 100
 
 
-def told_in(pieces: Sequence[transcripts.Piece]) -> list[str]:
+def told_in(pieces: Sequence[transcripts.TranscriptPiece]) -> list[str]:
     """The lines of the list that a text begins with, or the items of the strategy in its place."""
     line = str(pieces[1])
     if line.startswith("Strategy: "):
@@ -255,10 +259,10 @@ def told_in(pieces: Sequence[transcripts.Piece]) -> list[str]:
 def test_the_exercise_of_seeking_a_line_labels_what_the_line_of_that_very_thing_says() -> None:
     draw, named, nothing = random.Random(11), 0, 0
     for _ in range(80):
-        pieces = list(lessons.sought(draw, 400, ("lamp", "road")))
+        pieces = list(lessons.lookup_pieces(draw, 400, ("lamp", "road")))
         lines = told_in(pieces)
         assert len(lines) == len(set(lines)) >= 2
-        for decision in (piece for piece in pieces if isinstance(piece, Decision)):
+        for decision in (piece for piece in pieces if isinstance(piece, DecisionPiece)):
             assert sum(decision.probabilities.values()) == pytest.approx(1)
             listed = [line for line in lines if line in decision.probabilities]
             if decision.taken in listed:
@@ -281,8 +285,8 @@ def test_lessons_in_games_stand_among_many_of_other_tasks_and_a_few_are_wrong() 
         assert played is not None
         rooms = [world.task(1000 + 20 * n + k) for k in range(14)]
         places = ["shelf", "drawer"]
-        others = [lessons.bare(room, lessons.lend(draw, world.gold(room), places)) for room in rooms]
-        pieces = list(lessons.heeded(draw, played, others, 0.0))
+        others = [lessons.bare_attempt(room, lessons.swap_places(draw, world.gold(room), places)) for room in rooms]
+        pieces = list(lessons.lesson_pieces(draw, played, others, 0.0))
         if not pieces:
             continue
         lines = told_in(pieces)
@@ -293,7 +297,7 @@ def test_lessons_in_games_stand_among_many_of_other_tasks_and_a_few_are_wrong() 
         for line in lines:  # what can be done in this task is what gold does there, or a mistake
             if line in mine and line.startswith("put ") and f"take {line[4:].partition(' in ')[0]}" in gold:
                 right.append(line in gold)
-        first = next(piece for piece in pieces if isinstance(piece, Decision))
+        first = next(piece for piece in pieces if isinstance(piece, DecisionPiece))
         listed = [line for line in lines if line in first.probabilities and line in gold]
         best = max(first.probabilities, key=first.probabilities.__getitem__)
         assert first.probabilities[best] > 0.25
@@ -308,9 +312,9 @@ def test_lessons_in_games_stand_among_many_of_other_tasks_and_a_few_are_wrong() 
 def test_the_toy_worlds_strategies_are_what_the_experiences_determine() -> None:
     draw, seen = random.Random(7), set[str]()
     for _ in range(400):
-        *pieces, last = strategies.experienced(draw, KeywordKeep())
-        text = transcripts.text(pieces)
-        assert isinstance(last, Decision)
+        *pieces, last = strategies.keep_experience_pieces(draw, KeywordKeep())
+        text = transcripts.transcript_text(pieces)
+        assert isinstance(last, DecisionPiece)
         assert text.startswith("Task: reach the exit\n")
         paid: dict[str, str] = {}
         failed: dict[str, list[str]] = {}
@@ -344,12 +348,12 @@ def test_strategies_of_games_are_what_the_best_experience_did() -> None:
     draw, world, seen = random.Random(8), Errands(), set[str]()
     for n in range(300):
         attempts = [world.attempt(world.task(n), draw) for _ in range(5)]
-        pieces = list(strategies.recounted(draw, attempts, 0.0))
+        pieces = list(strategies.game_experience_pieces(draw, attempts, 0.0))
         if not pieces or not str(pieces[-2]).endswith("Strategy:\n>"):
             continue
         *_, last = pieces
-        assert isinstance(last, Decision)
-        text = transcripts.text(pieces[:-1])
+        assert isinstance(last, DecisionPiece)
+        text = transcripts.transcript_text(pieces[:-1])
         blocks = re.findall(r"^Experience \d+:.*\n((?:(?!Experience).*\n> .*\n= .*\n)+)", text, re.M)
         said = last.taken.split(". ")
         if "= 1\n" in "".join(blocks):  # the errand was done in one of them: its first action, then the last, which was paid
@@ -371,10 +375,10 @@ def test_replies_hold_what_was_paid_and_no_more_than_the_text() -> None:
     for _ in range(300):
         pieces = pieces_of(draw, 400)
         *_, asked, said = pieces
-        if asked not in ("Learned:\n>", "Feedback:\n>") or not isinstance(said, Decision):
+        if asked not in ("Learned:\n>", "Feedback:\n>") or not isinstance(said, DecisionPiece):
             continue
         replies += 1
-        before = transcripts.text(pieces[:-2])
+        before = transcripts.transcript_text(pieces[:-2])
         assert said.probabilities == {said.taken: 1.0}
         assert len(TOKENIZER(f" {said.taken}\n")["input_ids"]) <= 64  # what a reply may have
         facts = [] if said.taken == "nothing" else said.taken.split(". ")
@@ -393,7 +397,7 @@ def test_transcripts_come_from_training_domains_only() -> None:
     seeds: list[int] = []
     draw = random.Random(0)
     for _ in range(100):
-        list(zip(transcripts.keep(draw, Watched()), range(60), strict=False))
+        list(zip(transcripts.keep_pieces(draw, Watched()), range(60), strict=False))
     assert seeds
     assert all(seed % 10 not in (0, 5) for seed in seeds)
 
@@ -444,21 +448,21 @@ def test_played_games_have_detours_that_lead_back_and_labels_that_go_on(tmp_path
     games = transcripts.Games(((played,),), (((played, played),),))
     transcripts.save(games, tmp_path / "attempts.json")
     assert transcripts.load(tmp_path / "attempts.json") == games
-    texts = {transcripts.text(list(transcripts.window(random.Random(n), [played]))) for n in range(30)}
+    texts = {transcripts.transcript_text(list(transcripts.window_pieces(random.Random(n), [played]))) for n in range(30)}
     assert any("ROOM 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)  # earlier steps by abstract state
     assert any("room 0\n> move east\n= 0\nroom 1\n> " in text for text in texts)
 
 
-def tried(actions: Sequence[str]) -> transcripts.Played:
+def tried(actions: Sequence[str]) -> transcripts.GameAttempt:
     """An attempt at the corridor with a gold path without its idle look."""
     world, steps = Corridor(), []
     task = world.task(0)
     for n, action in enumerate(actions):
         shown = world.observe(task, actions[:n])
         gold = "take coin" if "take coin" in shown.actions else "move east"
-        label = Decision(action, {a: float(a == gold) for a in shown.actions})
+        label = DecisionPiece(action, {a: float(a == gold) for a in shown.actions})
         steps.append((shown.text, world.abstract(shown), label, world.observe(task, actions[: n + 1]).reward or 0.0))
-    return transcripts.Played(task, tuple(steps))
+    return transcripts.GameAttempt(task, tuple(steps))
 
 
 def test_chores_pay_as_twc_does() -> None:
@@ -506,10 +510,10 @@ def test_retries_are_labelled_by_the_best_attempt_before() -> None:
     attempts = [tried(back_and_forth), tried(("move east", "move east", "take coin")), tried(("look around", "move east"))]
     seen = set()
     for n in range(300):
-        pieces = list(transcripts.retry(random.Random(n), attempts))
-        at = max(i for i, piece in enumerate(pieces) if isinstance(piece, Decision))
-        last, text = pieces[at], transcripts.text(pieces[:at])
-        assert isinstance(last, Decision)
+        pieces = list(transcripts.retry_pieces(random.Random(n), attempts))
+        at = max(i for i, piece in enumerate(pieces) if isinstance(piece, DecisionPiece))
+        last, text = pieces[at], transcripts.transcript_text(pieces[:at])
+        assert isinstance(last, DecisionPiece)
         assert text.startswith("Task: find the ")
         assert max(float(r) for r in ["0", *re.findall(r"^= (\S+)", text, re.M)]) <= 1
         earned = "= 1\n" in text
@@ -528,10 +532,10 @@ def test_renamed_games_are_the_same_games_with_other_things() -> None:
     step = (
         "You see a shelf that has a coin, and 3 red apples on it.",
         "a shelf",
-        Decision("take 3 red apples", {"take 3 red apples": 0.5, "put shelf in box": 0.5}),
+        DecisionPiece("take 3 red apples", {"take 3 red apples": 0.5, "put shelf in box": 0.5}),
         1.0,
     )
-    played = transcripts.Played(Task("t", "Take the red apples.", 0), (step,))
+    played = transcripts.GameAttempt(Task("t", "Take the red apples.", 0), (step,))
     texts = set()
     for n in range(10):
         renamed, again = transcripts.rename([played, played], random.Random(n))
@@ -549,16 +553,16 @@ def test_renamed_games_are_the_same_games_with_other_things() -> None:
 
 def test_soft_targets_of_a_long_action_are_conditional_on_what_is_written() -> None:
     tokenizer = train_tokenizer(["go go north south"] * 3, [" go", " north", " south", " wait"], 400)
-    label = Decision("go north", {"go north": 0.5, "go south": 0.3, "wait": 0.2})
+    label = DecisionPiece("go north", {"go north": 0.5, "go south": 0.3, "wait": 0.2})
     first, second, end = Encoder(tokenizer).sequence(["x\n>", label], 100).targets
 
     def named(shares: object) -> dict[str, float]:
         assert isinstance(shares, dict)
         return {tokenizer.decode([token]): share for token, share in shares.items()}
 
-    assert named(first.shares) == pytest.approx({" go": 0.8, " wait": 0.2})
-    assert named(second.shares) == pytest.approx({" north": 0.625, " south": 0.375})
-    assert named(end.shares) == pytest.approx({"\n": 1.0})
+    assert named(first.probabilities) == pytest.approx({" go": 0.8, " wait": 0.2})
+    assert named(second.probabilities) == pytest.approx({" north": 0.625, " south": 0.375})
+    assert named(end.probabilities) == pytest.approx({"\n": 1.0})
 
 
 def test_follows_a_lesson_about_the_place_and_is_ignorant_without(probabilities: Probabilities) -> None:
@@ -592,12 +596,12 @@ def test_writes_what_texts_show() -> None:
     draw = random.Random(4)
     right, said, facts = 0, 0, 0
     for _ in range(80):
-        made = transcripts.keep(draw, KeywordKeep(), "test", 320)
+        made = transcripts.keep_pieces(draw, KeywordKeep(), "test", 320)
         pieces = [piece for piece, _ in zip(made, range(400), strict=False)]
         *_, asked, reply = pieces
-        if asked != "Learned:\n>" or not isinstance(reply, Decision) or reply.taken == "nothing":
+        if asked != "Learned:\n>" or not isinstance(reply, DecisionPiece) or reply.taken == "nothing":
             continue
-        prompt = transcripts.text(pieces[:-2]) + "Learned:"
+        prompt = transcripts.transcript_text(pieces[:-2]) + "Learned:"
         written = {fact.strip() for fact in str(model.invoke([HumanMessage(prompt)]).content).split(".") if fact.strip()}
         shown = set(reply.taken.split(". "))
         right, said, facts = right + len(written & shown), said + len(written), facts + len(shown)
@@ -648,9 +652,9 @@ def test_writes_a_strategy_from_experiences() -> None:
     model = LocalChatModel(model=str(WEIGHTS), temperature=0)
     draw, firsts, right, said, due = random.Random(10), list[bool](), 0, 0, 0
     while len(firsts) < 25:
-        *pieces, reply = strategies.experienced(draw, KeywordKeep(), "test")
-        prompt = transcripts.text(pieces).removesuffix("\n>")
-        if not prompt.endswith("Strategy:") or not isinstance(reply, Decision) or reply.taken == "nothing":
+        *pieces, reply = strategies.keep_experience_pieces(draw, KeywordKeep(), "test")
+        prompt = transcripts.transcript_text(pieces).removesuffix("\n>")
+        if not prompt.endswith("Strategy:") or not isinstance(reply, DecisionPiece) or reply.taken == "nothing":
             continue
         items = reply.taken.split(". ")
         written = [item.strip() for item in str(model.invoke([HumanMessage(prompt)]).content).split(".") if item.strip()]
@@ -676,10 +680,10 @@ def test_takes_the_coin_it_sees(probabilities: Probabilities) -> None:
 
 @pytest.mark.slow
 def test_gate_measures_and_prints() -> None:
-    measured = evaluate.gate(WEIGHTS, keeps=2, tasks=0)
+    measured = evaluate.measure_model(WEIGHTS, keeps=2, tasks=0)
     assert measured["games"] == measured["retried"] == {}
     assert 0 <= measured["keep"]["known accuracy"][0] <= 1
-    assert "| score, strategy of 7 rules |" in evaluate.table(measured)
+    assert "| score, strategy of 7 rules |" in evaluate.markdown_table(measured)
     assert not any(math.isnan(mean) for mean, _ in measured["keep"].values())
 
 
@@ -687,7 +691,7 @@ def test_training_refuses_what_makes_no_sense(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="minutes > 0"):
         train(PocketTraining(tmp_path, minutes=0))
     with pytest.raises(UserError, match="multiple of 32"):
-        train(PocketTraining(tmp_path, hidden=128))
+        train(PocketTraining(tmp_path, hidden_size=128))
     with pytest.raises(UserError, match="no model in"):
         train(PocketTraining(tmp_path, start=tmp_path / "nowhere"))
 
@@ -698,17 +702,17 @@ def surprise(folder: Path) -> float:
     encoder = Encoder(AutoTokenizer.from_pretrained(folder))
     draw, found = random.Random(5), []
     for _ in range(20):
-        sequence = encoder.sequence(transcripts.recall(draw, 5), 480)
+        sequence = encoder.sequence(transcripts.recall_pieces(draw, 5), 480)
         with torch.inference_mode():
             logps = model(input_ids=torch.tensor([sequence.ids])).logits[0].log_softmax(-1)
-        found += [-float(logps[t.at, next(iter(t.shares))]) for t in sequence.targets if t.known]
+        found += [-float(logps[t.position, next(iter(t.probabilities))]) for t in sequence.targets if t.known]
     return sum(found) / len(found)
 
 
 @pytest.mark.slow
 def test_training_runs_from_nothing_goes_on_from_there_and_learns(tmp_path: Path) -> None:
-    first = train(PocketTraining(tmp_path / "first", steps=2, games=0))
-    longer = train(PocketTraining(tmp_path / "longer", steps=120, games=0))
+    first = train(PocketTraining(tmp_path / "first", max_steps=2, tasks_per_map=0))
+    longer = train(PocketTraining(tmp_path / "longer", max_steps=120, tasks_per_map=0))
     assert surprise(longer) < surprise(first) / 2
-    going_on = train(PocketTraining(tmp_path / "on", steps=2, games=0, start=longer, share=0, drill=1))
+    going_on = train(PocketTraining(tmp_path / "on", max_steps=2, tasks_per_map=0, start=longer, game_share=0, drill_share=1))
     assert surprise(going_on) < surprise(first) / 2

@@ -24,7 +24,7 @@ CHECKED = [CHECKS.get_one(name) for name in CHECKS.get_all_names() if name not i
 def make() -> Any:
     """An application in front of a service that knows a few things by the names that a fuzzer may hit on."""
     backend = chat_backend.FakeBackend(names={"acme": ["0", "a"]})
-    return chat_backend.chat_server.app(backend, chat_backend.two(streams=10_000))
+    return chat_backend.chat_server.make_app(backend, chat_backend.two(streams=10_000))
 
 
 def schema() -> Any:

@@ -637,7 +637,7 @@ def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
     assert samples['learngraph_http_requests_total{method="POST",route="/v1/chat/completions",status="200"}'] == 1
     assert samples["learngraph_first_token_seconds_count"] == samples['learngraph_first_token_seconds_bucket{le="+Inf"}'] == 1
     assert everything.count("# TYPE learngraph_first_token_seconds histogram") == 1
-    with talking(who=chat_backend.tenants.read(["alone"]), key="alone") as client:
+    with talking(who=chat_backend.tenants.read_tenants(["alone"]), key="alone") as client:
         assert "learngraph_up 1" in client.get("/metrics").text  # nobody else is there
     with talking(open_metrics=True) as client:
         assert "tenant" in httpx.get(f"{client.base_url}/metrics").text
@@ -712,7 +712,7 @@ def test_an_address_in_use_is_an_error_in_words() -> None:
     with serving(FakeBackend()) as url:
         port = int(url.rpartition(":")[2])
         with pytest.raises(chat_backend.UserError, match="another --host or --port"):
-            asyncio.run(chat_backend.chat_server.serve(chat_backend.chat_server.app(FakeBackend(), two()), port=port))
+            asyncio.run(chat_backend.chat_server.serve(chat_backend.chat_server.make_app(FakeBackend(), two()), port=port))
 
 
 def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import browser
 import chat_backend
 
 from learngraph.tools.serving import dashboard
-from learngraph.tools.serving.dashboard import Sessions, ages, ago, chart, curves, number
+from learngraph.tools.serving.dashboard import Sessions, ages, ago, chart, curves, finite_number
 
 FakeBackend, serving, two = chat_backend.FakeBackend, chat_backend.serving, chat_backend.two
 HOSTILE = "</p><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x00\ud800{{ 7*7 }}"
@@ -165,7 +165,7 @@ def test_sessions_end_and_cannot_be_made_up() -> None:
     assert sessions.tenant(Sessions(b"y" * 32, lambda: now[0]).cookie("acme")) is None
     for odd in ("", ".", "é.é", "a.b", cookie[:-1], cookie.upper()):
         assert sessions.tenant(odd) is None
-    assert not sessions.fits(cookie, sessions.token(sessions.cookie("acme")))
+    assert not sessions.is_valid_token(cookie, sessions.token(sessions.cookie("acme")))
     now[0] += 13 * 3600
     assert sessions.tenant(cookie) is None
 
@@ -271,7 +271,7 @@ def test_a_curve_is_where_its_numbers_are() -> None:
 
 
 def test_numbers_ages_and_times() -> None:
-    assert [number(value) for value in (1, 1.5, float("nan"), True, "1", None, 10**400)] == [
+    assert [finite_number(value) for value in (1, 1.5, float("nan"), True, "1", None, 10**400)] == [
         1,
         1.5,
         None,

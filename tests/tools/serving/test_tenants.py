@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from learngraph.memory.records import UserError
-from learngraph.tools.serving.tenants import Limits, Tenant, Tenants, TooMany, read
+from learngraph.tools.serving.tenants import RateLimitExceeded, Tenant, TenantLimits, Tenants, read_tenants
 
 DIGEST = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
 """Of `secret`."""
@@ -21,7 +21,7 @@ class Clock:
 
 
 def tenants(clock: Clock, **limits: float) -> tuple[Tenants, Tenant]:
-    acme = Tenant("acme", Limits(**limits))  # type: ignore[arg-type]
+    acme = Tenant("acme", TenantLimits(**limits))  # type: ignore[arg-type]
     return Tenants({"k": acme}, clock, clock), acme
 
 
@@ -32,8 +32,10 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         "rival: {keys: [two]}\n"
         "prometheus: {keys: [three], metrics: true}\n"
     )
-    found = read(["mine"], file, ["four"])
-    assert {key: who.name for key in ("mine", "one", "secret", "two", "three", "four") if (who := found.who(key))} == {
+    found = read_tenants(["mine"], file, ["four"])
+    assert {
+        key: who.name for key in ("mine", "one", "secret", "two", "three", "four") if (who := found.tenant_for_key(key))
+    } == {
         "mine": "default",
         "one": "acme",
         "secret": "acme",
@@ -41,14 +43,14 @@ def test_keys_and_their_tenants(tmp_path: Path) -> None:
         "three": "prometheus",
         "four": "metrics",
     }
-    acme = found.who("one")
+    acme = found.tenant_for_key("one")
     assert acme is not None
-    assert acme.limits == Limits(60, 1000, 5)
+    assert acme.limits == TenantLimits(60, 1000, 5)
     for nobody in ("", "ONE", "one ", DIGEST, "é", "\ud800"):
-        assert found.who(nobody) is None
+        assert found.tenant_for_key(nobody) is None
     assert found.names == ("default", "acme", "rival")
-    assert found.named("prometheus") is None
-    assert found.named("rival") == Tenant("rival")
+    assert found.tenant_by_name("prometheus") is None
+    assert found.tenant_by_name("rival") == Tenant("rival")
 
 
 @pytest.mark.parametrize(
@@ -82,17 +84,17 @@ def test_files_that_cannot_be_used(tmp_path: Path, text: str, said: str) -> None
     file = tmp_path / "keys.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match=re.escape(said)) as problem:
-        read((), file)
+        read_tenants((), file)
     assert "secret" not in str(problem.value).replace("{keys: [secret]}", "")
 
 
 def test_no_key_at_all_and_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no API key"):
-        read()
+        read_tenants()
     with pytest.raises(UserError, match="cannot read"):
-        read((), tmp_path / "none.yaml")
+        read_tenants((), tmp_path / "none.yaml")
     with pytest.raises(UserError, match="a text of 0 characters"):
-        read([""])
+        read_tenants([""])
 
 
 def test_a_bucket_fills_steadily() -> None:
@@ -100,17 +102,17 @@ def test_a_bucket_fills_steadily() -> None:
     found, acme = tenants(clock, requests_per_minute=30)
     for _ in range(30):
         found.admit(acme)
-    with pytest.raises(TooMany) as many:
+    with pytest.raises(RateLimitExceeded) as many:
         found.admit(acme)
     assert many.value.retry_after == pytest.approx(2)
     clock.now += 2.01
     found.admit(acme)
-    with pytest.raises(TooMany):
+    with pytest.raises(RateLimitExceeded):
         found.admit(acme)
     clock.now += 1e6
     for _ in range(30):
         found.admit(acme)
-    with pytest.raises(TooMany):
+    with pytest.raises(RateLimitExceeded):
         found.admit(acme)
 
 
@@ -118,7 +120,7 @@ def test_less_than_one_request_a_minute() -> None:
     clock = Clock()
     found, acme = tenants(clock, requests_per_minute=0.5)
     found.admit(acme)
-    with pytest.raises(TooMany) as many:
+    with pytest.raises(RateLimitExceeded) as many:
         found.admit(acme)
     assert many.value.retry_after == pytest.approx(120)
 
@@ -126,27 +128,27 @@ def test_less_than_one_request_a_minute() -> None:
 def test_the_tokens_of_a_day_come_back_with_the_next() -> None:
     clock = Clock()
     found, acme = tenants(clock, tokens_per_day=100)
-    with found.replying(acme):
+    with found.reserve_streams(acme):
         found.spend(acme, 150)
-    with pytest.raises(TooMany, match="all 100 tokens") as many, found.replying(acme):
+    with pytest.raises(RateLimitExceeded, match="all 100 tokens") as many, found.reserve_streams(acme):
         pass
     assert many.value.code == "insufficient_quota"
     assert many.value.retry_after == 86_400 - clock.now % 86_400
     clock.now += many.value.retry_after
-    with found.replying(acme):
-        assert found.used(acme) == {"tokens_today": 0, "tokens_per_day": 100, "streams": 1, "streams_at_once": 256}
+    with found.reserve_streams(acme):
+        assert found.usage(acme) == {"tokens_today": 0, "tokens_per_day": 100, "streams": 1, "streams_at_once": 256}
 
 
 def test_replies_under_way_are_counted_and_let_go_of() -> None:
     found, acme = tenants(Clock(), streams=3)
-    with found.replying(acme, 2):
-        with pytest.raises(TooMany, match="2 replies are being made and 2 more"), found.replying(acme, 2):
+    with found.reserve_streams(acme, 2):
+        with pytest.raises(RateLimitExceeded, match="2 replies are being made and 2 more"), found.reserve_streams(acme, 2):
             pass
-        with pytest.raises(ZeroDivisionError), found.replying(acme):
+        with pytest.raises(ZeroDivisionError), found.reserve_streams(acme):
             raise ZeroDivisionError
-        with found.replying(acme):
-            assert found.used(acme)["streams"] == 3
-    assert found.used(acme)["streams"] == 0
+        with found.reserve_streams(acme):
+            assert found.usage(acme)["streams"] == 3
+    assert found.usage(acme)["streams"] == 0
 
 
 def test_many_threads_take_no_more_than_there_is() -> None:
@@ -157,7 +159,7 @@ def test_many_threads_take_no_more_than_there_is() -> None:
         for _ in range(50):
             try:
                 found.admit(acme)
-            except TooMany:
+            except RateLimitExceeded:
                 continue
             admitted.append(1)
 

@@ -143,14 +143,14 @@ async def test_a_text_goes_on_without_a_template(engine: VllmEngine, server: Any
 
 async def test_processed_log_probabilities_are_those_sampled_from(engine: VllmEngine) -> None:
     _, reply = await heard(engine, asked(temperature=0.5))
-    assert engine.processed
+    assert engine.has_processed_logprobs
     assert made_by(reply, "where to now", vllm_server.BASE, 0.5)
 
 
 async def test_raw_log_probabilities_are_found_out_and_then_other_temperatures_are_refused(serve: Serve) -> None:
     server = serve()  # as vLLM is by default
     engine = VllmEngine("base", server.url)
-    assert not engine.processed
+    assert not engine.has_processed_logprobs
     for sampling in ({"temperature": 0.5}, {"top_p": 0.9}):
         with pytest.raises(UserError, match="--logprobs-mode processed_logprobs"):
             await heard(engine, asked(**sampling))
@@ -192,9 +192,9 @@ async def test_each_version_has_a_name_of_its_own_and_answers_with_its_own_weigh
         _, reply = await heard(engine, asked(), label)
         assert made_by(reply, "where to now", contents(folder))
         assert reply.version == label
-    assert engine.loaded() == (ONE, TWO)
+    assert engine.loaded_versions() == (ONE, TWO)
     await engine.unload(ONE)
-    assert engine.loaded() == (TWO,)
+    assert engine.loaded_versions() == (TWO,)
     with pytest.raises(UnknownVersion, match="is not loaded"):
         await heard(engine, asked(), ONE)
     assert made_by((await heard(engine, asked(), TWO))[1], "where to now", contents(folders[TWO]))
@@ -223,11 +223,11 @@ async def test_a_load_that_fails_leaves_what_is_there(engine: VllmEngine, server
     server.load_status = 404
     with pytest.raises(AdapterError, match="does not load version"):
         await engine.load(TWO, folders[TWO])
-    assert engine.loaded() == (ONE,)
+    assert engine.loaded_versions() == (ONE,)
     assert made_by((await heard(engine, asked(), ONE))[1], "where to now", contents(folders[ONE]))
     server.load_status = 200
     await engine.load(TWO, folders[TWO])  # once the server can
-    assert engine.loaded() == (ONE, TWO)
+    assert engine.loaded_versions() == (ONE, TWO)
 
 
 async def test_a_load_that_the_server_only_says_it_did_is_found_out(
@@ -237,7 +237,7 @@ async def test_a_load_that_the_server_only_says_it_did_is_found_out(
     with pytest.raises(Unavailable, match="does not list it") as caught:  # another replica of it, perhaps
         await engine.load(ONE, folders[ONE])
     assert server.url not in caught.value.public
-    assert engine.loaded() == ()
+    assert engine.loaded_versions() == ()
 
 
 async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, folders: dict[str, Path]) -> None:
@@ -251,7 +251,7 @@ async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, fold
     assert not loading.done()
     server.loads.set()
     await loading
-    assert engine.loaded() == (ONE, TWO)
+    assert engine.loaded_versions() == (ONE, TWO)
 
 
 async def test_a_version_left_by_an_engine_before_us_is_taken_over(
@@ -260,7 +260,7 @@ async def test_a_version_left_by_an_engine_before_us_is_taken_over(
     await engine.load(ONE, folders[ONE])
     later = VllmEngine("base", server.url)
     await later.load(ONE, folders[ONE])  # "has already been loaded"
-    assert later.loaded() == (ONE,)
+    assert later.loaded_versions() == (ONE,)
     await later.close()
 
 
@@ -287,12 +287,12 @@ async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
     assert server.paths.index("/v1/unload_lora_adapter") < len(server.paths) - 1 - server.paths[::-1].index(
         "/v1/load_lora_adapter"
     )
-    assert engine.loaded() == (ONE,)
+    assert engine.loaded_versions() == (ONE,)
     server.pause = 0.0
     await engine.load(TWO, folders[TWO])
     server.restart()
     await engine.unload(TWO)
-    assert engine.loaded() == (ONE,)
+    assert engine.loaded_versions() == (ONE,)
     await engine.unload("never seen")
 
 
@@ -395,7 +395,7 @@ async def test_a_real_server() -> None:
         _, changed = await heard(engine, asked("Say yes.", max_tokens=16, seed=1), ONE)
         assert changed.version == ONE
         await engine.unload(ONE)
-        assert engine.loaded() == ()
+        assert engine.loaded_versions() == ()
     with pytest.raises(WindowError):
         await heard(engine, asked("word " * (engine.window + 1)))
     await engine.close()

@@ -20,7 +20,7 @@ from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
-from learngraph.tools.training.learner import Learner, VersionError, hindsight_block
+from learngraph.tools.training.learner import InProcessLearner, VersionError, hindsight_block
 from learngraph.tools.training.lora import LoRA
 from learngraph.tools.training.losses import Objective
 
@@ -69,13 +69,15 @@ def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path / "versions")
 
 
-Make = Callable[..., Learner]
+Make = Callable[..., InProcessLearner]
 
 
 @pytest.fixture
 def learner(pocket: LocalChatModel, shelf: Shelf) -> Make:
-    def make(lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any) -> Learner:
-        return Learner(model, shelf.folder, shelf.write, lora, Objective(**(QUICK | settings)), hindsight)
+    def make(
+        lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any
+    ) -> InProcessLearner:
+        return InProcessLearner(model, shelf.folder, shelf.write, lora, Objective(**(QUICK | settings)), hindsight)
 
     return make
 
@@ -140,7 +142,7 @@ def batch(pocket: LocalChatModel) -> Minibatch:
     return minibatch(served(pocket, 16, "take take take take"))
 
 
-def course(learner: Learner, shelf: Shelf, model: LocalChatModel, steps: int, text: str = "") -> list[float]:
+def course(learner: InProcessLearner, shelf: Shelf, model: LocalChatModel, steps: int, text: str = "") -> list[float]:
     """A service in small: a version answers 16 times, learns from that, and so on. How probable a liked reply was, each time."""
     label, found = "", []
     for step in range(1, steps + 1):
@@ -462,7 +464,7 @@ def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: 
     prompt = tuple(pocket.chat_ids(turns))
     reply = Reply("whatever the text says", prompt, (300, 5, 7), (-1.0, -1.0, -1.0))  # tokens that no text would give
     given = exchange(pocket, reply, Feedback(-1.0, "no, $5"), request=ChatRequest(turns))
-    found = learner(loss="sdpo")._trainer._material(given, [given])
+    found = learner(loss="sdpo")._trainer._training_example(given, [given])
     assert found.example.prompt == prompt
     assert found.hindsight is not None
     assert found.hindsight.reply == found.example.reply == reply.token_ids
@@ -471,7 +473,7 @@ def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: 
     assert KITCHEN in text
     assert "no, $5" in text
     assert text.index(KITCHEN) < text.index("no, $5")
-    blind = learner(loss="sdpo", feedback=False)._trainer._material(given, [given])
+    blind = learner(loss="sdpo", feedback=False)._trainer._training_example(given, [given])
     assert blind.hindsight is not None
     assert "no, $5" not in pocket.tokenizer.decode(blind.hindsight.prompt)
 
@@ -481,16 +483,16 @@ def test_a_solution_is_somebody_elses_at_the_same_place(learner: Make, pocket: L
     failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
     won = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 1)
     again = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 2)
-    found = trainer._material(failed, [failed, won])
+    found = trainer._training_example(failed, [failed, won])
     assert found.hindsight is not None
     assert "take lamp" in pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
     with pytest.raises(UserError, match="neither a text nor a solution"):
-        trainer._material(won, [failed, won, again])  # its own, and one that is the same
+        trainer._training_example(won, [failed, won, again])  # its own, and one that is the same
     elsewhere = replace(won, reply=replace(won.reply, prompt_ids=(5, 6)))
     with pytest.raises(UserError, match="neither"):
-        trainer._material(failed, [failed, elsewhere])
+        trainer._training_example(failed, [failed, elsewhere])
     same_turn = [replace(e, scenario="s", turn=1) for e in (failed, elsewhere)]
-    assert trainer._material(same_turn[0], same_turn).hindsight is not None
+    assert trainer._training_example(same_turn[0], same_turn).hindsight is not None
 
 
 def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
@@ -605,4 +607,4 @@ def test_an_adapter_of_another_rank_is_refused(learner: Make, batch: Minibatch) 
 
 def test_a_model_behind_an_api_cannot_be_trained(shelf: Shelf) -> None:
     with pytest.raises(UserError):
-        Learner("nonsense", shelf.folder, shelf.write, SMALL, Objective())
+        InProcessLearner("nonsense", shelf.folder, shelf.write, SMALL, Objective())

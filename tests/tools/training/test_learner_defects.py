@@ -16,16 +16,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learngraph.graphs.claas import CLaaS, part
+from learngraph.graphs.claas import CLaaS, pick_fields
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Limits, Replay
+from learngraph.memory.claas.replay import Replay, ReplayLimits
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import open_model
-from learngraph.tools.training.learner import Learner
+from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.lora import LoRA
 from learngraph.tools.training.losses import Objective
 
@@ -47,7 +47,7 @@ class Place:
     def __init__(self, root: Path, model: LocalChatModel, **settings: Any) -> None:
         self.root, self.adapters = root, Adapters(root, "acme")
         objective = Objective(**({"loss": "reinforce", "rate": 1e-2, "warmup_steps": 1} | settings))
-        self.learner = Learner(model, self.folder, self.write, LORA, objective, HINDSIGHT)
+        self.learner = InProcessLearner(model, self.folder, self.write, LORA, objective, HINDSIGHT)
 
     def folder(self, label: str) -> Path:
         return self.adapters.folder(label)
@@ -160,18 +160,18 @@ def test_moments_do_not_outlive_the_weights_they_belong_to(pocket: LocalChatMode
 @pytest.mark.slow
 async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalChatModel, tmp_path: Path) -> None:
     settings = CLaaS(loss="sdpo", batch=4, least=4, held_out=0.0, rank=4, rate=1e-3, gate=False, watch=0, reuse=1)
-    replay = Replay(tmp_path / "replay.sqlite", part(Limits, settings))
+    replay = Replay(tmp_path / "replay.sqlite", pick_fields(ReplayLimits, settings))
 
     def write(batch: Minibatch, folder: Path, about: Mapping[str, Any]) -> str:
         kept = service.versions(batch.tenant, batch.adapter)
         return kept.write(folder, batch.step, batch.parent, learner.base, about)
 
-    learner = Learner(
+    learner = InProcessLearner(
         pocket,
         lambda label: service.versions("acme").folder(label),
         write,
-        part(LoRA, settings, alpha=8.0, batch=1),
-        part(Objective, settings),
+        pick_fields(LoRA, settings, alpha=8.0, batch=1),
+        pick_fields(Objective, settings),
         HINDSIGHT,
     )
     engine = LocalEngine(LocalChatModel(model=pocket.model, threads=1), rank=4)

@@ -18,7 +18,7 @@ import pytest
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
-from learngraph.tools.training.learner import Learner, VersionError
+from learngraph.tools.training.learner import InProcessLearner, VersionError
 from learngraph.tools.training.learner_worker import WorkerDied, WorkerLearner
 from learngraph.tools.training.lora import LoRA
 from learngraph.tools.training.losses import Objective
@@ -86,7 +86,7 @@ def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
 ) -> None:
     """Two steps, so that moments, too, come from a folder: hash equal across processes."""
     shelf = Shelf(tmp_path)
-    here = Learner(pocket, shelf.folder, shelf.write, SMALL, QUICK)
+    here = InProcessLearner(pocket, shelf.folder, shelf.write, SMALL, QUICK)
     assert worker.base == here.base
     labels: list[list[str]] = [[""], [""]]
     for step in (1, 2):
@@ -101,8 +101,8 @@ def test_the_worker_makes_the_same_bytes_as_the_learner_in_this_process(
 
 
 def test_it_works_at_the_priority_asked_for_in_a_process_of_its_own(worker: WorkerLearner) -> None:
-    assert worker.process not in (None, os.getpid())
-    assert os.getpriority(os.PRIO_PROCESS, worker.process or 0) == 1
+    assert worker.process_id not in (None, os.getpid())
+    assert os.getpriority(os.PRIO_PROCESS, worker.process_id or 0) == 1
 
 
 def test_errors_come_back_as_they_were_raised(worker: WorkerLearner, pocket: LocalChatModel, tmp_path: Path) -> None:
@@ -130,8 +130,8 @@ def test_a_killed_worker_loses_nothing(worker: WorkerLearner, pocket: LocalChatM
     large, restarts = minibatch(pocket, worker.base, size=8), worker.restarts
     correction = worker.correct(large)
     whole = worker.step(large, correction).version
-    os.kill(worker.process or 0, signal.SIGSTOP)  # so that it cannot be done before it is killed
-    killer = threading.Timer(0.15, lambda: os.kill(worker.process or 0, signal.SIGKILL))
+    os.kill(worker.process_id or 0, signal.SIGSTOP)  # so that it cannot be done before it is killed
+    killer = threading.Timer(0.15, lambda: os.kill(worker.process_id or 0, signal.SIGKILL))
     killer.start()
     assert worker.step(large, correction).version == whole
     killer.join()
@@ -143,12 +143,12 @@ def test_a_worker_that_dies_of_its_work_is_the_machines_fault(worker: WorkerLear
     large = minibatch(pocket, worker.base, size=8)
     correction = worker.correct(large)
     expected = worker.step(large, correction).version
-    os.kill(worker.process or 0, signal.SIGSTOP)
+    os.kill(worker.process_id or 0, signal.SIGSTOP)
     done = threading.Event()
 
     def kill_all() -> None:
         while not done.wait(0.2):
-            if (process := worker.process) is not None:
+            if (process := worker.process_id) is not None:
                 os.kill(process, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_all)
@@ -167,7 +167,7 @@ def test_close_ends_a_step_that_runs(worker: WorkerLearner, pocket: LocalChatMod
     root = worker._folder("x").parent
     large = minibatch(pocket, worker.base, step=2, size=8)
     correction, before = worker.correct(large), sorted(root.iterdir())
-    process = worker.process
+    process = worker.process_id
     os.kill(process or 0, signal.SIGSTOP)
     threading.Timer(0.15, worker.close).start()
     with pytest.raises(WorkerDied, match="closed"):

@@ -56,13 +56,13 @@ def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
 def test_the_loss_is_the_mean_surprise_of_the_tokens_by_hand() -> None:
     """L = -E[ log pi(z | s) ]: two tokens of probability 1/2 and 1/8 out of four."""
     logits = torch.tensor([[3.0, 3.0, -99.0, -99.0], [math.log(1 / 8), math.log(7 / 8), -99.0, -99.0]])
-    loss = lora.surprise(logits, torch.tensor([1, 0]))
+    loss = lora.cross_entropy(logits, torch.tensor([1, 0]))
     assert float(loss) == pytest.approx((math.log(2) + math.log(8)) / 2, abs=1e-6)
 
 
 def test_the_gradient_of_the_loss_is_the_probability_less_the_target_by_hand() -> None:
     logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 0.0]], requires_grad=True)
-    torch.autograd.backward(lora.surprise(logits, torch.tensor([0, 1])))
+    torch.autograd.backward(lora.cross_entropy(logits, torch.tensor([0, 1])))
     assert logits.grad is not None
     assert logits.grad.flatten().tolist() == pytest.approx([-0.25, 0.25, 0.375, -0.375])
 
@@ -71,18 +71,18 @@ def test_the_gradient_of_the_loss_is_the_probability_less_the_target_by_hand() -
 def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) -> None:
     """On all tokens of all replies, whatever shares a pass: L = - (sum of the scores) / (tokens of the replies)."""
     model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
-    examples = [sft.encode(model, c) for c in CHATS]
+    examples = [sft.encode_chat(model, c) for c in CHATS]
     expected = -sum(scored(model, CHATS)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
-        assert float(lora.surprise(*lora.replies(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+        assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [sft.encode(model, c) for c in CHATS]
+    examples = [sft.encode_chat(model, c) for c in CHATS]
     with torch.no_grad():
-        chosen, targets = lora.replies(model.network, examples)
+        chosen, targets = lora.reply_logits(model.network, examples)
         monkeypatch.setattr(lora, "_chooses", lambda network: False)
-        whole, again = lora.replies(model.network, examples)
+        whole, again = lora.reply_logits(model.network, examples)
     assert chosen.shape == (len(targets), len(model.tokenizer))
     assert torch.equal(targets, again)
     assert torch.allclose(chosen, whole, atol=1e-5)
@@ -94,24 +94,26 @@ def test_the_loss_of_pocket_is_what_score_says() -> None:
         chat("Task: reach the exit\ndoor black\n> mist\n= 1\ngate troll\nStrategy:", "gate troll lamp. door black mist"),
         chat("Task: reach the exit\ndoor black", "fern", "a system message, which pocket's template leaves out"),
     ]
-    examples = [sft.encode(model, c) for c in chats]
+    examples = [sft.encode_chat(model, c) for c in chats]
     assert all(model.tokenizer.decode(e.reply).endswith("\n") for e in examples)
     expected = -sum(scored(model, chats)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
-        assert float(lora.surprise(*lora.replies(model.network, examples))) == pytest.approx(expected, abs=1e-4)
+        assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
 
 # A step
 
 
-def gradients(model: LocalChatModel, micro: int) -> tuple[lora.Stepped, list[torch.Tensor]]:
-    lora.adapt(model.network, QUICK)
+def gradients(model: LocalChatModel, micro: int) -> tuple[lora.OptimizerStepResult, list[torch.Tensor]]:
+    lora.attach_lora(model.network, QUICK)
     for name, weight in model.network.named_parameters():
         if "lora_B" in name:  # zero at first, which would leave A without a gradient
             torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
     trained = [weight for weight in model.network.parameters() if weight.requires_grad]
     still = torch.optim.SGD(trained, lr=0.0)
-    done = lora.step(model.network, still, [sft.encode(model, c) for c in CHATS], micro=micro, clip=1e9)
+    done = lora.step(
+        model.network, still, [sft.encode_chat(model, c) for c in CHATS], micro_batch_size=micro, max_grad_norm=1e9
+    )
     return done, [weight.grad for weight in trained if weight.grad is not None]
 
 
@@ -121,7 +123,7 @@ def test_a_batch_may_be_cut_into_passes_of_any_size(tiny: str) -> None:
     for micro in (1, 2, 4):
         cut, many = gradients(LocalChatModel(model=tiny, threads=1), micro)
         assert cut.loss == pytest.approx(whole.loss, abs=1e-5)
-        assert cut.norm == pytest.approx(whole.norm, rel=1e-4)
+        assert cut.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
         assert len(many) == len(one) > 0
         assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(one, many, strict=True))
 
@@ -129,12 +131,12 @@ def test_a_batch_may_be_cut_into_passes_of_any_size(tiny: str) -> None:
 def test_a_step_goes_down_the_gradient_of_score(model: LocalChatModel) -> None:
     """The slope of the loss along a step equals the change of the scores, and nothing but the changes moves."""
     frozen = {name: weight.clone() for name, weight in model.network.named_parameters()}
-    lora.adapt(model.network, QUICK)
-    examples = [sft.encode(model, c) for c in CHATS]
-    updates = lora.optimizer(model.network, LoRA(rate=1e-3))
+    lora.attach_lora(model.network, QUICK)
+    examples = [sft.encode_chat(model, c) for c in CHATS]
+    updates = lora.make_optimizer(model.network, LoRA(rate=1e-3))
     before = sum(scored(model, CHATS))
     done = lora.step(model.network, updates, examples)
-    model.forget()
+    model.clear_cache()
     after = sum(scored(model, CHATS))
     assert done.tokens == sum(len(e.reply) for e in examples)
     assert done.loss == pytest.approx(-before / done.tokens, abs=1e-4)
@@ -144,28 +146,28 @@ def test_a_step_goes_down_the_gradient_of_score(model: LocalChatModel) -> None:
 
 
 def test_another_loss_may_take_the_place_of_the_surprise(model: LocalChatModel) -> None:
-    lora.adapt(model.network, QUICK)
+    lora.attach_lora(model.network, QUICK)
     seen: list[tuple[int, ...]] = []
 
     def constant(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         seen.append(tuple(logits.shape))
         return 2.0 + 0.0 * logits.sum()
 
-    batch = [sft.encode(model, c) for c in CHATS]
-    done = lora.step(model.network, lora.optimizer(model.network, QUICK), batch, micro=2, loss=constant)
+    batch = [sft.encode_chat(model, c) for c in CHATS]
+    done = lora.step(model.network, lora.make_optimizer(model.network, QUICK), batch, micro_batch_size=2, loss=constant)
     assert done.loss == pytest.approx(2.0)
     assert sum(rows for rows, _ in seen) == done.tokens
     assert len(seen) == 3
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model: LocalChatModel) -> None:
-    lora.adapt(model.network, QUICK)
+    lora.attach_lora(model.network, QUICK)
     before = [weight.clone() for weight in model.network.parameters()]
     with pytest.raises(UserError, match=r"gradient is nan .* smaller rate"):
         lora.step(
             model.network,
-            lora.optimizer(model.network, QUICK),
-            [sft.encode(model, CHATS[0])],
+            lora.make_optimizer(model.network, QUICK),
+            [sft.encode_chat(model, CHATS[0])],
             loss=lambda logits, targets: logits.sum() * math.nan,
         )
     assert all(torch.equal(a, b) for a, b in zip(before, model.network.parameters(), strict=True))
@@ -185,17 +187,17 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said:
 
 
 def test_some_layers_only(model: LocalChatModel, tiny: str) -> None:
-    lora.adapt(model.network, LoRA(rank=2, targets="q_proj, v_proj"))
+    lora.attach_lora(model.network, LoRA(rank=2, targets="q_proj, v_proj"))
     trained = {name.split(".lora")[0].rpartition(".")[2] for name, w in model.network.named_parameters() if w.requires_grad}
     assert trained == {"q_proj", "v_proj"}
     with pytest.raises(UserError, match="targets 'nothing_here'"):
-        lora.adapt(LocalChatModel(model=tiny).network, LoRA(targets="nothing_here"))
+        lora.attach_lora(LocalChatModel(model=tiny).network, LoRA(targets="nothing_here"))
 
 
 def test_without_peft_it_says_what_to_install(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"pip install 'learngraph\[lora\]'"):
-        lora.adapt(model.network, QUICK)
+        lora.attach_lora(model.network, QUICK)
 
 
 def test_an_example_knows_its_length() -> None:
@@ -223,14 +225,14 @@ def test_examples_are_packed_at_the_least_cost(sizes: list[int], cap: int, fixed
             parts[-1].append(size)
         if all(len(part) == 1 or len(part) * max(part) <= cap for part in parts):
             cheapest = min(cheapest, cost(parts))
-    found = lora.packs(sizes, cap, fixed)
+    found = lora.pack_by_length(sizes, cap, fixed)
     assert sorted(n for pack in found for n in pack) == list(range(len(sizes)))
     assert all(len(pack) == 1 or len(pack) * max(sizes[n] for n in pack) <= cap for pack in found)
     assert cost([[sizes[n] for n in pack] for pack in found]) == pytest.approx(cheapest)
 
 
 def several(model: LocalChatModel) -> list[Example]:
-    return [sft.encode(model, c) for c in CHATS]
+    return [sft.encode_chat(model, c) for c in CHATS]
 
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
@@ -239,7 +241,7 @@ def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[
     examples = several(model)
     expected = scored(model, CHATS)
     for cap in (1, 100, 10_000):
-        found = lora.read(model.network, examples, cap=cap)
+        found = lora.reply_logprobs(model.network, examples, max_tokens=cap)
         assert [float(one.logprobs.sum()) for one in found] == pytest.approx(expected, abs=1e-3)
         assert [len(one.logprobs) for one in found] == [len(example.reply) for example in examples]
         assert all((one.entropy > 0).all() and one.kl is None and one.values is None for one in found)
@@ -248,14 +250,14 @@ def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[
 def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) -> None:
     examples = several(model)
     with torch.no_grad():
-        logits = [lora.replies(model.network, [example])[0] for example in examples]
+        logits = [lora.reply_logits(model.network, [example])[0] for example in examples]
     wrapper = scattered(model)
-    head = lora.critic(model.network)
+    head = lora.make_critic(model.network)
     torch.nn.init.ones_(head.bias)
-    found = lora.read(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
+    found = lora.reply_logprobs(model.network, examples, temperatures=[0.5] * 6, base=wrapper.disable_adapter, critic=head)
     for example, plain, one in zip(examples, logits, found, strict=True):
         with torch.no_grad():
-            own = lora.replies(model.network, [example])[0]
+            own = lora.reply_logits(model.network, [example])[0]
         at = (own / 0.5).log_softmax(-1).gather(1, torch.tensor(example.reply)[:, None])[:, 0]
         assert torch.allclose(one.logprobs, at, atol=1e-4)
         assert torch.allclose(one.entropy, losses.entropy(own), atol=1e-4)
@@ -271,7 +273,7 @@ def test_reading_at_a_temperature_and_against_the_base(model: LocalChatModel) ->
 
 def scattered(model: LocalChatModel, seed: int = 1) -> Any:
     """The network with changes that are not nothing."""
-    wrapper = lora.adapt(model.network, QUICK)
+    wrapper = lora.attach_lora(model.network, QUICK)
     place = torch.Generator().manual_seed(seed)
     for name, weight in model.network.named_parameters():
         if "lora_B" in name:
@@ -279,15 +281,15 @@ def scattered(model: LocalChatModel, seed: int = 1) -> Any:
     return wrapper
 
 
-def told(model: LocalChatModel) -> list[lora.Sample]:
+def told(model: LocalChatModel) -> list[lora.TrainingSample]:
     """Every chat with a reward and a hindsight prompt, as sampled by a slightly other policy."""
     samples = []
     for n, (c, example) in enumerate(zip(CHATS, several(model), strict=True)):
-        more = sft.encode(model, [{"role": "system", "content": "go north"}, *c[-2:]])
+        more = sft.encode_chat(model, [{"role": "system", "content": "go north"}, *c[-2:]])
         hindsight = Example(more.prompt, example.reply)
         noise = 0.1 * torch.randn(len(example.reply), generator=torch.Generator().manual_seed(n))
-        mu = lora.read(model.network, [example])[0].logprobs
-        samples.append(lora.Sample(example, mu + noise, mu, torch.full((len(mu),), (-1.0) ** n), hindsight))
+        mu = lora.reply_logprobs(model.network, [example])[0].logprobs
+        samples.append(lora.TrainingSample(example, mu + noise, mu, torch.full((len(mu),), (-1.0) ** n), hindsight))
     return samples
 
 
@@ -308,16 +310,18 @@ def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tin
         model = LocalChatModel(model=tiny, threads=1)
         wrapper = scattered(model)
         samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
-        head = lora.critic(model.network) if objective.needs_critic else None
-        updates = lora.optimizer(model.network, objective, head)
-        before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+        head = lora.make_critic(model.network) if objective.needs_critic else None
+        updates = lora.make_optimizer(model.network, objective, head)
+        before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
         passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
-        done, said = lora.learn(model.network, updates, samples, objective, cap=cap, **passes)
+        done, said = lora.learn(model.network, updates, samples, objective, max_tokens=cap, **passes)
         gradient = torch.cat(
-            [weight.grad.flatten() for weight in lora.changes(model.network).values() if weight.grad is not None]
+            [weight.grad.flatten() for weight in lora.lora_parameters(model.network).values() if weight.grad is not None]
         )
-        seen.append((done, said, gradient, {name: weight.clone() for name, weight in lora.changes(model.network).items()}))
-        assert any(not torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+        seen.append(
+            (done, said, gradient, {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()})
+        )
+        assert any(not torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
         assert done.tokens == sum(len(s.example.reply) for s in samples)
         assert said["entropy"] > 0
         assert ("kl" in said) == (objective.kl > 0)
@@ -337,42 +341,42 @@ def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: Lo
     """A network that copies the teacher is where the gradient is 0; and afterwards the learner has its own weights back."""
     scattered(model)
     samples = [replace(s, hindsight=s.example) for s in told(model)]
-    own = {name: weight.detach().clone() for name, weight in lora.changes(model.network).items()}
+    own = {name: weight.detach().clone() for name, weight in lora.lora_parameters(model.network).items()}
 
     @contextmanager
     def other(scale: float) -> Iterator[None]:
-        lora.put(model.network, {name: scale * weight for name, weight in own.items()})
+        lora.set_lora_parameters(model.network, {name: scale * weight for name, weight in own.items()})
         yield
-        lora.put(model.network, own)
+        lora.set_lora_parameters(model.network, own)
 
-    updates = lora.optimizer(model.network, Objective())
+    updates = lora.make_optimizer(model.network, Objective())
     away, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
     same, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
-    assert same.norm < 1e-4 < 1e-2 < away.norm
+    assert same.grad_norm < 1e-4 < 1e-2 < away.grad_norm
     assert same.loss == pytest.approx(0, abs=1e-6)
-    assert all(torch.equal(weight, own[name]) for name, weight in lora.changes(model.network).items())
+    assert all(torch.equal(weight, own[name]) for name, weight in lora.lora_parameters(model.network).items())
 
 
 def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None:
     """Praised replies become more probable, others less; towards the teacher the divergence falls."""
-    wrapper = lora.adapt(model.network, QUICK)
+    wrapper = lora.attach_lora(model.network, QUICK)
     samples, before = told(model), scored(model, CHATS)
     objective = Objective(loss="reinforce", rate=0.01)
-    updates = lora.optimizer(model.network, objective)
+    updates = lora.make_optimizer(model.network, objective)
     for _ in range(5):
         lora.learn(model.network, updates, samples, objective)
-    model.forget()
+    model.clear_cache()
     moved = [after - then for after, then in zip(scored(model, CHATS), before, strict=True)]
     assert sum(change * (-1) ** n for n, change in enumerate(moved)) > 1
     objective = Objective(loss="sdpo", teacher="base", rate=0.01)
-    updates = lora.optimizer(model.network, objective)
+    updates = lora.make_optimizer(model.network, objective)
     seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter)[0].loss for _ in range(20)]
     assert seen[-1] < 0.7 * seen[0]
 
 
 def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Defect 11b: a pass of the base model for a KL of weight 0."""
-    wrapper = lora.adapt(model.network, QUICK)
+    wrapper = lora.attach_lora(model.network, QUICK)
     samples, made = told(model), []
     forward = model.network.forward
 
@@ -389,17 +393,17 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
         (Objective(loss="sdpo", teacher="trust", kl=0.1), [False, False, False, True]),
     ):
         made.clear()
-        updates = lora.optimizer(model.network, objective)
+        updates = lora.make_optimizer(model.network, objective)
         monkeypatch.setattr(lora, "_fixed", lambda network: 1e9)
-        lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, cap=100_000)
+        lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, max_tokens=100_000)
         assert made == expected
 
 
 def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) -> None:
-    lora.adapt(model.network, QUICK)
+    lora.attach_lora(model.network, QUICK)
     samples = told(model)
-    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
-    updates = lora.optimizer(model.network, Objective())
+    before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
+    updates = lora.make_optimizer(model.network, Objective())
     with pytest.raises(UserError, match="nothing to learn from"):
         lora.learn(model.network, updates, [replace(s, hindsight=None) for s in samples], Objective(), teacher=nullcontext)
     with pytest.raises(UserError, match="nothing to learn from"):
@@ -409,7 +413,7 @@ def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) ->
     broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
     with pytest.raises(UserError, match="gradient is nan"):
         lora.learn(model.network, updates, broken, Objective(loss="reinforce"))
-    assert all(torch.equal(weight, before[name]) for name, weight in lora.changes(model.network).items())
+    assert all(torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
 
 
 # Between updates
@@ -420,26 +424,27 @@ def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: st
 
     def fresh(rate: float) -> tuple[LocalChatModel, Any, torch.optim.Optimizer]:
         model = LocalChatModel(model=tiny, threads=1)
-        wrapper = lora.adapt(model.network, QUICK)
-        return model, wrapper, lora.optimizer(model.network, Objective(rate=rate, decay=0.01))
+        wrapper = lora.attach_lora(model.network, QUICK)
+        return model, wrapper, lora.make_optimizer(model.network, Objective(rate=rate, decay=0.01))
 
     one, _, updates = fresh(1e-3)
     examples = several(one)
     lora.step(one.network, updates, examples)
     lora.write_optimizer(updates, tmp_path / "a.safetensors", {"critic.bias": torch.ones(1)})
-    kept = {name: weight.detach().clone() for name, weight in lora.changes(one.network).items()}
+    kept = {name: weight.detach().clone() for name, weight in lora.lora_parameters(one.network).items()}
     lora.step(one.network, updates, examples)
     moved = {}
     for rate in (1e-3, 1e-2):
         model, _, again = fresh(rate)
-        lora.put(model.network, kept)
+        lora.set_lora_parameters(model.network, kept)
         assert lora.read_optimizer(again, tmp_path / "a.safetensors")["critic.bias"].tolist() == [1.0]
         assert [group["lr"] for group in again.param_groups] == [rate]
         lora.step(model.network, again, examples)
-        moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.changes(model.network).items()}
+        moved[rate] = {name: weight.detach() - kept[name] for name, weight in lora.lora_parameters(model.network).items()}
         if rate == 1e-3:
             assert all(
-                torch.equal(weight, lora.changes(one.network)[name]) for name, weight in lora.changes(model.network).items()
+                torch.equal(weight, lora.lora_parameters(one.network)[name])
+                for name, weight in lora.lora_parameters(model.network).items()
             )
             lora.write_optimizer(again, tmp_path / "b.safetensors")
             lora.write_optimizer(updates, tmp_path / "c.safetensors")
@@ -449,34 +454,36 @@ def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: st
 
 
 def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> None:
-    lora.adapt(model.network, QUICK)
+    lora.attach_lora(model.network, QUICK)
     samples, objective = told(model), Objective(loss="reinforce", rate=1e-2)
-    updates = lora.optimizer(model.network, objective)
-    before = {name: weight.clone() for name, weight in lora.changes(model.network).items()}
+    updates = lora.make_optimizer(model.network, objective)
+    before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
     lora.learn(model.network, updates, samples, objective, scale=0.25)
-    largest = max(float((weight - before[name]).detach().abs().max()) for name, weight in lora.changes(model.network).items())
+    largest = max(
+        float((weight - before[name]).detach().abs().max()) for name, weight in lora.lora_parameters(model.network).items()
+    )
     assert largest == pytest.approx(0.25e-2, rel=1e-2), "AdamW's first step is as long as its rate"
     assert [group["lr"] for group in updates.param_groups] == [1e-2]
 
 
 def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, tmp_path: Path) -> None:
-    lora.adapt(model.network, QUICK)
-    updates = lora.optimizer(model.network, QUICK)
+    lora.attach_lora(model.network, QUICK)
+    updates = lora.make_optimizer(model.network, QUICK)
     lora.step(model.network, updates, several(model)[:1])
     lora.write_optimizer(updates, tmp_path / "a.safetensors")
     other = LocalChatModel(model=tiny, threads=1)
     for asked, said in ((LoRA(rank=2), "other shapes there"), (LoRA(rank=4, targets="q_proj"), "not trained here")):
         network = LocalChatModel(model=tiny, threads=1).network
-        lora.adapt(network, asked)
+        lora.attach_lora(network, asked)
         with pytest.raises(UserError, match=said):
-            lora.read_optimizer(lora.optimizer(network, asked), tmp_path / "a.safetensors")
+            lora.read_optimizer(lora.make_optimizer(network, asked), tmp_path / "a.safetensors")
         with pytest.raises(UserError, match="of another adapter"):
-            lora.put(network, lora.changes(model.network))
+            lora.set_lora_parameters(network, lora.lora_parameters(model.network))
     (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
-    lora.adapt(other.network, QUICK)
+    lora.attach_lora(other.network, QUICK)
     for name in ("b.safetensors", "absent.safetensors"):
         with pytest.raises(UserError, match="cannot read the optimizer's state"):
-            lora.read_optimizer(lora.optimizer(other.network, QUICK), tmp_path / name)
+            lora.read_optimizer(lora.make_optimizer(other.network, QUICK), tmp_path / name)
 
 
 def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_path: Path) -> None:
@@ -491,8 +498,8 @@ def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_p
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "a")).eval()
     with torch.no_grad():
-        ours, _ = lora.replies(model.network, several(model))
-        theirs, _ = lora.replies(again.get_base_model(), several(model))
+        ours, _ = lora.reply_logits(model.network, several(model))
+        theirs, _ = lora.reply_logits(again.get_base_model(), several(model))
     assert torch.allclose(ours, theirs, atol=1e-5)
 
 
@@ -507,18 +514,18 @@ def test_changed_layers_say_what_those_of_peft_say(
 
     def said() -> tuple[torch.Tensor, list[torch.Tensor]]:
         model.network.zero_grad()
-        logits, targets = lora.replies(model.network, examples)
-        lora.surprise(logits, targets).backward()  # type: ignore[no-untyped-call]
-        return logits.detach(), [w.grad.clone() for w in lora.changes(model.network).values() if w.grad is not None]
+        logits, targets = lora.reply_logits(model.network, examples)
+        lora.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
+        return logits.detach(), [w.grad.clone() for w in lora.lora_parameters(model.network).values() if w.grad is not None]
 
     calls = []
-    apply = lora._Changed.apply
-    monkeypatch.setattr(lora._Changed, "apply", lambda *args: calls.append(args) or apply(*args))  # type: ignore[no-untyped-call]
+    apply = lora._LoRALinear.apply
+    monkeypatch.setattr(lora._LoRALinear, "apply", lambda *args: calls.append(args) or apply(*args))  # type: ignore[no-untyped-call]
     own, slopes = said()
     layers = len(calls)
     assert layers == 7 * 2
     with wrapper.disable_adapter(), torch.no_grad():
-        off, _ = lora.replies(model.network, examples)
+        off, _ = lora.reply_logits(model.network, examples)
     assert len(calls) == layers
     assert float((off - own).abs().max()) > 0.01
     assert not any("forward" in vars(layer) for layer in model.network.modules())
@@ -526,12 +533,12 @@ def test_changed_layers_say_what_those_of_peft_say(
         without.setattr(lora, "_lean", lambda network: nullcontext())
         plain, expected = said()
         with wrapper.disable_adapter(), torch.no_grad():
-            assert torch.equal(lora.replies(model.network, examples)[0], off)
+            assert torch.equal(lora.reply_logits(model.network, examples)[0], off)
     assert len(calls) == layers
     assert torch.allclose(own, plain, atol=1e-4)
     assert len(slopes) == len(expected) == 2 * layers
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(slopes, expected, strict=True))
     wrapper.merge_adapter()
-    lora.replies(model.network, examples)
+    lora.reply_logits(model.network, examples)
     wrapper.unmerge_adapter()
     assert len(calls) == layers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learngraph.memory.records import UserError
 from learngraph.tools.training import losses
-from learngraph.tools.training.losses import Evidence, Moments, Objective
+from learngraph.tools.training.losses import LossInputs, Objective, RewardMoments
 
 PLAIN = {"low": 0.2, "high": 0.28, "dual": 3.0}
 
@@ -49,7 +49,7 @@ def test_ratios_are_float32_however_the_logits_come() -> None:
     assert ours.dtype == torch.float32
     assert float((ours - true).abs().max()) < 1e-5
     assert float((theirs - true).abs().max()) > 1e-3 > float((true - 1).abs().mean())
-    _, said = losses.loss([evidence(logits, tokens, advantage=torch.ones(64))], Objective(loss="reinforce"))
+    _, said = losses.objective_loss([evidence(logits, tokens, advantage=torch.ones(64))], Objective(loss="reinforce"))
     assert said["ratio"] == 1.0
 
 
@@ -63,41 +63,41 @@ def test_the_effective_share_of_a_sample_by_hand() -> None:
 
 def test_truncated_weights_of_tokens_replies_and_their_geometric_mean() -> None:
     logs = torch.tensor([4.0, 0.5, 1.5]).log()
-    assert losses.truncated(logs, 2.0).tolist() == pytest.approx([2.0, 0.5, 1.5])
-    assert losses.truncated(logs, 2.5, "sequence").tolist() == pytest.approx([2.5] * 3)
-    assert losses.truncated(logs, math.inf, "sequence").tolist() == pytest.approx([3.0] * 3)
-    assert losses.truncated(logs, 2.0, "geometric").tolist() == pytest.approx([3 ** (1 / 3)] * 3)
-    assert not losses.truncated(logs.clone().requires_grad_()).requires_grad
+    assert losses.truncated_weights(logs, 2.0).tolist() == pytest.approx([2.0, 0.5, 1.5])
+    assert losses.truncated_weights(logs, 2.5, "sequence").tolist() == pytest.approx([2.5] * 3)
+    assert losses.truncated_weights(logs, math.inf, "sequence").tolist() == pytest.approx([3.0] * 3)
+    assert losses.truncated_weights(logs, 2.0, "geometric").tolist() == pytest.approx([3 ** (1 / 3)] * 3)
+    assert not losses.truncated_weights(logs.clone().requires_grad_()).requires_grad
 
 
 def test_masks_by_hand_and_the_veto() -> None:
     logs = torch.tensor([4.0, 0.4, 1.5, 0.5]).log()
-    assert losses.mask(logs, 0.5 - 1e-6, 2.0).tolist() == [False, False, True, True]
-    assert losses.mask(logs, 0.5, 2.0, level="geometric").all()
-    assert losses.mask(logs, 1.0, 1.3, level="sequence").all(), "the product is 1.2"
-    assert not losses.mask(logs, 0.5, 1.1, level="sequence").any()
-    assert not losses.mask(torch.tensor([0.0, math.log(1e-5)]), 0.0, 9.0, veto=1e-4).any()
+    assert losses.trusted_token_mask(logs, 0.5 - 1e-6, 2.0).tolist() == [False, False, True, True]
+    assert losses.trusted_token_mask(logs, 0.5, 2.0, level="geometric").all()
+    assert losses.trusted_token_mask(logs, 1.0, 1.3, level="sequence").all(), "the product is 1.2"
+    assert not losses.trusted_token_mask(logs, 0.5, 1.1, level="sequence").any()
+    assert not losses.trusted_token_mask(torch.tensor([0.0, math.log(1e-5)]), 0.0, 9.0, veto=1e-4).any()
 
 
 def test_statistics_say_what_a_batch_is_worth() -> None:
     old = [torch.tensor([0.5, 0.5]).log(), torch.tensor([0.2]).log(), torch.tensor([1e-6, 0.5]).log(), torch.zeros(0)]
     mu = [torch.tensor([0.25, 0.5]).log(), torch.tensor([0.6]).log(), torch.tensor([0.5, 0.5]).log(), torch.zeros(0)]
-    said = losses.statistics(old, mu, Objective(correction="truncated", truncate=1.5))
-    assert said.kept == (True, True, False, False)
-    assert "veto" in said.why[2]
-    assert said.why[3] == "no tokens"
+    said = losses.ratio_statistics(old, mu, Objective(correction="truncated", truncate=1.5))
+    assert said.keep_mask == (True, True, False, False)
+    assert "veto" in said.drop_reasons[2]
+    assert said.drop_reasons[3] == "no tokens"
     assert said.mean == pytest.approx((2 + 1 + 1 / 3) / 3)
-    assert (said.max, said.clipped) == (pytest.approx(2.0), pytest.approx(1 / 3))
+    assert (said.max, said.clip_fraction) == (pytest.approx(2.0), pytest.approx(1 / 3))
     assert said.kl == pytest.approx(-(math.log(2) + 0 + math.log(1 / 3)) / 3)
-    assert said.kls[0] == pytest.approx(-math.log(2) / 2)
+    assert said.reply_kls[0] == pytest.approx(-math.log(2) / 2)
     assert said.ess == pytest.approx((2 + 1 / 3) ** 2 / (2 * (4 + 1 / 9)))
-    rejected = losses.statistics(old, mu, Objective(correction="rejection", mis_high=1.9))
-    assert rejected.kept == (True, False, False, False)
-    assert "outside" in rejected.why[1]
-    assert losses.statistics(old, mu, Objective(correction="none")).kept == (True, True, True, False)
-    assert losses.statistics([], [], Objective()).ess == 1.0
-    odd = losses.statistics([torch.tensor([math.nan])], [torch.zeros(1)], Objective(correction="none"))
-    assert "not finite" in odd.why[0]
+    rejected = losses.ratio_statistics(old, mu, Objective(correction="rejection", mis_high=1.9))
+    assert rejected.keep_mask == (True, False, False, False)
+    assert "outside" in rejected.drop_reasons[1]
+    assert losses.ratio_statistics(old, mu, Objective(correction="none")).keep_mask == (True, True, True, False)
+    assert losses.ratio_statistics([], [], Objective()).ess == 1.0
+    odd = losses.ratio_statistics([torch.tensor([math.nan])], [torch.zeros(1)], Objective(correction="none"))
+    assert "not finite" in odd.drop_reasons[0]
 
 
 # KL
@@ -287,12 +287,14 @@ def test_kl_in_the_reward_counts_from_each_token_on() -> None:
 def test_rewards_that_are_all_alike_teach_nothing(rewards: list[float]) -> None:
     lengths = [3] * len(rewards)
     assert losses.whiten(rewards, lengths, 0.1) is None
-    assert losses.judge(rewards, lengths, Objective(loss="reinforce")) is None
+    assert losses.compute_advantages(rewards, lengths, Objective(loss="reinforce")) is None
     if rewards:
         flat = [torch.zeros(3) for _ in rewards]
         critic = [torch.full((3,), rewards[0]) for _ in rewards]
-        assert losses.judge(rewards, lengths, Objective(loss="ppo"), values=critic) is None, "just as the critic expected"
-        assert losses.judge(rewards, lengths, Objective(loss="reinforce"), moments={}, kls=flat) is None
+        assert losses.compute_advantages(rewards, lengths, Objective(loss="ppo"), values=critic) is None, (
+            "just as the critic expected"
+        )
+        assert losses.compute_advantages(rewards, lengths, Objective(loss="reinforce"), moments={}, kls=flat) is None
 
 
 def test_small_differences_are_not_blown_up() -> None:
@@ -306,8 +308,8 @@ def test_small_differences_are_not_blown_up() -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=30), st.integers(1, 29))
 def test_running_statistics_do_not_depend_on_how_rewards_come(rewards: list[float], cut: int) -> None:
-    whole = Moments().seen(rewards)
-    parts = Moments().seen(rewards[:cut]).seen(rewards[cut:])
+    whole = RewardMoments().with_rewards(rewards)
+    parts = RewardMoments().with_rewards(rewards[:cut]).with_rewards(rewards[cut:])
     assert parts.mean == pytest.approx(whole.mean, abs=1e-9)
     assert parts.variance == pytest.approx(whole.variance, abs=1e-9)
     assert whole.mean == pytest.approx(sum(rewards) / len(rewards), abs=1e-9)
@@ -315,19 +317,21 @@ def test_running_statistics_do_not_depend_on_how_rewards_come(rewards: list[floa
 
 
 def test_old_rewards_fade() -> None:
-    known = Moments()
+    known = RewardMoments()
     for _ in range(200):
-        known = known.seen([1.0])
+        known = known.with_rewards([1.0])
     assert known.count == 100
     for _ in range(400):
-        known = known.seen([-1.0])
+        known = known.with_rewards([-1.0])
     assert known.mean == pytest.approx(-1, abs=0.05)
 
 
 def test_families_are_compared_with_themselves() -> None:
     """A batch all of one reward has a signal where another was usual; families do not mix."""
-    known = {"easy": Moments(50, 1.0, 0.0), "hard": Moments(50, -0.8, 0.36)}
-    judged = losses.judge([1.0, 1.0], [2, 1], Objective(loss="reinforce"), families=["easy", "hard"], moments=known)
+    known = {"easy": RewardMoments(50, 1.0, 0.0), "hard": RewardMoments(50, -0.8, 0.36)}
+    judged = losses.compute_advantages(
+        [1.0, 1.0], [2, 1], Objective(loss="reinforce"), families=["easy", "hard"], moments=known
+    )
     assert judged is not None
     assert judged.advantages[0].tolist() == pytest.approx([0, 0], abs=1e-6)
     assert float(judged.advantages[1]) > 2
@@ -366,7 +370,9 @@ def test_the_critic_of_ppo_is_told_what_came() -> None:
     values = [torch.tensor([0.3, 0.1]), torch.tensor([0.0])]
     for traces in ("gae", "v-trace"):
         settled = Objective(loss="ppo", lam=1.0, traces=traces)  # type: ignore[arg-type]
-        judged = losses.judge([1.0, -1.0], [2, 1], settled, values=values, log_ratios=[torch.zeros(2), torch.zeros(1)])
+        judged = losses.compute_advantages(
+            [1.0, -1.0], [2, 1], settled, values=values, log_ratios=[torch.zeros(2), torch.zeros(1)]
+        )
         assert judged is not None
         assert judged.returns[0].tolist() == pytest.approx([1.0, 1.0])
         assert judged.returns[1].tolist() == pytest.approx([-1.0])
@@ -397,19 +403,19 @@ def test_decoupled_clips_around_where_the_update_starts_not_around_what_is_50_up
     gain = torch.ones(4)
     (stale,) = torch.autograd.grad(losses.ppo_clip(logp, mu, gain).sum(), logp)
     assert stale.tolist() == [0.0] * 4
-    (slope,) = torch.autograd.grad(losses.decoupled(logp, old, mu, gain, limit=2.0).sum(), logp)
+    (slope,) = torch.autograd.grad(losses.decoupled_ppo(logp, old, mu, gain, max_weight=2.0).sum(), logp)
     assert slope.tolist() == pytest.approx([-2.0] * 4), "weights of 3, truncated at 2"
     far = (old + math.log(1.5)).requires_grad_()
-    (held,) = torch.autograd.grad(losses.decoupled(far, old, mu, gain, limit=2.0).sum(), far)
+    (held,) = torch.autograd.grad(losses.decoupled_ppo(far, old, mu, gain, max_weight=2.0).sum(), far)
     assert held.tolist() == [0.0] * 4, "but no further than the clip from where the update starts"
 
 
-def evidence(logits: Tensor, tokens: Tensor, **more: Any) -> Evidence:
-    return Evidence(logits, tokens, **more)
+def evidence(logits: Tensor, tokens: Tensor, **more: Any) -> LossInputs:
+    return LossInputs(logits, tokens, **more)
 
 
-def slope(reply: Evidence, objective: Objective) -> Tensor:
-    value, _ = losses.loss([reply], objective)
+def slope(reply: LossInputs, objective: Objective) -> Tensor:
+    value, _ = losses.objective_loss([reply], objective)
     (found,) = torch.autograd.grad(value, reply.logits)
     return found
 
@@ -424,7 +430,7 @@ def test_when_mu_is_pi_every_correction_is_the_identity(correction: Any, level: 
     plain = slope(evidence(logits, tokens, **told), Objective(loss=kind, correction="none"))
     corrected = Objective(loss=kind, correction=correction, level=level)
     assert torch.allclose(slope(evidence(logits, tokens, behaviour=mu, old=mu, **told), corrected), plain, atol=1e-6)
-    _, said = losses.loss([evidence(logits, tokens, behaviour=mu, old=mu, **told)], corrected)
+    _, said = losses.objective_loss([evidence(logits, tokens, behaviour=mu, old=mu, **told)], corrected)
     assert (said["clipped"], said["weight"]) == (0.0, pytest.approx(1.0))
     if kind == "reinforce":
         score = -(told["advantage"][:, None] * (torch.nn.functional.one_hot(tokens, 3) - logits.detach().softmax(-1))) / 4
@@ -443,8 +449,10 @@ def test_weights_of_whole_replies_make_the_gradient_unbiased_by_enumeration() ->
         total = torch.zeros(())
         for a, b in itertools.product(range(3), repeat=2):
             mu = torch.stack([behave[0][0, a], behave[1][a, b]])
-            reply = Evidence(torch.stack([one[0], two[a]]), torch.tensor([a, b]), mu, None, reward[a, b].expand(2))
-            total = total + mu.sum().exp() * 2 * losses.loss([reply], settled)[0]  # the loss is a mean over two tokens
+            reply = LossInputs(torch.stack([one[0], two[a]]), torch.tensor([a, b]), mu, None, reward[a, b].expand(2))
+            total = (
+                total + mu.sum().exp() * 2 * losses.objective_loss([reply], settled)[0]
+            )  # the loss is a mean over two tokens
         return torch.autograd.grad(-total, (one, two))
 
     expected = (first.log_softmax(-1).exp().T * second.log_softmax(-1).exp() * reward).sum()
@@ -462,7 +470,7 @@ def test_a_reward_makes_its_reply_more_probable_and_a_penalty_less() -> None:
         for sign in (1.0, -1.0):
             logits = draw(2, 3, seed=25).requires_grad_()
             mu = (logits.detach() + 0.1 * draw(2, 3, seed=26)).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-            reply = Evidence(logits, tokens, behaviour=mu, advantage=torch.full((2,), sign))
+            reply = LossInputs(logits, tokens, behaviour_logprobs=mu, advantage=torch.full((2,), sign))
             step = slope(reply, Objective(loss=kind, correction=correction))  # type: ignore[arg-type]
             moved = (logits - 0.1 * step).log_softmax(-1) - logits.log_softmax(-1)
             assert (sign * moved.gather(1, tokens[:, None]) > 0).all(), (kind, correction)
@@ -476,9 +484,11 @@ def test_the_mean_is_over_the_tokens_of_the_batch_and_parts_add_up() -> None:
         tokens = torch.arange(length) % 3
         behaviour = draw(length, 3, seed=60 + n).log_softmax(-1)[:, 0]
         old = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0] + 0.1
-        batch.append(Evidence(logits, tokens, behaviour, old, draw(length, seed=40 + n), base=draw(length, 3, seed=50 + n)))
-    whole, said = losses.loss(batch, objective)
-    parts = sum(float(losses.loss([reply], objective, 7)[0]) for reply in batch)
+        batch.append(
+            LossInputs(logits, tokens, behaviour, old, draw(length, seed=40 + n), base_logits=draw(length, 3, seed=50 + n))
+        )
+    whole, said = losses.objective_loss(batch, objective)
+    parts = sum(float(losses.objective_loss([reply], objective, 7)[0]) for reply in batch)
     assert parts == pytest.approx(float(whole), abs=1e-6)
     assert said["tokens"] == 7
     spread = torch.cat([losses.entropy(reply.logits) for reply in batch]).mean()
@@ -492,16 +502,16 @@ def test_the_mean_is_over_the_tokens_of_the_batch_and_parts_add_up() -> None:
 def test_regularisers_pull_the_right_way() -> None:
     logits, base = draw(3, 3, seed=70).requires_grad_(), draw(3, 3, seed=71)
     tokens, none = torch.tensor([0, 1, 2]), torch.zeros(3)
-    step = slope(Evidence(logits, tokens, advantage=none, base=base), Objective(loss="reinforce", kl=1.0))
+    step = slope(LossInputs(logits, tokens, advantage=none, base_logits=base), Objective(loss="reinforce", kl=1.0))
     assert losses.kl_to(base, logits - 0.1 * step).mean() < losses.kl_to(base, logits).mean()
-    step = slope(Evidence(logits, tokens, advantage=none), Objective(loss="reinforce", entropy=1.0))
+    step = slope(LossInputs(logits, tokens, advantage=none), Objective(loss="reinforce", entropy=1.0))
     assert losses.entropy(logits - 0.1 * step).mean() > losses.entropy(logits).mean()
 
 
 def test_the_critic_learns_its_returns_and_nothing_else() -> None:
     logits, values = draw(2, 3, seed=72).requires_grad_(), torch.tensor([0.5, 0.0], requires_grad=True)
-    reply = Evidence(logits, torch.tensor([0, 1]), advantage=torch.zeros(2), values=values, returns=torch.tensor([1.0, 1.0]))
-    value, said = losses.loss([reply], Objective(loss="ppo"))
+    reply = LossInputs(logits, torch.tensor([0, 1]), advantage=torch.zeros(2), values=values, returns=torch.tensor([1.0, 1.0]))
+    value, said = losses.objective_loss([reply], Objective(loss="ppo"))
     of_logits, of_values = torch.autograd.grad(value, (logits, values))
     assert of_values.tolist() == pytest.approx([-0.25, -0.5])
     assert not of_logits.any()
@@ -515,7 +525,9 @@ def test_a_teacher_may_be_added_to_the_advantages() -> None:
         torch.tensor([[2.0, 0, 0], [-2.0, 0, 0]]),
         torch.tensor([0, 0]),
     )
-    step = slope(Evidence(logits, tokens, advantage=torch.zeros(2), teacher=teacher), Objective(loss="reinforce", hint=0.5))
+    step = slope(
+        LossInputs(logits, tokens, advantage=torch.zeros(2), teacher_logits=teacher), Objective(loss="reinforce", hint=0.5)
+    )
     assert float(step[0, 0]) < 0 < float(step[1, 0])
     gain = 0.5 * (teacher.log_softmax(-1)[:, 0] - math.log(1 / 3))
     expected = -gain / 2 * (1 - 1 / 3)
@@ -525,7 +537,9 @@ def test_a_teacher_may_be_added_to_the_advantages() -> None:
 def test_ratios_are_of_the_distribution_that_was_sampled_from() -> None:
     logits, tokens = draw(3, 4, seed=73), torch.tensor([1, 0, 3])
     mu = (logits / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    _, said = losses.loss([Evidence(logits, tokens, mu, None, torch.ones(3), temperature=0.7)], Objective(loss="reinforce"))
+    _, said = losses.objective_loss(
+        [LossInputs(logits, tokens, mu, None, torch.ones(3), temperature=0.7)], Objective(loss="reinforce")
+    )
     assert said["ratio"] == pytest.approx(1, abs=1e-6)
     assert said["entropy"] == pytest.approx(float(losses.entropy(logits).mean()), abs=1e-6)
 
@@ -533,21 +547,21 @@ def test_ratios_are_of_the_distribution_that_was_sampled_from() -> None:
 def test_a_vetoed_reply_has_no_gradient() -> None:
     logits, tokens = draw(2, 3, seed=74).requires_grad_(), torch.tensor([0, 1])
     now = logits.detach().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    reply = Evidence(logits, tokens, behaviour=now + torch.tensor([0.0, 12.0]), advantage=torch.ones(2))
+    reply = LossInputs(logits, tokens, behaviour_logprobs=now + torch.tensor([0.0, 12.0]), advantage=torch.ones(2))
     assert not slope(reply, Objective(loss="reinforce", correction="rejection")).any()
-    _, said = losses.loss([reply], Objective(loss="reinforce", correction="rejection"))
+    _, said = losses.objective_loss([reply], Objective(loss="reinforce", correction="rejection"))
     assert (said["clipped"], said["weight"]) == (1.0, 0.0)
 
 
 def test_what_is_missing_is_named() -> None:
-    bare = Evidence(draw(2, 3), torch.tensor([0, 1]))
+    bare = LossInputs(draw(2, 3), torch.tensor([0, 1]))
     with pytest.raises(UserError, match="needs advantages"):
-        losses.loss([bare], Objective(loss="reinforce"))
+        losses.objective_loss([bare], Objective(loss="reinforce"))
     with pytest.raises(UserError, match="needs a pass of the base model"):
-        losses.loss([Evidence(draw(2, 3), torch.tensor([0, 1]), teacher=draw(2, 3))], Objective(kl=0.1))
-    value, said = losses.loss([bare], Objective(loss="sdpo"))
+        losses.objective_loss([LossInputs(draw(2, 3), torch.tensor([0, 1]), teacher_logits=draw(2, 3))], Objective(kl=0.1))
+    value, said = losses.objective_loss([bare], Objective(loss="sdpo"))
     assert (float(value), said["tokens"]) == (0.0, 0.0)
-    assert float(losses.loss([], Objective())[0]) == 0.0
+    assert float(losses.objective_loss([], Objective())[0]) == 0.0
 
 
 # Settings
@@ -653,9 +667,9 @@ def test_trl_says_the_same_of_clipped_policy_losses() -> None:
         (other,) = torch.autograd.grad(theirs, logp)
         wide = gains[:, None].expand(batch, length)
         if kind == "bnpo":
-            each = losses.decoupled(logp, old, mu, wide, 2.0, 0.2, 0.28, math.inf)
+            each = losses.decoupled_ppo(logp, old, mu, wide, 2.0, 0.2, 0.28, math.inf)
         else:
-            each = losses.reinforce(logp, wide, losses.truncated(logp - mu, 2.0))
+            each = losses.reinforce(logp, wide, losses.truncated_weights(logp - mu, 2.0))
         (own,) = torch.autograd.grad(each.mean(), logp)
         assert float(each.detach().mean()) == pytest.approx(float(theirs.detach()), abs=1e-6)
         assert torch.allclose(own, other, atol=1e-6)

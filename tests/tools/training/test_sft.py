@@ -56,13 +56,13 @@ def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
 
 
 def test_the_rate_rises_and_falls() -> None:
-    shares = [sft.schedule(n, 20, 0.1) for n in range(20)]
+    shares = [sft.learning_rate_factor(n, 20, 0.1) for n in range(20)]
     assert shares[:3] == pytest.approx([0.5, 1.0, 1.0])
     assert shares[11] == pytest.approx(0.5)  # half-way between the peak and the end
     assert all(a > b > 0 for a, b in itertools.pairwise(shares[2:]))
-    assert [sft.schedule(n, 1, 0.1) for n in range(1)] == [1.0]
-    assert sft.schedule(0, 4, 0.0) == 1.0
-    assert [sft.schedule(n, 4, 1.0) for n in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [sft.learning_rate_factor(n, 1, 0.1) for n in range(1)] == [1.0]
+    assert sft.learning_rate_factor(0, 4, 0.0) == 1.0
+    assert [sft.learning_rate_factor(n, 4, 1.0) for n in range(4)] == [0.25, 0.5, 0.75, 1.0]
 
 
 # A training
@@ -84,9 +84,9 @@ def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Pat
     assert after == pytest.approx(scored(model, CHATS), abs=1e-3), "the model that was trained is the trained one"
     # PEFT itself reads the adapter, over the model that was trained.
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "out" / "adapter")).eval()
-    examples = [sft.encode(model, c) for c in CHATS]
+    examples = [sft.encode_chat(model, c) for c in CHATS]
     with torch.no_grad():
-        loss = lora.surprise(*lora.replies(adapted.get_base_model(), examples))
+        loss = lora.cross_entropy(*lora.reply_logits(adapted.get_base_model(), examples))
     assert float(loss) == pytest.approx(-sum(after) / done.tokens, abs=1e-3)
 
 
@@ -120,7 +120,7 @@ def test_examples_longer_than_the_window_are_counted_and_left_out(
 ) -> None:
     long = [chat("go " * 600, "north"), chat("hello", "go " * 505)]
     with pytest.raises(UserError, match="does not fit its window of 512"):
-        sft.encode(model, long[1])
+        sft.encode_chat(model, long[1])
     done = sft.train([*CHATS, *long], model, QUICK, tmp_path / "out")
     assert (done.examples, done.left_out) == (6, 2)
     assert done.longest > 512

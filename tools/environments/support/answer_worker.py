@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-MEMORY = 2 * 1024**3
+MEMORY_LIMIT = 2 * 1024**3
 """Bytes of address space that a job may add to what the libraries take."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = (
@@ -55,7 +55,7 @@ def _confine() -> None:
 
         with open("/proc/self/statm", encoding="ascii") as file:
             taken = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY_LIMIT, taken + MEMORY_LIMIT))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     except (ImportError, OSError, ValueError):  # not Linux: the limits of time remain
         pass
@@ -84,7 +84,7 @@ def _limit(seconds: float) -> None:
 # Mathematics
 
 
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """What math-verify reads in an answer: a SymPy object, or None. The whole text is the answer, so nothing is searched for."""
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
@@ -103,7 +103,7 @@ def _equal(gold: str, answer: str) -> bool:
     """Whether an answer says what the true one says."""
     from math_verify import verify
 
-    right, came = _parsed(gold), _parsed(answer)
+    right, came = _parse(gold), _parse(answer)
     if right is None or came is None:
         return " ".join(gold.casefold().split()) == " ".join(answer.casefold().split())
     return bool(verify(right, came, timeout_seconds=None, raise_on_error=True))
@@ -113,7 +113,7 @@ def _normal(answer: str) -> str:
     """An answer in the form that SymPy gives it, which is the same for 1/2, 0.5 and \\frac{1}{2}."""
     from sympy import Eq, FiniteSet, expand, nsimplify, simplify  # type: ignore[import-untyped]
 
-    value = _parsed(answer)
+    value = _parse(answer)
     if value is None:
         return " ".join(answer.split())
     while isinstance(value, Eq):  # x = 5 says 5, as the verifier has it
@@ -132,7 +132,7 @@ def _math() -> Mapping[str, Callable[..., Any]]:
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    math_verify.verify(_parsed(r"\frac{1}{2}"), _parsed("0.5"), timeout_seconds=None)  # what is imported late is imported now
+    math_verify.verify(_parse(r"\frac{1}{2}"), _parse("0.5"), timeout_seconds=None)  # what is imported late is imported now
     return {"equal": _equal, "normal": _normal}
 
 

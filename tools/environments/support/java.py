@@ -13,7 +13,7 @@ from typing import Any
 
 from ....memory.records import UserError
 
-__all__ = ["Java", "Server"]
+__all__ = ["GameServer", "Java"]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Java:
         weakref.finalize(started, _end, process)
         return started
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the machine still runs."""
         return self.process.poll() is None
 
@@ -79,19 +79,19 @@ class Java:
 
 
 @dataclass
-class Server:
+class GameServer:
     """A game server in a Java machine, while one game has it."""
 
     java: Java
     interface: Any
-    sound: bool = True
+    is_healthy: bool = True
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of the server."""
         try:
             return getattr(self.interface, method)(*arguments)
         except Exception as cause:
-            self.sound = False
+            self.is_healthy = False
             # Without an exception from the Java side it is the machine that does not answer: let the next game find none.
             if not hasattr(cause, "java_exception"):
                 _end(self.java.process)
@@ -99,8 +99,8 @@ class Server:
 
     def release(self) -> None:
         """Give it back to its machine for the next game, unless something went wrong in it."""
-        if self.sound:
-            self.sound = False  # released once
+        if self.is_healthy:
+            self.is_healthy = False  # released once
             self.java.idle.append(self.interface)
 
 

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from ....memory.records import Observation, Task, UserError
 
-__all__ = ["Game", "LiveGames"]
+__all__ = ["LiveGame", "LiveGames"]
 
 
-class Game(Protocol):
+class LiveGame(Protocol):
     """A running game. Deterministic: the same actions after the same start show the same observations."""
 
     def step(self, action: str) -> Observation:
@@ -34,7 +34,7 @@ class Game(Protocol):
 class _Seat:
     """A live game, the history that led to its present state, and what that showed."""
 
-    game: Game
+    game: LiveGame
     task: Task
     actions: tuple[str, ...]
     observation: Observation
@@ -54,7 +54,7 @@ class LiveGames:
     def __init__(
         self,
         name: str,
-        start: Callable[[Task], tuple[Game, Observation]],
+        start: Callable[[Task], tuple[LiveGame, Observation]],
         horizon: int,
         *,
         size: int = 16,
@@ -81,7 +81,7 @@ class LiveGames:
         if isinstance(actions, str):
             raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
         asked = tuple(actions)
-        known = self._known(task, asked)
+        known = self._cached_observation(task, asked)
         if known is not None:
             return known
         seat = self._take(task, asked)
@@ -99,7 +99,7 @@ class LiveGames:
         for seat in seats:
             seat.game.close()
 
-    def _known(self, task: Task, actions: tuple[str, ...]) -> Observation | None:
+    def _cached_observation(self, task: Task, actions: tuple[str, ...]) -> Observation | None:
         with self._lock:
             for seat in self._seats:
                 if seat.actions == actions and seat.task == task:

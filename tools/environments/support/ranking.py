@@ -35,11 +35,11 @@ class Ranking:
         UserError: `bm25s` is not installed.
     """
 
-    def __init__(self, texts: Sequence[str], asker: str) -> None:
+    def __init__(self, texts: Sequence[str], owner: str) -> None:
         try:
             bm25s = import_module("bm25s")  # a third of a second, and optional
         except ImportError as cause:
-            raise UserError(f"{asker}: its search needs the package bm25s: pip install bm25s") from cause
+            raise UserError(f"{owner}: its search needs the package bm25s: pip install bm25s") from cause
         parted = [words(text) for text in texts]
         self._known = {word: n for n, word in enumerate(sorted({word for text in parted for word in text}))}
         self._index: Any = bm25s.BM25(method="lucene", k1=1.5, b=0.75, dtype="float64", backend="numpy")
@@ -47,7 +47,7 @@ class Ranking:
             numbers = [[self._known[word] for word in text] for text in parted]
             self._index.index((numbers, dict(self._known)), show_progress=False)
 
-    def best(self, query: str, count: int) -> list[int]:
+    def top_places(self, query: str, count: int) -> list[int]:
         """The places of the texts that share a word with the query, best first.
 
         Args:

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
 from ....memory.records import Task, UserError
-from ..web_shop import Piece, WebShop
+from ..web_shop import PageElement, WebShop
 
 __all__ = ["ShopServer", "main"]
 
@@ -112,11 +112,11 @@ class _Pages(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Show a page."""
-        self._answer(self._shown)
+        self._answer(self._show_page)
 
     def do_POST(self) -> None:
         """Begin an episode, or take an action; then lead to the page."""
-        self._answer(self._done)
+        self._answer(self._take_action)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are not logged."""
@@ -127,7 +127,7 @@ class _Pages(BaseHTTPRequestHandler):
         except (_BadRequest, UserError) as problem:
             self._send(400, _document("Bad request", f"<main><p>{escape(str(problem))}</p></main>"))
 
-    def _shown(self) -> None:
+    def _show_page(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/":
             self._send(200, _start(self.server.environment))
@@ -136,7 +136,7 @@ class _Pages(BaseHTTPRequestHandler):
         else:
             self._missing()
 
-    def _done(self) -> None:
+    def _take_action(self) -> None:
         form = self._form()
         if self.path == "/begin":
             return self._redirect(self.server.begin(self._task(form)))
@@ -220,20 +220,20 @@ def _page(environment: WebShop, task: Task, actions: tuple[str, ...]) -> str:
     """The page after these actions. Once the episode is over there is nothing left to click."""
     page = environment.page(task, actions)
     over = page.kind == "done" or len(actions) >= environment.horizon
-    pieces = "\n".join(_element(piece, over) for piece in environment.shop.pieces(page))
+    pieces = "\n".join(_element(piece, over) for piece in environment.shop.page_elements(page))
     count = f"Step {len(actions)} of {environment.horizon}" + (f"; the episode is over, score {page.score:.4g}" if over else "")
     header = f'<header><p id="wanted">Wanted: {escape(environment.goal(task).text)}</p><p id="step">{count}</p></header>'
     return _document(f"Web shop: {page.kind}", f'{header}\n<main><form method="post">\n{pieces}\n</form></main>')
 
 
-def _element(piece: Piece, over: bool) -> str:
+def _element(piece: PageElement, over: bool) -> str:
     text = escape(piece.text)
     if piece.role == "text" or over:
         return f"<p data-piece>{text}</p>"
     if piece.role == "search":
         return f'<input name="query" aria-label="Search words" autofocus> <button data-piece>{text}</button>'
     pressed = ' aria-pressed="true"' if piece.chosen else ""
-    return f'<button data-piece name="click" value="{escape(piece.click)}"{pressed}>{text}</button>'
+    return f'<button data-piece name="click" value="{escape(piece.click_text)}"{pressed}>{text}</button>'
 
 
 def main(arguments: list[str] | None = None) -> int:

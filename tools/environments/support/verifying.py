@@ -37,9 +37,9 @@ class Unverified(Exception):
         passing: whether it may go another time: no process could be started, or it was ended from outside.
     """
 
-    def __init__(self, reason: str, passing: bool = False) -> None:
+    def __init__(self, reason: str, transient: bool = False) -> None:
         super().__init__(reason)
-        self.passing = passing
+        self.is_transient = transient
 
 
 class Workers:
@@ -51,10 +51,10 @@ class Workers:
         seconds: computing time of a job.
     """
 
-    def __init__(self, kind: Literal["math", "reasoning"], most: int | None = None, seconds: float = 5.0) -> None:
+    def __init__(self, kind: Literal["math", "reasoning"], max_workers: int | None = None, seconds: float = 5.0) -> None:
         self.kind = kind
         self.seconds = seconds
-        self._turn = threading.BoundedSemaphore(most or min(4, os.cpu_count() or 1))
+        self._turn = threading.BoundedSemaphore(max_workers or min(4, os.cpu_count() or 1))
         self._lock = threading.Lock()
         self._free: list[_Worker] = []
         self._process = os.getpid()
@@ -80,7 +80,7 @@ class Workers:
                     break
                 except BaseException as cause:
                     worker.end()
-                    if not (again and isinstance(cause, Unverified) and cause.passing):
+                    if not (again and isinstance(cause, Unverified) and cause.is_transient):
                         raise
             with self._lock:
                 self._free.append(worker)
