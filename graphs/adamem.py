@@ -17,7 +17,7 @@ Step-MFT, because the strategies that changed an action for the better are what 
 | `low` | at the start, then when the strategy at hand no longer serves | 2 at the start, then 1 or 3 |
 | `max` | at every step | 2 |
 | `raw` | at every step; the experiences themselves stand in the prompt (ablation) | 1 |
-| `ungrounded` | never: a strategy from the state alone (ablation) | 2 |
+| `no-precedents` | never: a strategy from the state alone (ablation) | 2 |
 
 Where nothing is alike enough, no strategy is written and the plain action is taken: one call. With `author=rule` writing takes
 no call. Neither memory nor strategy is ReAct (baselines/react.py).
@@ -112,7 +112,7 @@ class AdaMEMState(Episode, Recollected, Guided, Considered, Planned, Choice, Jud
 class AdaMEM:
     """Hyper-parameters. `paper_low` and `paper_high` are the published settings."""
 
-    mode: Literal["high", "low", "max", "raw", "ungrounded"] = "low"
+    mode: Literal["high", "low", "max", "raw", "no-precedents"] = "low"
     """Which graph: when memory is asked, and what is made of it (see above)."""
     author: Literal["model", "rule"] = "model"
     """Who writes strategies: the model, or `RecallStrategy`, a rule (an ablation, and for work without a language model)."""
@@ -177,8 +177,8 @@ class AdaMEM:
             raise UserError(
                 "adamem: in mode high no strategy is kept that the state could drift from; leave out the trigger drift"
             )
-        if self.mode == "ungrounded" and self.author == "rule":
-            raise UserError("adamem: the rule writes from precedents, and mode ungrounded has none; author=model would do")
+        if self.mode == "no-precedents" and self.author == "rule":
+            raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; author=model would do")
         for name in ("min_confidence", "drift_threshold", "diversity"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")
@@ -231,7 +231,7 @@ class AdaMEM:
 
     def no_precedents(self) -> AdaMEM:
         """The paper's ablation without trajectories: a strategy from the state alone, by the model."""
-        return replace(self, mode="ungrounded", author="model")
+        return replace(self, mode="no-precedents", author="model")
 
     def rule(self) -> AdaMEM:
         """Strategies written by `RecallStrategy`, a rule, in place of the model."""
@@ -253,13 +253,13 @@ class AdaMEM:
         least = parts.success_threshold(self.success_threshold)
         if least is None and self.outcomes != "all" and world is not None:  # a drawing has no environment
             raise UserError(
-                f"adamem: kind={self.outcomes} needs to know which return is a success; give the least one: --success"
+                f"adamem: kind={self.outcomes} needs to know which return is a success; give the least one: --success-threshold"
             )
         theirs = parts.bank_success_threshold(self.success_threshold)
         if self.bank and theirs is None and self.outcomes != "all":
             raise UserError(
-                f"adamem: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the judge's "
-                "scale; --kind all goes without"
+                f"adamem: which return is a success in {self.bank}? {world.name} does not say it, and --success-threshold is on the judge's "
+                "scale; --outcomes all goes without"
             )
         bank = parts.bank_trajectories(self.bank, "adamem")
         vectors = self.vectors_file or (self.bank and f"{self.bank}.vectors")
@@ -464,5 +464,5 @@ MODES: Mapping[str, Callable[[AdaMEMNodeFactory], ModeWiring]] = {
     "low": wire_low,
     "max": wire_every_step,
     "raw": wire_raw,
-    "ungrounded": wire_no_precedents,
+    "no-precedents": wire_no_precedents,
 }

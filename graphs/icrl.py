@@ -79,7 +79,9 @@ class ICRL:
             if getattr(self, name) < 1:
                 raise UserError(f"icrl: {name} is at least 1, got {getattr(self, name)}")
         if self.temperature < 0 or (self.max_memory_tokens is not None and self.max_memory_tokens < 0):
-            raise UserError(f"icrl: temperature and budget are at least 0, got {self.temperature} and {self.max_memory_tokens}")
+            raise UserError(
+                f"icrl: temperature and max_memory_tokens are at least 0, got {self.temperature} and {self.max_memory_tokens}"
+            )
 
     @classmethod
     def paper(cls) -> ICRL:

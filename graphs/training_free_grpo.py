@@ -224,10 +224,10 @@ class TrainingFreeGRPO:
             *(("temperature", 0), ("trial_temperature", 0), ("min_reward_std", 0), ("token_cost", 0), ("action_cost", 0)),
         ):
             if getattr(self, name) < least:
-                why = ": a rollout has nothing to be compared with" if name == "group" else ""
+                why = ": a rollout has nothing to be compared with" if name == "group_size" else ""
                 raise UserError(f"training-free-grpo: {name} is at least {least}, got {getattr(self, name)}{why}")
         if not 0 < self.min_agreement <= 1:
-            raise UserError(f"training-free-grpo: agreement is a share above 0 and at most 1, got {self.min_agreement}")
+            raise UserError(f"training-free-grpo: min_agreement is a share above 0 and at most 1, got {self.min_agreement}")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"training-free-grpo: timeout is a positive number of seconds, got {self.timeout}")
         if self.truth != "given" and (self.accept != "always" or self.keep_best):
@@ -237,7 +237,7 @@ class TrainingFreeGRPO:
             )
         if self.duplicate_similarity <= 0:
             raise UserError(
-                f"training-free-grpo: similar is above 0 (above 1: no two lessons are alike), got {self.duplicate_similarity}"
+                f"training-free-grpo: duplicate_similarity is above 0 (above 1: no two lessons are alike), got {self.duplicate_similarity}"
             )
 
     @classmethod
@@ -259,7 +259,7 @@ class TrainingFreeGRPO:
         )
 
     ablations: ClassVar[tuple[str, ...]] = (
-        *("empty", "self_generated", "random", "shuffled"),
+        *("empty", "self_generated_lessons", "random", "shuffled_lessons"),
         *("votes", "cheatsheet", "always", "no_truth", "rule"),
     )
     """Methods that change one thing in whatever the settings are."""

@@ -88,15 +88,15 @@ class Synapse:
         if least is None and self.outcomes == "success" and world is not None:  # a drawing has no environment
             silent = "a judge's rewards have a scale of their own" if parts.judge else f"{world.name} does not say it"
             raise UserError(
-                f"synapse: which return is a success? {silent}; give the least one (--success), or show all attempts (--kind all)"
+                f"synapse: which return is a success? {silent}; give the least one (--success-threshold), or show all attempts (--outcomes all)"
             )
         if not self.bank and not self.online and world is not None:
             raise UserError("synapse: online=False remembers nothing but a bank; give one (--bank FILE)")
         bank = parts.bank_trajectories(self.bank, "synapse")
         if bank and self.outcomes == "success" and parts.bank_success_threshold(self.success_threshold) is None:
             raise UserError(
-                f"synapse: which return is a success in {self.bank}? {world.name} does not say it, and --success is on the "
-                "judge's scale; show all attempts (--kind all)"
+                f"synapse: which return is a success in {self.bank}? {world.name} does not say it, and --success-threshold is on the "
+                "judge's scale; show all attempts (--outcomes all)"
             )
         return Trajectories(
             parts.shelf,

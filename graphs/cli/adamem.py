@@ -85,7 +85,7 @@ class BuildOptions:
     def __post_init__(self) -> None:
         if self.tasks < 1 or self.attempts_per_task < 1 or not 0 <= self.wrong_turn_rate <= 1:
             raise CommandError(
-                f"--tasks and --attempts are at least 1 and --wrong from 0 to 1, got {self.tasks}, {self.attempts_per_task}, {self.wrong_turn_rate}"
+                f"--tasks and --attempts-per-task are at least 1 and --wrong-turn-rate from 0 to 1, got {self.tasks}, {self.attempts_per_task}, {self.wrong_turn_rate}"
             )
 
 
@@ -121,7 +121,7 @@ def build(args: Sequence[str]) -> int:
     steps, tasks_ = sum(len(t.transitions) for t in made), len({(t.domain, t.task.id) for t in made})
     least = solved if options.success_threshold is None else options.success_threshold
     if least is None:
-        told = "how many of them succeeded nobody knows: give a score with --success"
+        told = "how many of them succeeded nobody knows: give a score with --success-threshold"
     else:
         won = sum(t.score >= least for t in made)
         told = f"{won} succeeded and {len(made) - won} failed (a score of {least:g} is a success)"
@@ -421,11 +421,13 @@ class FilterOptions:
             or self.temperature < 0
         ):
             raise CommandError(
-                "--samples is 0, or 2 and more, --rollouts and --temperature at least 0, --share from 0 to 1, "
+                "--draws-per-pair is 0, or 2 and more, --rollouts-per-action and --temperature at least 0, --min-changed-share from 0 to 1, "
                 f"got {self.draws_per_pair}, {self.rollouts_per_action}, {self.temperature}, {self.min_changed_share}"
             )
         if (self.draws_per_pair or self.rollouts_per_action) and (self.env is None or self.model is None):
-            raise CommandError("--samples and --rollouts play again: say where with --env, and with what --model")
+            raise CommandError(
+                "--draws-per-pair and --rollouts-per-action play again: say where with --env, and with what --model"
+            )
 
 
 def filter_pairs(args: Sequence[str]) -> int:
@@ -436,7 +438,7 @@ def filter_pairs(args: Sequence[str]) -> int:
     prog = "learngraph adamem filter PAIRS --out FILE"
     about = (
         "A data set for fine-tuning, in the usual chat format, from the pairs that adamem collect has written. Estimates "
-        "(--samples, --rollouts) ask the agent again: repeat the options marked 'as in the run' where the run had them, since "
+        "(--draws-per-pair, --rollouts-per-action) ask the agent again: repeat the options marked 'as in the run' where the run had them, since "
         "pairs do not say; the defaults are those of a run without."
     )
     if args and args[0] in ("-h", "--help"):

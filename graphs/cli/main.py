@@ -228,7 +228,7 @@ def _sweep(setup: SweepSetup, sweep: Any) -> int:
     if options.episodes < 1 or options.workers < 1:
         raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
     if options.max_run_tokens < 0:
-        raise CommandError(f"--tokens is 0 for any number, or more, got {options.max_run_tokens}")
+        raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
     _concurrency(setup)
     settings = _settings_record(setup, seeds)
     folder = options.out or Path("runs") / _folder_name(setup, settings)

@@ -1,6 +1,6 @@
 """`learngraph run training-free-grpo`: learn a library of lessons on some problems, then play unseen ones with and without it.
 
-    learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled
+    learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled-lessons
     learngraph run training-free-grpo --env math --model openai:NAME --compare training-free-grpo:empty --dry-run
 
     <folder>/settings.json               what was asked for; another question needs another folder
@@ -109,7 +109,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
     if arms[0].library_source in DERIVED_ARMS:
         raise CommandError(
             f"{arms[0].library_source}: such a library is made of what another arm has learned; compare with it: learngraph run "
-            f"{arms[0].method} --compare {arms[0].method}:{arms[0].library_source}"
+            f"{arms[0].method} --compare {arms[0].method}:{DERIVED_ARMS[arms[0].library_source]}"
         )
     for arm in arms[1:]:
         if arm.library_source == "method" and find_method(arm.method).has_memory:

@@ -150,7 +150,7 @@ def _jobs(study: ClaasStudyOptions) -> list[_Job]:
     arms = {arm: _arm_settings(arm) for arm in (*study.arms, *aged)}
     if not 1 <= study.scenarios_per_split <= 20 or study.steps_per_scenario < 0 or study.workers < 1:
         raise CommandError(
-            "learngraph claas study: --size is from 1 to 20, --steps 0 or more and --workers 1 or more; "
+            "learngraph claas study: --scenarios-per-split is from 1 to 20, --steps-per-scenario 0 or more and --workers 1 or more; "
             f"got {study.scenarios_per_split}, {study.steps_per_scenario} and {study.workers}"
         )
     jobs = []

@@ -124,7 +124,7 @@ def test_low_asks_twice_at_the_start_then_once_or_three_times(bank: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "each"), [("max", ["strategy", "act"]), ("raw", ["act"]), ("ungrounded", ["strategy", "act"])]
+    ("mode", "each"), [("max", ["strategy", "act"]), ("raw", ["act"]), ("no-precedents", ["strategy", "act"])]
 )
 def test_the_other_modes_ask_the_same_at_every_step(mode: Any, each: list[str], bank: str) -> None:
     chat = Chat()
@@ -144,7 +144,7 @@ def test_nothing_is_written_from_nothing(mode: Any, weak: str, tmp_path: Path) -
         elsewhere = Task("put-1", "put a mug on the desk")
         path = tmp_path / "bank.jsonl"
         write_jsonl([replace(replay_actions(TOY, TASK, TOY.gold(TASK), "gold", 0), task=elsewhere)], path)
-        settings = replace(settings, bank=str(path), floor=0.99)
+        settings = replace(settings, bank=str(path), min_similarity=0.99)
     chat = Chat(vote=lambda n: "yes")
     out, rows = play(settings, chat)
     assert len(chat.asked) == out["step"]
@@ -315,10 +315,10 @@ def test_modes_are_separate_graphs_and_presets_name_them() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"mode": "medium"}, "mode is one of high, low, max, raw, ungrounded"),
+        ({"mode": "medium"}, "mode is one of high, low, max, raw, no-precedents"),
         ({"k": 0}, "k is at least 1"),
-        ({"drift": 2.0}, "drift is from 0 to 1"),
-        ({"mode": "ungrounded", "author": "rule"}, "the rule writes from precedents"),
+        ({"drift_threshold": 2.0}, "drift_threshold is from 0 to 1"),
+        ({"mode": "no-precedents", "author": "rule"}, "the rule writes from precedents"),
         ({"mode": "high", "triggers": ("drift",)}, "no strategy is kept"),
     ],
 )

@@ -149,7 +149,11 @@ def test_one_round_node_by_node() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"last": 0}, "last is at least 1, got 0"), ({"block": 0}, "block is at least 1"), ({"temperature": -1}, "at least 0")],
+    [
+        ({"last_n": 0}, "last_n is at least 1, got 0"),
+        ({"rearrange_every": 0}, "rearrange_every is at least 1"),
+        ({"temperature": -1}, "at least 0"),
+    ],
 )
 def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
@@ -283,12 +287,14 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
     make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
     for build in make:
         parts = MethodInputs.with_chat_model(
-            Wordy(), Journal(), chat, stepwise=True, count=len, window=window, reserve=900, recent=None
+            Wordy(), Journal(), chat, stepwise=True, count_tokens=len, window=window, reserved_tokens=900, history_steps=None
         )
         settings = {"settings": icrl.ICRL(selection=keep, last_n=2)} if build is icrl.build else {}
         if build in (reflexion.build, self_refine.build):
             chat = Chat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
-            parts = replace(parts, model=chat, policy=lambda seen, chat=chat: act_policy(chat, seen), write=None)
+            parts = replace(
+                parts, model=chat, make_policy=lambda seen, chat=chat: act_policy(chat, seen), make_writing_policy=None
+            )
         play(build(parts, **settings), 6)
         longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
         assert 600 < longest <= window
@@ -380,7 +386,7 @@ def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) 
         play(icrl.build(parts), 1)
 
 
-@pytest.mark.parametrize("wrong", [{"strategy": "exploite"}, {"keep": "best"}, {"rewards": "dence"}])
+@pytest.mark.parametrize("wrong", [{"instruction": "exploite"}, {"selection": "best"}, {"rewards": "dence"}])
 def test_a_word_that_is_none_of_the_settings_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"icrl: {next(iter(wrong))} is one of "):
         icrl.ICRL(**wrong)

@@ -305,12 +305,15 @@ def test_usage_is_counted_per_episode() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"kappa": 0}, "kappa is a number from 1e-09"),
+        ({"shrinkage_visits": 0}, "shrinkage_visits is a number from 1e-09"),
         ({"temperature": -1}, "temperature is a number from 0"),
-        ({"bonus": float("nan")}, "bonus is a number"),
-        ({"floor": 2}, "floor is a number from 0 to 1"),
-        ({"values": "paper", "kappa": 3}, "kappa has no effect with values='paper'"),
-        ({"values": "reference", "beta": 3}, "beta has no effect with values='reference'"),
+        ({"exploration_bonus": float("nan")}, "exploration_bonus is a number"),
+        ({"min_prior": 2}, "min_prior is a number from 0 to 1"),
+        (
+            {"advantage_estimator": "paper", "shrinkage_visits": 3},
+            "shrinkage_visits has no effect with advantage_estimator='paper'",
+        ),
+        ({"advantage_estimator": "reference", "beta": 3}, "beta has no effect with advantage_estimator='reference'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str) -> None:

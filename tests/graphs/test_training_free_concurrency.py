@@ -32,7 +32,7 @@ def _bench() -> Any:
 
 
 bench = _bench()
-TRIED = {"epochs": 2, "accept": "not-worse", "keep_best": True, "batch": 2, "patience": 0}
+TRIED = {"epochs": 2, "accept": "not-worse", "keep_best": True, "batch_size": 2, "patience": 0}
 
 
 class Watched(ConcurrencyLimit):

@@ -942,7 +942,7 @@ def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
 
 
 def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
-    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), agreement=0.6))
+    bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), min_agreement=0.6))
     bench.run()
     row = bench.rows[0]
     for task, rewards in row["rewards"].items():
@@ -986,7 +986,7 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
 
 
 def test_a_majority_that_is_too_small_is_none() -> None:
-    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), agreement=1.0))
+    bench = Bench(Chat(luck=0.3), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), min_agreement=1.0))
     bench.run()
     assert set(bench.rows[0]["kinds"]) <= {"disagreed", "alike"}
     assert "contrast" not in bench.chat.kinds()
@@ -1358,16 +1358,16 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group": 1}, "group is at least 2, got 1: a rollout has nothing to be compared with"),
+        ({"group_size": 1}, "group_size is at least 2, got 1: a rollout has nothing to be compared with"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
         ({"truth": "none"}, "truth is one of given, majority, self"),
         ({"truth": "majority"}, "truth=majority is learning without labels, and the accept test needs them"),
         ({"truth": "self", "accept": "always"}, "with it go accept=always and keep_best=False"),
         ({"arm": "best"}, "arm is one of learned, empty"),
-        ({"agreement": 0.0}, "agreement is a share"),
+        ({"min_agreement": 0.0}, "min_agreement is a share"),
         ({"timeout": 0}, "timeout is a positive number"),
         ({"epochs": 0}, "epochs is at least 1"),
-        ({"similar": 0.0}, "similar is above 0"),
+        ({"duplicate_similarity": 0.0}, "duplicate_similarity is above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:

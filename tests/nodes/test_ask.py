@@ -70,7 +70,7 @@ def test_gives_up_in_words(run: Any) -> None:
 
 
 def test_or_records_that_it_is_missing(run: Any) -> None:
-    lost = ask(model("a", "b"), tries=2, lost=lambda bad, state: {"n": None, "why": bad.error})
+    lost = ask(model("a", "b"), max_tries=2, on_bad_reply=lambda bad, state: {"n": None, "why": bad.error})
     assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'b'", "usage": Usage(2, 20, 4)}
 
 

@@ -598,9 +598,9 @@ def test_a_budget_in_dollars() -> None:
     with pytest.raises(BudgetSpent, match=r"the budget of \$0.25 is spent: 3 calls, .* \$0.3000"):
         [model.invoke([HumanMessage(str(n))]) for n in range(10)]
     for wrong, says in (
-        ({"dollars": 0.0}, "a budget is a positive number of dollars, got 0"),
-        ({"tokens": -1}, "a budget is a positive number of tokens, got -1"),
-        ({"dollars": 3.0}, "a budget of \\$3 needs prices"),
+        ({"max_dollars": 0.0}, "a budget is a positive number of dollars, got 0"),
+        ({"max_tokens": -1}, "a budget is a positive number of tokens, got -1"),
+        ({"max_dollars": 3.0}, "a budget of \\$3 needs prices"),
     ):
         with pytest.raises(UserError, match=says):
             SpendingLimit(cache, **wrong)  # type: ignore[arg-type]

@@ -213,10 +213,10 @@ class Plan:
 
         parts = MethodInputs.with_chat_model(world, Journal(), recorded(None, "rollout"))  # type: ignore[arg-type]
         chosen: dict[str, Any] = {"held_out": 0, "accept": "always", "keep_best": False, "epochs": 1}
-        limits: dict[str, Any] = {"similar": 2.0, "lessons": 10_000, "tokens": 10**6}
+        limits: dict[str, Any] = {"duplicate_similarity": 2.0, "max_lessons": 10_000, "max_library_tokens": 10**6}
         built = build(
             parts,
-            TrainingFreeGRPO(**{"problems": self.problems, "group": self.group, **chosen, **limits, **self.settings}),
+            TrainingFreeGRPO(**{"problems": self.problems, "group_size": self.group, **chosen, **limits, **self.settings}),
             problems=[world.task(n) for n in range(self.problems)],
             held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],
             versions=versions,

@@ -215,7 +215,7 @@ class SeedWorker:
         """Those that learning began with; they are in the cache."""
         roll = self.rollout_node(arm, versions, journal, "rollout", arm.settings.temperature)
         train, _ = self.split.for_settings(arm.settings)
-        work = [(task, number) for task in train for number in range(arm.settings.group)]
+        work = [(task, number) for task in train for number in range(arm.settings.group_size)]
         played = await self._play_rollouts(roll, f"{self.run}/0", f"{self.run}/0", work)
         return [rollout for rollout in played if not rollout.error]
 
@@ -344,7 +344,9 @@ class SeedWorker:
                 settings = replace(settings, temperature=temperature)
             return find_method(arm.method).build(parts, settings, **({"tools": tools} if arm.method == "tool-agent" else {}))
         if tools is not None:
-            agent = ToolAgent(self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.top)
+            agent = ToolAgent(
+                self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.lessons_per_prompt
+            )
             return tool_agent.build(parts, agent, tools=tools, lessons=versions)
         return training_free_grpo.episode_graph(parts, arm.settings, versions, temperature)
 

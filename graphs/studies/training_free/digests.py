@@ -20,7 +20,7 @@ from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_
 __all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
 
 RESULT_NEUTRAL_OPTIONS = (
-    *("out", "workers", "concurrency", "json", "dry_run", "compare", "budget", "dollars"),
+    *("out", "workers", "concurrency", "json", "dry_run", "compare", "token_budget", "dollar_budget"),
     *("price_in", "price_out", "critic_price_in", "critic_price_out"),
 )
 """Options that change no number in the results."""

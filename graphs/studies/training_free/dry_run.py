@@ -186,16 +186,16 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
         s = arm.settings
         if arm.learns:
             groups = s.epochs * s.problems
-            steps = s.epochs * math.ceil(s.problems / (s.batch or s.problems))
+            steps = s.epochs * math.ceil(s.problems / (s.batch_size or s.problems))
             writes = s.author == "model"
             compared = groups * SHARE_COMPARED
-            add("rollout", groups * s.group * turns)
+            add("rollout", groups * s.group_size * turns)
             add("discriminate", groups if s.truth == "self" else 0)
-            add("summarise", compared * s.group if writes and not plain else 0)
+            add("summarise", compared * s.group_size if writes and not plain else 0)
             add("contrast", compared if writes else 0)
             add("propose", compared if writes and not plain else 0)
             add("consolidate", steps if writes and not plain and s.consolidate in ("model", "cheatsheet") else 0)
-            add("trial", (steps + 1) * s.held_out * s.trials * turns if s.accept != "always" and s.held_out else 0)
+            add("trial", (steps + 1) * s.held_out * s.trial_rollouts * turns if s.accept != "always" and s.held_out else 0)
             add("test", (steps - 1) * options.test_problems * options.test_rollouts * turns if options.curve else 0)
         add("invent", 1 if arm.library_source == "self-generated" else 0)
         add("test", options.test_problems * options.test_rollouts * turns)
@@ -271,7 +271,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     if paid.calls:
         print_line(f"paid so far in this folder: {paid.calls:,} calls, {paid.input_tokens + paid.output_tokens:,} tokens")
     if options.token_budget and tokens > options.token_budget:
-        print_line(f"--budget {options.token_budget:,} may not last: {tokens:,} tokens")
+        print_line(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
     if options.dollar_budget and sum(dollars.values()) > options.dollar_budget:
-        print_line(f"--dollars {options.dollar_budget:g} may not last: ${sum(dollars.values()):.2f}")
+        print_line(f"--dollar-budget {options.dollar_budget:g} may not last: ${sum(dollars.values()):.2f}")
     return 0

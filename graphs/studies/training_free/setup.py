@@ -36,7 +36,7 @@ __all__ = [
     "shared_world",
 ]
 
-DERIVED_ARMS = ("random", "shuffled")
+DERIVED_ARMS = {"random": "random", "shuffled": "shuffled-lessons"}
 """Arms whose library is made from what the seed's first arm has learned."""
 
 TOOL_NAMES = ("python", "search", "web")
@@ -65,8 +65,8 @@ class TrainingFreeOptions:
     seeds: str = "5"
     """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Each has problems of its own, and learns anew."""
     compare: tuple[str, ...] = ()
-    """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated` (as many
-    lessons, written without any rollout), `:random` and `:shuffled` (made of what this seed has learned). Other ways to learn:
+    """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many
+    lessons, written without any rollout), `:random` and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn:
     `:votes`, `:cheatsheet`, `:always`, `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
     test_problems: int = 20
     """Unseen problems of each seed, on which all arms are compared."""
@@ -128,8 +128,8 @@ class TrainingFreeOptions:
 
     def __post_init__(self) -> None:
         least: Mapping[str, float] = {
-            "test": 1,
-            "k": 1,
+            "test_problems": 1,
+            "test_rollouts": 1,
             "workers": 1,
             "concurrency": 1,
             "tool_turns": 1,
@@ -138,8 +138,8 @@ class TrainingFreeOptions:
             "window": 1,
             "critic_temperature": 0,
             "test_temperature": 0,
-            "budget": 0,
-            "dollars": 0,
+            "token_budget": 0,
+            "dollar_budget": 0,
             "price_in": 0,
             "price_out": 0,
             "critic_price_in": 0,
@@ -151,7 +151,7 @@ class TrainingFreeOptions:
                 raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
         if self.dollar_budget and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
             raise CommandError(
-                f"--dollars {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
+                f"--dollar-budget {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
             )
         for tool in self.tool_names:
             if tool not in TOOL_NAMES:
@@ -200,7 +200,7 @@ class Arm:
     """One way to get a library, or a method without one: a row of the table."""
 
     name: str
-    """As on the command line: `training-free-grpo:shuffled`."""
+    """As on the command line: `training-free-grpo:shuffled-lessons`."""
     settings: Any
     """`TrainingFreeGRPO`, or the settings of another method."""
     method: str

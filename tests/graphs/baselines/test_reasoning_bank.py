@@ -93,7 +93,7 @@ def items(*contents: str) -> str:
 def play(
     chat: Chat, episodes: int, chosen: ReasoningBank | None = None, task: Task = TASK, name: str = "r", **parts: Any
 ) -> dict[str, Any]:
-    made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"recent": None, **parts})
+    made = MethodInputs.with_chat_model(TOY, Journal(), chat, **{"history_steps": None, **parts})
     graph = reasoning_bank.build(made, chosen, chain=True)
     out: dict[str, Any] = run.build(graph).invoke(run.RunInput(task=task, run=name, episode=0, episodes=episodes))
     return out
@@ -128,7 +128,7 @@ def test_a_call_a_step_and_one_to_learn_from_the_attempt() -> None:
 def test_without_lessons_the_prompt_is_that_of_react() -> None:
     chat, plain = Chat(), Chat()
     play(chat, 1)
-    graph = react.build(MethodInputs.with_chat_model(TOY, Journal(), plain, recent=None))
+    graph = react.build(MethodInputs.with_chat_model(TOY, Journal(), plain, history_steps=None))
     run.build(graph, commit="last").invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=1))
     assert chat.asked[:4] == plain.asked
     nothing = Chat(written=['{"items": []}'])
@@ -252,7 +252,7 @@ def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
 def test_reading_a_bank_is_counted_apart(tmp_path: Path) -> None:
     """Three trajectories at 15 tokens a call; the four steps of an attempt take 60, whether or not a bank was read before."""
     log, chat = Rows(), Chat()
-    made = MethodInputs.with_chat_model(TOY, Journal(), chat, recent=None)
+    made = MethodInputs.with_chat_model(TOY, Journal(), chat, history_steps=None)
     episode = reasoning_bank.build(made, ReasoningBank(bank=bank(tmp_path / "bank.jsonl", *WALKED), online=False), chain=True)
     plan = run.RunInput(task=TASK, run="r", episode=0, episodes=3, tokens=61)
     out = run.build(episode, log).invoke(plan)
@@ -321,7 +321,7 @@ def test_nothing_of_the_running_or_a_later_episode_is_seen() -> None:
     assert [len(shown(prompt)) for prompt in other.actions] == [3] * 4
     without = shelf(store)
     open_lessons(without)._shelf.delete(["s/0/0"])  # type: ignore[union-attr]
-    graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, recent=None, shelf=without))
+    graph = reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), again, history_steps=None, shelf=without))
     graph.invoke({"task": TASK, "run": "r", "episode": 1})
     assert again.actions == chat.actions[4:8]
 
@@ -343,7 +343,7 @@ def test_killed_and_resumed_the_prompts_are_the_same(dies_at: int) -> None:
     config: Any = {"configurable": {"thread_id": "t"}}
 
     def process(chat: Chat, begin: Any) -> None:
-        made = MethodInputs.with_chat_model(TOY, journal, chat, recent=None, shelf=shelf(store))
+        made = MethodInputs.with_chat_model(TOY, journal, chat, history_steps=None, shelf=shelf(store))
         run.build(reasoning_bank.build(made, chain=True), checkpointer=saver).invoke(begin, config)
 
     with pytest.raises(RuntimeError, match="killed"):
@@ -464,7 +464,9 @@ def test_no_prompt_outgrows_the_window(window: int) -> None:
             return observation.text
 
     chat = Chat(written=[items(*(f"{n} {'as was said ' * 9}" for n in range(3)))])
-    parts = MethodInputs.with_chat_model(Wordy(12), Journal(), chat, count=len, window=window, reserve=1700, recent=None)
+    parts = MethodInputs.with_chat_model(
+        Wordy(12), Journal(), chat, count_tokens=len, window=window, reserved_tokens=1700, history_steps=None
+    )
     graph = reasoning_bank.build(parts, ReasoningBank(group_size=1))
     run.build(graph).invoke(run.RunInput(task=TASK, run="r", episode=0, episodes=4))
     longest = max(sum(len(str(message.text)) for message in asked) for asked in chat.asked)
@@ -488,7 +490,8 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"k": 0}, {"items": 0}, {"rollouts": 0}, {"by": "task"}, {"verdict": "rule"}, {"budget": -1}]
+    "wrong",
+    [{"k": 0}, {"max_items": 0}, {"group_size": 0}, {"retrieval_unit": "task"}, {"verdict": "rule"}, {"max_memory_tokens": -1}],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="reasoning-bank: "):

@@ -295,11 +295,13 @@ def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Pa
     class Silent(KeywordKeep):
         solved = None  # type: ignore[assignment]
 
-    with pytest.raises(UserError, match=r"success in .*b\.jsonl\? toy does not say it, and --success is on the judge's scale"):
+    with pytest.raises(
+        UserError, match=r"success in .*b\.jsonl\? toy does not say it, and --success-threshold is on the judge's scale"
+    ):
         Synapse(success_threshold=1.0, bank=path).memory(MethodInputs(Silent(), Journal(), judge=judge))
 
 
-@pytest.mark.parametrize("wrong", [{"k": 0}, {"clip": 0}, {"kind": "failures"}, {"budget": -1}])
+@pytest.mark.parametrize("wrong", [{"k": 0}, {"max_state_chars": 0}, {"outcomes": "failures"}, {"max_memory_tokens": -1}])
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="synapse: "):
         Synapse(**wrong)

@@ -346,7 +346,7 @@ def test_temperature_is_bound_and_settings_are_checked() -> None:
     graph, model = agent(turns(AIMessage("42")), ToolAgent(temperature=0.3), tools=None)
     play(graph)
     assert model._asked[0][1] == {"temperature": 0.3}
-    for wrong in ({"turns": 0}, {"temperature": -1}, {"output": 5}, {"top": -1}):
+    for wrong in ({"max_turns": 0}, {"temperature": -1}, {"max_output_chars": 5}, {"lessons_per_prompt": -1}):
         with pytest.raises(UserError, match=f"tool-agent: {next(iter(wrong))} is at least"):
             ToolAgent(**wrong)
 

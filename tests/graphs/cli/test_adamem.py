@@ -64,7 +64,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             if wrong := play(batch):
                 raise UserError(wrong)
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     cli._environment.cache_clear()
     return tmp_path
@@ -90,7 +90,7 @@ def test_walkthroughs_succeed(here: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_perturbed_walkthroughs_go_wrong_or_end_early(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run("build --env toy --tasks 20 --source perturbed --attempts 4 --out a.jsonl", capsys)
+    said = run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --out a.jsonl", capsys)
     world, bank = KeywordKeep(), read_bank("a.jsonl")
     assert len(bank) == len({t.id for t in bank}) == 80
     for trajectory in bank:
@@ -107,16 +107,18 @@ def test_perturbed_walkthroughs_go_wrong_or_end_early(here: Path, capsys: pytest
     won = sum(t.score >= 10 for t in bank)
     assert [int(n) for n in told.groups()] == [won, 80 - won]
     assert 5 < won < 40, "some wrong turns are made good"
-    run("build --env toy --tasks 20 --source perturbed --attempts 4 --out b.jsonl", capsys)
+    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --out b.jsonl", capsys)
     assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
-    run("build --env toy --tasks 20 --source perturbed --attempts 4 --seed 1 --out c.jsonl", capsys)
+    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 4 --seed 1 --out c.jsonl", capsys)
     assert Path("a.jsonl").read_bytes() != Path("c.jsonl").read_bytes()
-    run("build --env toy --tasks 20 --source perturbed --attempts 1 --wrong 0 --out d.jsonl", capsys)
+    run("build --env toy --tasks 20 --source perturbed --attempts-per-task 1 --wrong-turn-rate 0 --out d.jsonl", capsys)
     assert all(t.score == 10 for t in read_bank("d.jsonl")), "without wrong turns it is the walkthrough"
 
 
 def test_random_play(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run("build --env toy --tasks 10 --source random --split dev --horizon 7 --success 1 --out bank.jsonl", capsys)
+    said = run(
+        "build --env toy --tasks 10 --source random --split dev --horizon 7 --success-threshold 1 --out bank.jsonl", capsys
+    )
     bank = read_bank("bank.jsonl")
     assert {len(t.transitions) for t in bank} == {7}
     assert bank[0].task == KeywordKeep().task(0, "dev")
@@ -283,16 +285,16 @@ def test_how_many_pass_each_filter(pairs: Path, capsys: pytest.CaptureFixture[st
     ]
     data = [json.loads(line) for line in Path("data.jsonl").read_text().splitlines()]
     assert data == [mft.chat(PAIRS[0]), mft.chat(PAIRS[2])]
-    said = run("filter pairs.jsonl --out outcome.jsonl --arm outcome --seed 3", capsys)
+    said = run("filter pairs.jsonl --out outcome.jsonl --criterion outcome --seed 3", capsys)
     assert "2 drawn from the 4 that succeeded: as many" in said
     assert len(Path("outcome.jsonl").read_text().splitlines()) == 2
-    run("filter pairs.jsonl --out easy.jsonl --success 4 --author model", capsys)
+    run("filter pairs.jsonl --out easy.jsonl --success-threshold 4 --author model", capsys)
     assert len(Path("easy.jsonl").read_text().splitlines()) == 2
 
 
 def test_nothing_that_passes_writes_nothing(pairs: Path) -> None:
     with pytest.raises(UserError, match=r"no strategy in pairs.jsonl passes; data.jsonl was not written"):
-        adamem(["filter", "pairs.jsonl", "--out", "data.jsonl", "--success", "11"])
+        adamem(["filter", "pairs.jsonl", "--out", "data.jsonl", "--success-threshold", "11"])
     assert not Path("data.jsonl").exists()
 
 
@@ -307,13 +309,13 @@ def test_estimates_are_told_and_count(pairs: Path, capsys: pytest.CaptureFixture
     same = replace(good, id="r/0/2", action="back", tentative="wait" if "gate" in place else "look")
     pairs.write_text("".join(as_jsonl([good, bad, same])))
     again = "--env toy --horizon 1 --model pocket"
-    said = run(f"filter pairs.jsonl --out data.jsonl --rollouts 2 {again}", capsys)
+    said = run(f"filter pairs.jsonl --out data.jsonl --rollouts-per-action 2 {again}", capsys)
     assert "1 of these have an advantage above 0 in 2 paired rollouts (mean of all 0; 1 are 0, 1 below)" in said
     assert json.loads(Path("data.jsonl").read_text()) == mft.chat(good)
-    said = run(f"filter pairs.jsonl --out drawn.jsonl --samples 3 --share 0 {again}", capsys)
+    said = run(f"filter pairs.jsonl --out drawn.jsonl --draws-per-pair 3 --min-changed-share 0 {again}", capsys)
     assert re.search(r"3 of these change it in at least 0 of 3 x 3 draws \(mean share [\d.]+; two draws from one side", said)
     with pytest.raises(UserError, match=r"pair r/0/0 is of task keep-train-0; task 0 of game24, train, is game24-train-0"):
-        adamem(f"filter pairs.jsonl --out no.jsonl --rollouts 2 {again}".replace("toy", "game24").split())
+        adamem(f"filter pairs.jsonl --out no.jsonl --rollouts-per-action 2 {again}".replace("toy", "game24").split())
 
 
 def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +335,7 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
     world, options = KeywordKeep(), FilterOptions(Path("x"), env="toy", model="openai:any")
     task = world.task(0, "train")
     CounterfactualAgent.open(world, options)(task, ["back", "wait", "back"], "any")
-    again = CounterfactualAgent.open(world, replace(options, prompts=here, recent=1, window=2000))
+    again = CounterfactualAgent.open(world, replace(options, prompts=here, history_steps=1, window=2000))
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [said.count("> ") for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]
@@ -364,7 +366,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative
         assert again(task, pair.before, "any", pair.strategy) == pair.action
-    run("filter pairs.jsonl --out data.jsonl --success 1", capsys)
+    run("filter pairs.jsonl --out data.jsonl --success-threshold 1", capsys)
     said = run("train data.jsonl --out trained --rank 4 --batch 8 --rate 0.001", capsys)
     assert "written to trained; --model local:trained plays with it" in said
     assert json.loads(Path("trained/training.json").read_text())["model"] == "pocket"
@@ -384,13 +386,13 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
         ("build --env toy --source silver --out x", "--source is gold, perturbed, random or a run folder"),
         ("build --env toy --source empty --out x", "says itself what was played"),
         ("build --source empty --out x", "empty is no run folder: it has no settings.json"),
-        ("build --env toy --tasks 0 --out x", "--tasks and --attempts are at least 1"),
+        ("build --env toy --tasks 0 --out x", "--tasks and --attempts-per-task are at least 1"),
         ("collect --out x", "usage: learngraph adamem collect RUN_FOLDER"),
         ("collect nowhere --out x", "nowhere is no run folder"),
         ("filter nowhere --out x", "cannot read nowhere"),
-        ("filter nowhere --out x --samples 1", "--samples is 0, or 2 and more"),
-        ("filter nowhere --out x --rollouts 2", "say where with --env, and with what --model"),
-        ("filter nowhere --out x --arm left", "--arm"),
+        ("filter nowhere --out x --draws-per-pair 1", "--draws-per-pair is 0, or 2 and more"),
+        ("filter nowhere --out x --rollouts-per-action 2", "say where with --env, and with what --model"),
+        ("filter nowhere --out x --criterion left", "--criterion"),
         ("train", "usage: learngraph adamem train DATA"),
         ("train nowhere --out x", "cannot read nowhere"),
         ("train nowhere --out x --model openai:gpt", "cannot be trained"),

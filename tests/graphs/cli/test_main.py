@@ -42,7 +42,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
                 raise UserError(wrong)
             tick()
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     cli._environment.cache_clear()
     return tmp_path
@@ -77,12 +77,12 @@ def objects(text: str) -> list[dict[str, Any]]:
             "paper, preset, autonomous, explore-only, exploit-only, no-instruction, zero-reward, short-context",
         ),
         ("run icrl --env toy --compare icrl:short", "icrl has no preset 'short'"),
-        ("run icrl --env toy --prior uniform --budget -1", "budget"),
+        ("run icrl --env toy --prior uniform --max-memory-tokens -1", "max_memory_tokens"),
         ("run icrl --env toy --judge rule", "toy has no rule to judge by"),
         ("run icrl --env toy --judge nobody", "environment, rule"),
-        ("run icrl --env toy --tokens -5", "--tokens is 0 for any number, or more, got -5"),
+        ("run icrl --env toy --max-run-tokens -5", "--max-run-tokens is 0 for any number, or more, got -5"),
         ("run icrl --env toy --judge pairwise --reference nowhere.txt", "nowhere.txt: cannot be read"),
-        ("run icrl --env toy --strategy exploite", "explore"),
+        ("run icrl --env toy --instruction exploite", "explore"),
         ("run icrl --env toy --policy answer", "toy is played step by step"),
         ("run cot --env toy", "cot reasons in writing before it acts; give a model that writes"),
         ("run jitrl --seeds none", "0,3,7"),
@@ -164,12 +164,26 @@ def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: 
 
 
 def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["run", "icrl", *TOY, "--episodes", "1", "--seeds", "1", "--strategy", "preset", "--clip", "9", "--out", "run"]
+    command = [
+        "run",
+        "icrl",
+        *TOY,
+        "--episodes",
+        "1",
+        "--seeds",
+        "1",
+        "--instruction",
+        "preset",
+        "--max-state-chars",
+        "9",
+        "--out",
+        "run",
+    ]
     assert cli.main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
     settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
     assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
-    assert settings["icrl:short-context"] == settings["icrl"] | {"keep": "last"}
-    assert settings["icrl:paper"]["clip"] != 9  # a preset is what it says, whatever else is given
+    assert settings["icrl:short-context"] == settings["icrl"] | {"selection": "last"}
+    assert settings["icrl:paper"]["max_state_chars"] != 9  # a preset is what it says, whatever else is given
 
 
 @pytest.fixture
@@ -192,26 +206,26 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.SweepSet
         "b.jsonl",
         "--k",
         "16",
-        "--success",
+        "--success-threshold",
         "3",
         "--no-online",
         "--temperature",
         "0",
-        "--recent",
+        "--history-steps",
         "7",
-        "--kind",
+        "--outcomes",
         "success",
-        "--floor",
+        "--min-similarity",
         "0.5",
     ]
     compared = ["synapse", "synapse:paper", "reasoning-bank:pool", "adamem:paper-low", "adamem:max", "react", "jitrl", "icrl"]
     assert cli.main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
     found = setups[0].methods
-    shared: dict[str, Any] = {"bank": "b.jsonl", "success": 3.0, "online": False, "temperature": 0.0}
+    shared: dict[str, Any] = {"bank": "b.jsonl", "success_threshold": 3.0, "online": False, "temperature": 0.0}
     assert found["synapse"] == Synapse(k=16, **shared)
     assert found["synapse:paper"] == Synapse(k=3, **shared)
     assert found["reasoning-bank:pool"] == replace(ReasoningBank.pool(), k=16, **shared)
-    assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), recent=7, **shared)
+    assert found["adamem:paper-low"] == replace(AdaMEM.paper_low(), history_steps=7, **shared)
     assert found["adamem:max"] == replace(found["adamem"], mode="max")
     assert found["react"] == ReAct(history_steps=7, temperature=0.0)
     assert found["jitrl"] == JitRL(k=16, temperature=0.0)
@@ -320,7 +334,7 @@ def test_a_budget_of_tokens_is_the_same_for_all(
 
     monkeypatch.setattr("learngraph.tools.models.models.open_model", lambda spec, **settings: Model())
     cli._model.cache_clear()
-    command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--tokens", "500"]
+    command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--max-run-tokens", "500"]
     assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
     cli._model.cache_clear()
     rows = objects(capsys.readouterr().out)
@@ -344,7 +358,7 @@ def test_a_finished_run_shows_its_results_at_once(
     assert "gold path" in first.out
     (folder,) = (here / "runs").iterdir()
     assert f"{folder.relative_to(here)}/curves.png" in first.out
-    monkeypatch.setattr(sweep, "work", None)  # nothing is played
+    monkeypatch.setattr(sweep, "run_workers", None)  # nothing is played
     assert cli.main(command) == 0
     again = capsys.readouterr()
     assert again.out == first.out
@@ -364,7 +378,7 @@ def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFi
 
 def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hold = "from pathlib import Path; from learngraph.graphs.studies import sweep\n"
-    hold += "with sweep.claimed(Path('run'), {}): print('held', flush=True); input()"
+    hold += "with sweep.claim_folder(Path('run'), {}): print('held', flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=here
     ) as other:
@@ -465,7 +479,7 @@ def test_a_full_disk_is_said_in_one_line(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sweep, "play", full)
+    monkeypatch.setattr(sweep, "play_job", full)
     assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
     assert "No space left on device" in capsys.readouterr().err
 
@@ -474,7 +488,7 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
     def interrupted(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sweep, "work", interrupted)
+    monkeypatch.setattr(sweep, "run_workers", interrupted)
     assert cli.main(["run", "random", *TOY, "--out", "run"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
@@ -483,8 +497,8 @@ def test_presets_and_flags_become_the_settings(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
     assert cli.main([*command, "--compare", "jitrl:reference"]) == 0
     methods = json.loads((here / "run" / "settings.json").read_text())["methods"]
-    assert (methods["jitrl"]["values"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
-    assert methods["jitrl:reference"]["values"] == "reference"
+    assert (methods["jitrl"]["advantage_estimator"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
+    assert methods["jitrl:reference"]["advantage_estimator"] == "reference"
     assert (here / "run" / "jitrl-reference-s0").is_dir()
 
 
@@ -555,7 +569,7 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
         batches.extend([job.run for job in jobs] for _, jobs in given)
         inline(given, *rest)
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
     assert cli.main([*command, "--cross-task"]) == 0
     assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
@@ -576,7 +590,7 @@ def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("learngraph.graphs.wiring.picture.can_draw", lambda: False)  # as text, to be read here
+    monkeypatch.setattr("learngraph.graphs.wiring.picture.has_graphviz", lambda: False)  # as text, to be read here
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = ["run", "adamem", *TOY, "--author", "rule", "--episodes", "1", "--seeds", "1", "--bank", "bank.jsonl"]
     assert cli.main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0

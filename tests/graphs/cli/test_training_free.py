@@ -37,8 +37,8 @@ from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.models import models
 
 METHOD = "training-free-grpo"
-SMALL = "--problems 3 --held-out 2 --epochs 2 --group 3 --test 3 --k 2 --seeds 2 --author rule"
-ARMS = [f"{METHOD}:{arm}" for arm in ("empty", "shuffled", "random")]
+SMALL = "--problems 3 --held-out 2 --epochs 2 --group-size 3 --test-problems 3 --test-rollouts 2 --seeds 2 --author rule"
+ARMS = [f"{METHOD}:{arm}" for arm in ("empty", "shuffled-lessons", "random")]
 
 
 def told(text: str, read: int, written: int) -> ChatResult:
@@ -109,7 +109,7 @@ class Adds(BaseChatModel):
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Runs are played in this process by scripted models, in a directory of their own. One test has its curves drawn."""
     if "arms_play" not in request.node.name:
-        monkeypatch.setattr(evaluation, "curves", lambda *args: None)
+        monkeypatch.setattr(evaluation, "draw_library_curves", lambda *args: None)
 
     def work(
         batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
@@ -128,7 +128,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
             raise UserError(f"there is no model {spec!r}; there are pocket, openai:MODEL")
         return made[spec]()
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.setattr(models, "open_model", opened)
     monkeypatch.chdir(tmp_path)
     forget()
@@ -282,9 +282,9 @@ def test_seeds_may_share_their_problems(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_control_of_nothing_learned_has_no_lessons_either(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """All groups agree at --spread 1, so that nothing is learned; nobody is asked to invent any lessons."""
-    arm = f"{METHOD}:self-generated"
-    flags = "--problems 2 --held-out 1 --test 2 --k 1 --seeds 1 --spread 1"
+    """All groups agree at --min-reward-std 1, so that nothing is learned; nobody is asked to invent any lessons."""
+    arm = f"{METHOD}:self-generated-lessons"
+    flags = "--problems 2 --held-out 1 --test-problems 2 --test-rollouts 1 --seeds 1 --min-reward-std 1"
     assert run(f"{sums} {flags}", compare=[arm]) == 0
     assert rows()[METHOD]["lessons"] == rows()[arm]["lessons"] == 0
     assert Adds.asked.keys() == {"rollout"}
@@ -314,7 +314,7 @@ def sums(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (here / "sums.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     # A verifier's processes take a second to start; what they do is tested elsewhere.
     return (
-        "--env math?file=sums.jsonl --model openai:adds --problems 4 --held-out 2 --epochs 1 --group 4 --test 4 --k 2 --seeds 2 "
+        "--env math?file=sums.jsonl --model openai:adds --problems 4 --held-out 2 --epochs 1 --group-size 4 --test-problems 4 --test-rollouts 2 --seeds 2 "
         "--price-in 1 --price-out 10"
     )
 
@@ -365,7 +365,7 @@ def test_each_stage_has_a_model_of_its_own_temperature(
     assert {temperature for stage, temperature in heard if stage != "rollout"} == {0.1}
 
 
-@pytest.mark.parametrize("budget", ["--budget 9000", pytest.param("--dollars 0.02", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("budget", ["--token-budget 9000", pytest.param("--dollar-budget 0.02", marks=pytest.mark.slow)])
 def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     budget: str, here: Path, sums: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,7 +379,7 @@ def test_a_budget_stops_the_run_with_what_it_has_and_a_larger_one_goes_on(
     assert sum("stopped: the budget of" in line for line in printed.splitlines()) == 1
     told = json.loads((here / "out" / "results.json").read_text())
     calls = sum(usage["calls"] for usage in told["paid"].values())
-    assert calls == sum(Adds.asked.values()) == (9 if "budget" in budget else 10)  # of 1100 tokens, or $0.002
+    assert calls == sum(Adds.asked.values()) == (9 if "token" in budget else 10)  # of 1100 tokens, or $0.002
     assert not list((here / "out").glob("*/result.json"))
     assert run(sums, compare=ARMS[:1]) == 0  # a budget is no setting: the same run
     assert results(here / "out") == results(here / "whole")
@@ -407,9 +407,9 @@ def test_rollouts_call_tools_of_their_own(
             return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
     monkeypatch.setattr(models, "open_model", lambda spec, **settings: Calls(temperature=settings["temperature"] or 0.0))
-    flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test 2 --k 1"
+    flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test-problems 2 --test-rollouts 1"
     assert run(f"{sums} {flags} --tool-turns 3", compare=[ARMS[0], "tool-agent"]) == 0
-    assert json.loads((here / "out" / "settings.json").read_text())["arms"]["tool-agent"]["turns"] == 3
+    assert json.loads((here / "out" / "settings.json").read_text())["arms"]["tool-agent"]["max_turns"] == 3
     table = rows()
     assert (table[METHOD]["tool_calls"], table[METHOD]["mean_at_k"]) == (1.0, 1.0)
     assert table[ARMS[0]]["tool_calls"] == table["tool-agent"]["tool_calls"] == 0  # counted, and not mistaken for actions
@@ -445,17 +445,17 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--env nowhere", "there are toy, twx:coin"),
         ("--env math?file=nowhere.jsonl", "nowhere.jsonl"),
         ("--env math?file=unanswered.jsonl", "without a problem or an answer"),
-        ("--env math?file=doubled.jsonl --problems 2 --held-out 1 --test 1", "there are not so many"),
+        ("--env math?file=doubled.jsonl --problems 2 --held-out 1 --test-problems 1", "there are not so many"),
         ("--model nobody", "there are pocket"),
         ("--critic nobody", "there are pocket"),
         ("--problems 0", "problems is at least 1"),
-        ("--group 1", "nothing to be compared with"),
+        ("--group-size 1", "nothing to be compared with"),
         ("--truth rumour", "majority"),
-        ("--test 0", "--test is at least 1, got 0"),
-        ("--k 0", "--k is at least 1, got 0"),
+        ("--test-problems 0", "--test-problems is at least 1, got 0"),
+        ("--test-rollouts 0", "--test-rollouts is at least 1, got 0"),
         ("--seeds none", "0,3,7"),
-        ("--dollars 5", "--price-in"),
-        ("--budget -1", "--budget is at least 0"),
+        ("--dollar-budget 5", "--price-in"),
+        ("--token-budget -1", "--token-budget is at least 0"),
         ("--tools hammer", "python, search, web"),
         ("--tools python", "toy is played step by step"),
         ("--tool-turns 5", "--tool-turns 5 is for models with tools"),
@@ -467,21 +467,21 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--critic-price-out -1", "--critic-price-out is at least 0"),
         ("--max-tokens 0", "--max-tokens is at least 1, got 0"),
         ("--window 0", "--window is at least 1, got 0"),
-        ("--arm shuffled", "--compare training-free-grpo:shuffled"),
+        ("--arm shuffled", "--compare training-free-grpo:shuffled-lessons"),
         ("--arm random", "--compare training-free-grpo:random"),
         ("--compare cot", "cot cannot run: cot reasons in writing"),
-        ("--compare training-free-grpo:self-generated", "training-free-grpo:self-generated cannot run: "),
+        ("--compare training-free-grpo:self-generated-lessons", "training-free-grpo:self-generated-lessons cannot run: "),
         ("--compare training-free-grpo:cheatsheet", "training-free-grpo:cheatsheet cannot run: "),
         ("--library torn.yaml", "torn.yaml"),
         ("--splits train,exam,test", "train, dev and test"),
         ("--concurrency 0", "--concurrency is at least 1"),
         ("--library nowhere.yaml", "nowhere.yaml"),
         ("--prompts nowhere", "--prompts nowhere: cannot be read"),
-        ("--bata 3", "--batch"),
+        ("--bata 3", "--batch-size"),
         ("--compare training-free-grpo:best", "it has default, paper, empty"),
         ("--compare reflexion", "it learns from attempts at one problem"),
         ("--compare nobody", "no method is called 'nobody'"),
-        ("--arm empty --compare training-free-grpo:shuffled", "which learns nothing"),
+        ("--arm empty --compare training-free-grpo:shuffled-lessons", "which learns nothing"),
         ("--consolidate cheatsheet", "use one that writes"),
         ("--arm self-generated", "has a model write"),
     ],
@@ -493,7 +493,7 @@ def test_a_mistake_is_one_line_and_nothing_is_left_behind(
         pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     (here / "unanswered.jsonl").write_text('{"problem": "What is 1 + 1?"}\n')
     (here / "doubled.jsonl").write_text('{"problem": "What is 1 + 1?", "answer": "2"}\n' * 4)
-    small = "--problems 2 --held-out 1 --test 1 --k 1 --seeds 1"
+    small = "--problems 2 --held-out 1 --test-problems 1 --test-rollouts 1 --seeds 1"
     (here / "torn.yaml").write_text("- id: L1\n")
     assert run(f"{small} {flags}") == 2
     shown = capsys.readouterr()
@@ -508,12 +508,12 @@ def test_a_mistake_is_one_line_and_nothing_is_left_behind(
     "flags",
     [
         *("--model nobody", "--critic nobody", "--tools python", "--max-tokens 0", "--arm shuffled", "--library torn.yaml"),
-        *("--compare cot", f"--compare {METHOD}:self-generated", "--arm self-generated", "--consolidate cheatsheet"),
+        *("--compare cot", f"--compare {METHOD}:self-generated-lessons", "--arm self-generated", "--consolidate cheatsheet"),
     ],
 )
 def test_a_dry_run_refuses_what_the_run_refuses(flags: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "torn.yaml").write_text("- id: L1\n")
-    small = "--problems 2 --held-out 1 --test 1 --k 1 --seeds 1"
+    small = "--problems 2 --held-out 1 --test-problems 1 --test-rollouts 1 --seeds 1"
     assert run(f"{small} {flags}") == 2
     said = capsys.readouterr().err
     assert run(f"{small} {flags} --dry-run") == 2
@@ -549,29 +549,29 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
         "problems": "--problems 2",
         "held_out": "--held-out 1",
         "epochs": "--epochs 1",
-        "batch": "--batch 2",
-        "group": "--group 2",
+        "batch_size": "--batch-size 2",
+        "group_size": "--group-size 2",
         "temperature": "--temperature 0.5",
         "trial_temperature": "--trial-temperature 0.1",
         "truth": "--truth majority",
-        "agreement": "--agreement 0.5",
-        "spread": "--spread 0.1",
-        "hard": "--hard",
-        "cost": "--cost 0.1",
-        "turns": "--turns 0.01",
-        "most": "--most 3",
+        "min_agreement": "--min-agreement 0.5",
+        "min_reward_std": "--min-reward-std 0.1",
+        "compare_failed_groups": "--compare-failed-groups",
+        "token_cost": "--token-cost 0.1",
+        "action_cost": "--action-cost 0.01",
+        "max_insights": "--max-insights 3",
         "author": "--author rule",
         "consolidate": "--consolidate code",
         "accept": "--accept always",
-        "trials": "--trials 2",
+        "trial_rollouts": "--trial-rollouts 2",
         "keep_best": "--no-keep-best",
         "patience": "--patience 0",
-        "least_groups": "--least-groups 0",
-        "words": "--words 20",
-        "lessons": "--lessons 9",
-        "tokens": "--tokens 900",
-        "similar": "--similar 0.7",
-        "top": "--top 2",
+        "min_groups": "--min-groups 0",
+        "max_words": "--max-words 20",
+        "max_lessons": "--max-lessons 9",
+        "max_library_tokens": "--max-library-tokens 900",
+        "duplicate_similarity": "--duplicate-similarity 0.7",
+        "lessons_per_prompt": "--lessons-per-prompt 2",
         "objective": "--objective walk",
         "library": "--library lessons.yaml",
         "arm": "--arm learned",
@@ -579,18 +579,18 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
     }
     (here / "lessons.yaml").write_text("- door black mist\n")
     assert given.keys() == {one.name for one in fields(TrainingFreeGRPO)}
-    assert run(" ".join([*given.values(), "--test 1 --k 1 --seeds 1"])) == 0
+    assert run(" ".join([*given.values(), "--test-problems 1 --test-rollouts 1 --seeds 1"])) == 0
     settings = json.loads((here / "out" / "settings.json").read_text())["arms"][METHOD]
     usual = TrainingFreeGRPO()
     assert [name for name, value in settings.items() if value == getattr(usual, name)] == ["arm"]
-    back = "--timeout None --no-hard --truth given --keep-best --horizon None --window None --critic None --test-env None --max-tokens None"
-    assert run(f"{' '.join(given.values())} {back} --test 1 --k 1 --seeds 1", "back") == 0
+    back = "--timeout None --no-compare-failed-groups --truth given --keep-best --horizon None --window None --critic None --test-env None --max-tokens None"
+    assert run(f"{' '.join(given.values())} {back} --test-problems 1 --test-rollouts 1 --seeds 1", "back") == 0
     again = json.loads((here / "back" / "settings.json").read_text())["arms"][METHOD]
-    assert (again["timeout"], again["hard"], again["keep_best"]) == (None, False, True)
+    assert (again["timeout"], again["compare_failed_groups"], again["keep_best"]) == (None, False, True)
 
 
 def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "run training-free-grpo --preset paper --problems 2 --epochs 1 --author rule --test 1 --k 1 --seeds 1 --out out"
+    command = "run training-free-grpo --preset paper --problems 2 --epochs 1 --author rule --test-problems 1 --test-rollouts 1 --seeds 1 --out out"
     assert cli.main([*command.split(), "--compare", f"{METHOD}:always", f"{METHOD}:empty"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
     assert (arms[METHOD]["held_out"], arms[METHOD]["accept"], arms[METHOD]["problems"]) == (0, "always", 2)
@@ -598,18 +598,25 @@ def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = (
-        "--problems 2 --epochs 1 --group 3 --held-out 1 --words 20 --top 2 --patience 5 --author rule --test 1 --k 1 --seeds 1"
-    )
+    flags = "--problems 2 --epochs 1 --group-size 3 --held-out 1 --max-words 20 --lessons-per-prompt 2 --patience 5 --author rule --test-problems 1 --test-rollouts 1 --seeds 1"
     assert run(flags, compare=[f"{METHOD}:paper"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
-    own = ("held_out", "accept", "keep_best", "patience", "least_groups", "lessons", "tokens", "similar")
+    own = (
+        "held_out",
+        "accept",
+        "keep_best",
+        "patience",
+        "min_groups",
+        "max_lessons",
+        "max_library_tokens",
+        "duplicate_similarity",
+    )
     paper = asdict(TrainingFreeGRPO.paper())
     assert arms[f"{METHOD}:paper"] == arms[METHOD] | {name: paper[name] for name in own}
 
 
 def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = "--problems 2 --held-out 1 --epochs 1 --group 3 --test 1 --k 1 --seeds 1 --author rule"
+    small = "--problems 2 --held-out 1 --epochs 1 --group-size 3 --test-problems 1 --test-rollouts 1 --seeds 1 --author rule"
     assert run(small, "first") == 0
     product = Library.from_yaml((here / "first" / f"{METHOD}-s0" / "library.yaml").read_text())
     assert run(f"{small} --library first/{METHOD}-s0", "second") == 0
@@ -640,9 +647,9 @@ def test_other_settings_models_prompts_or_data_need_another_folder(
         assert "holds a run with other settings" in error
         assert says in error
 
-    refused(f"{flags} --batch 2 --dry-run", f"arms.{METHOD}.batch is 0 there, 2 was asked for")
-    refused(f"{flags} --batch 2", f"arms.{METHOD}.batch is 0 there, 2 was asked for")
-    refused(f"{flags} --test 4", "test is 3 there, 4 was asked for")
+    refused(f"{flags} --batch-size 2 --dry-run", f"arms.{METHOD}.batch_size is 0 there, 2 was asked for")
+    refused(f"{flags} --batch-size 2", f"arms.{METHOD}.batch_size is 0 there, 2 was asked for")
+    refused(f"{flags} --test-problems 4", "test_problems is 3 there, 4 was asked for")
     refused(f"{flags} --horizon 12", "horizon is null there, 12 was asked for")
     library.write_text("- door black salt\n")
     refused(flags, f"digests.library {library}")
@@ -695,10 +702,10 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
             raise MemoryError("out of memory")
         return kept(self, *args)
 
-    monkeypatch.setattr(RolloutPlayer, "_kept", breaks)
+    monkeypatch.setattr(RolloutPlayer, "_store", breaks)
     with pytest.raises(RuntimeError, match="out of memory"):
         run(SMALL, compare=ARMS)
-    monkeypatch.setattr(RolloutPlayer, "_kept", kept)
+    monkeypatch.setattr(RolloutPlayer, "_store", kept)
     forget()
     assert run(SMALL, compare=ARMS) == 0
     assert results(here / "out") == results(here / "whole")
@@ -710,7 +717,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_numbers(
 @pytest.mark.slow
 def test_killed_workers_and_all_it_goes_on(tmp_path: Path) -> None:
     """With the pocket model, in processes of their own: what is learned after kill -9 is what would have been learned."""
-    flags = f"--problems 2 --held-out 1 --epochs 2 --group 2 --test 1 --k 1 --seeds 2 --compare {ARMS[0]} --workers 2".split()
+    flags = f"--problems 2 --held-out 1 --epochs 2 --group-size 2 --test-problems 1 --test-rollouts 1 --seeds 2 --compare {ARMS[0]} --workers 2".split()
 
     def command(out: str) -> list[str]:
         return [sys.executable, "-m", "learngraph.graphs.cli.main", "run", METHOD, *flags, "--out", out]
@@ -858,7 +865,7 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
         raise AssertionError("a dry run opens no model")
 
     monkeypatch.setattr(models, "open_model", nobody)
-    flags = "--env game24 --model openai:any --problems 10 --held-out 4 --epochs 2 --group 3 --test 5 --k 2 --seeds 2"
+    flags = "--env game24 --model openai:any --problems 10 --held-out 4 --epochs 2 --group-size 3 --test-problems 5 --test-rollouts 2 --seeds 2"
     assert run(f"{flags} --dry-run --json --price-in 1 --price-out 2", compare=[f"{METHOD}:empty"]) == 0
     plan = json.loads(capsys.readouterr().out)
     calls = {stage["stage"]: stage["calls"] for stage in plan["stages"]}
@@ -878,11 +885,11 @@ def test_a_dry_run_asks_nobody_and_leaves_nothing(
         sum(stage["calls"] * (stage["read"] + 2 * stage["written"]) for stage in plan["stages"]) / 1e6, rel=1e-6
     )
     assert not list(here.iterdir())
-    assert run(f"{flags} --dry-run --budget 1000") == 0
+    assert run(f"{flags} --dry-run --token-budget 1000") == 0
     printed = capsys.readouterr().out
     assert "no model was asked" in printed
     assert "assumed: 50% of the groups" in printed
-    assert "--budget 1,000 may not last" in printed
+    assert "--token-budget 1,000 may not last" in printed
 
 
 def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -900,6 +907,13 @@ def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> Non
         cli.main(["run", METHOD, "--help"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for flag in ("--critic-temperature", "--dry-run", "--budget", "--price-in", "--held-out", "--keep-best, --no-keep-best"):
+    for flag in (
+        "--critic-temperature",
+        "--dry-run",
+        "--token-budget",
+        "--price-in",
+        "--held-out",
+        "--keep-best, --no-keep-best",
+    ):
         assert flag in shown
     assert "no seed gets those of another" in shown

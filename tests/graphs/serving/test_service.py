@@ -405,7 +405,7 @@ async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
 
 async def test_failures_of_the_machine_pause_and_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as service:
-        monkeypatch.setattr("learngraph.graphs.serving.learning_task.LONGEST", 0.05)
+        monkeypatch.setattr("learngraph.graphs.serving.learning_task.MAX_WAIT", 0.05)
         full = UserError("disk full")
         full.__cause__ = OSError(28, "no space")
         service.learner.fails = [full, RuntimeError("crash"), OSError(28, "no space"), MemoryError()]

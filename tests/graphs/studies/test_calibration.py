@@ -239,7 +239,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             if wrong := play(batch):
                 raise UserError(wrong)
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     cli._environment.cache_clear()
     return tmp_path

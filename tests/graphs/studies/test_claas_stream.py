@@ -11,7 +11,7 @@ from learngraph.graphs.studies import claas_stream as claas_study
 from learngraph.graphs.studies.claas_stream import claas
 from learngraph.memory.records import UserError
 
-SMALL = "study --size 2 --steps 1 --shuffles 1 --seeds 1 --workers 1 --batch 4"
+SMALL = "study --scenarios-per-split 2 --steps-per-scenario 1 --shuffles 1 --seeds 1 --workers 1 --batch-size 4"
 
 
 def run(flags: str, out: Path) -> int:
@@ -59,7 +59,7 @@ def test_the_same_trial_comes_out_the_same(tmp_path: Path) -> None:
     [
         ("--arms magic", "no arm magic; there are none, icl"),
         ("--shuffles many", "--shuffles is a number"),
-        ("--size 30", "--size is from 1 to 20"),
+        ("--scenarios-per-split 30", "--scenarios-per-split is from 1 to 20"),
         ("--ages 5 --corrections hope", "hope"),
     ],
 )

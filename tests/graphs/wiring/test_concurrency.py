@@ -29,7 +29,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     ) -> None:
         assert sweep.play_in_threads(batches, play, concurrency) is None
 
-    monkeypatch.setattr(sweep, "work", work)
+    monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return tmp_path
@@ -75,7 +75,7 @@ def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypa
             if wrong := sweep.play_in_threads(batches, play, concurrency):
                 raise cli.UserError(wrong)
 
-        monkeypatch.setattr(sweep, "work", work)
+        monkeypatch.setattr(sweep, "run_workers", work)
         api._replies = failing
         command = [*COMMAND, "--base-url", api.url, "--out", "broken", "--concurrency", "1"]
         assert cli.main(command) == 2

@@ -398,6 +398,6 @@ def test_which_nodes_wait() -> None:
 
     class Says:
         role = "compute"
-        waits = True
+        is_blocking = True
 
     assert [is_blocking(node) for node in (Computes(), Says(), step("a"))] == [False, True, True]

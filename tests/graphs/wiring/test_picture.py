@@ -99,7 +99,7 @@ def test_a_notebook_shows_svg_or_without_graphviz_mermaid(monkeypatch: pytest.Mo
     shown = picture.picture(graph("static"))
     if picture.has_graphviz():
         assert shown._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
-    monkeypatch.setattr(picture, "can_draw", lambda: False)
+    monkeypatch.setattr(picture, "has_graphviz", lambda: False)
     assert shown._repr_mimebundle_()["text/markdown"] == f"```mermaid\n{shown.mermaid()}```"
     with pytest.raises(UserError, match=r"learngraph\[pictures\]"):
         picture.save(graph("static"), Path("x.svg"))

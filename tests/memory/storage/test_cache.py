@@ -208,7 +208,7 @@ def test_processes_share_a_file(path: Path) -> None:
 
 
 def test_another_process_that_does_not_let_go_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "PATIENCE", 0.05)
+    monkeypatch.setattr(cache, "LOCK_TIMEOUT", 0.05)
     ours = Cache(path)
     ours.put("k", 1, "s")
     theirs = sqlite3.connect(path, isolation_level=None)

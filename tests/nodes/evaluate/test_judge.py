@@ -476,7 +476,7 @@ def test_judges_by_name() -> None:
         judge = judged_by(name, game, llm)
         assert isinstance(judge, Ask)
         assert judge.asks == asks
-    assert judged_by("pairwise", game, llm).partial is False
+    assert judged_by("pairwise", game, llm).allow_partial is False
     several = judged_by("rule+environment+self+self", game, llm)
     assert isinstance(several, Ensemble)
     assert [type(judge) for judge in several.judges] == [RuleJudge, EnvironmentJudge, Ask, Ask]

@@ -130,13 +130,13 @@ def test_a_long_transcript_is_cut_where_tools_spoke_at_length() -> None:  # D15
     for told in ("> first step", "> second step\nshort", "> last step", "> answer 42", "line 0\n", "line 4999\n"):
         assert told in short, told
     model = Scripted("done")
-    summarise(model, critic(room=3000)).invoke({**group([rollout(0, 1.0, transcript)]), "number": 0})
+    summarise(model, critic(max_prompt_tokens=3000)).invoke({**group([rollout(0, 1.0, transcript)]), "number": 0})
     assert critic().count(model.prompts[0]) <= 3000
 
 
 def test_a_window_too_small_for_the_question_is_an_error_in_words() -> None:
     with pytest.raises(ContextError, match="larger window"):
-        summarise(Scripted("x"), critic(room=100)).invoke({**group(TWO), "number": 0})
+        summarise(Scripted("x"), critic(max_prompt_tokens=100)).invoke({**group(TWO), "number": 0})
 
 
 # Making texts fit
@@ -175,7 +175,7 @@ def test_room_is_shared_and_what_short_texts_leave_goes_to_long_ones(sizes: list
 def test_a_long_group_fits_the_window_and_every_attempt_is_in_it() -> None:  # D15
     rollouts = [rollout(n, n % 2) for n in range(32)]
     summaries = [Summary(n, f"attempt {n} " * 2000 + f"ended {n}.") for n in range(32)]
-    model, known = Scripted('{"lessons": []}'), critic(room=6000)
+    model, known = Scripted('{"lessons": []}'), critic(max_prompt_tokens=6000)
     contrast(model, known).invoke(group(rollouts, summaries=summaries))
     assert known.count(model.prompts[0]) <= 6000
     assert all(f"Attempt {n + 1} (reward {n % 2}):\nattempt {n}" in model.prompts[0] for n in range(32))
@@ -321,7 +321,7 @@ def test_what_cannot_be_read_becomes_additions_and_says_so() -> None:
 
 def test_a_delete_with_null_content_and_an_unknown_id_both_leave_a_trace() -> None:  # D1, D8
     reply = '[{"operation": "DELETE", "id": "[L0]", "content": null}, {"operation": "UPDATE", "id": "G7", "content": "x y"}]'
-    out = propose(Scripted(reply), critic("guess", most=4)).invoke(group(TWO, insights=[INSIGHT]))
+    out = propose(Scripted(reply), critic("guess", max_insights=4)).invoke(group(TWO, insights=[INSIGHT]))
     assert [edit.op for edit in out["edits"]][:1] == ["delete"]
     traces = [*out["edits"], *(ruling.edit for ruling in out["rulings"])]
     assert len(traces) == 2
@@ -352,7 +352,7 @@ def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any,
         "You see": "which look",
     }
     model = Scripted(of=lambda system: next(reply for start, reply in replies.items() if system.startswith(start)))
-    known = critic("add up", truth=truth, plain=plain, reference=lambda task: "TRUEANSWER")
+    known = critic("add up", truth=truth, line_only=plain, reference=lambda task: "TRUEANSWER")
     rollouts = [secret(0, 0.8125), secret(1, 0.1875)]
     state = group(rollouts, rewards=[1.0, 0.0])
     if not plain:
@@ -441,7 +441,7 @@ def test_lessons_are_invented_from_objective_and_problems() -> None:
 def test_a_model_that_only_writes_a_line_cannot_be_asked_for_more() -> None:
     for node in (lambda c: invent(Scripted(""), c, 5), lambda c: discriminate(Scripted(""), c)):
         with pytest.raises(UserError, match="openai"):
-            node(critic(plain=True))
+            node(critic(line_only=True))
 
 
 # By rule
@@ -568,7 +568,7 @@ def test_what_a_lesson_is_about_is_the_longest_state_it_begins_with() -> None:
 def test_a_plain_writer_is_shown_the_attempts_and_its_items_are_insights() -> None:
     rollouts = [walk(0, ("door black", "mist", 1.0)), walk(1, ("door black", "fern", 0.0))]
     model = Scripted(" door black mist. gate wolf lamp. door black mist")
-    known = critic(plain=True)
+    known = critic(line_only=True)
     assert summarise(model, known)({}) == {"summaries": []}
     assert not model.asked
     out = contrast(model, known).invoke(group(rollouts))
@@ -583,7 +583,7 @@ def test_a_plain_writer_is_shown_the_attempts_and_its_items_are_insights() -> No
 
 def test_a_plain_writer_with_a_small_window_is_shown_the_best_and_the_worst() -> None:
     rollouts = [walk(n, *[("door black", "fern", 0.0)] * 50, *[("gate wolf", "lamp", n / 8)] * 8) for n in range(12)]
-    model, known = Scripted("door black mist"), critic(plain=True, room=450)
+    model, known = Scripted("door black mist"), critic(line_only=True, max_prompt_tokens=450)
     contrast(model, known).invoke(group(rollouts, rewards=[n / 12 for n in range(12)]))
     assert known.count(model.prompts[0]) <= 450
     assert "total 0\n" in model.prompts[0]

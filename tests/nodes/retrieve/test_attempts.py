@@ -78,7 +78,7 @@ def state(episode: int, **more: Any) -> Any:
 
 
 def compose(buffer: Buffer, **settings: Any) -> Compose:
-    return Compose(buffer, Layout().attempt, **{"count": len, "window": 4000, **settings})
+    return Compose(buffer, Layout().attempt, **{"count_tokens": len, "window": 4000, **settings})
 
 
 def test_compose_shows_what_was_done_before_and_never_what_comes_later() -> None:

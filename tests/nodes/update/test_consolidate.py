@@ -252,7 +252,7 @@ def test_latex_arrives_as_it_was_written() -> None:  # D10
 
 def test_what_finds_no_room_in_the_prompt_is_done_by_code() -> None:
     edits = [add(f"when case {n} comes up, look into chapter {n} of the manual") for n in range(60)]
-    known = critic(room=1500, limits=LibraryLimits(max_lessons=100, max_library_tokens=9000))
+    known = critic(max_prompt_tokens=1500, limits=LibraryLimits(max_lessons=100, max_library_tokens=9000))
     comparisons = [compared(f"t{n:02}", edit) for n, edit in enumerate(edits)]
     model = Scripted(plan())
     consolidate(model, known, "model").invoke(step(*comparisons))
@@ -375,7 +375,7 @@ def test_an_unknown_way_is_an_error_in_words() -> None:
 
 
 def test_the_groups_decide_by_number_where_they_disagree() -> None:
-    known = critic("door black fern", "gate wolf lamp", "fork oak left", plain=True)
+    known = critic("door black fern", "gate wolf lamp", "fork oak left", line_only=True)
     comparisons = [
         compared("a", Edit("modify", ("L0",), "door black salt"), Edit("delete", ("L1",)), Edit("delete", ("L2",))),
         compared("b", Edit("modify", ("L0",), "door black mist"), Edit("delete", ("L1",)), Edit("keep", ("L2",))),
@@ -394,7 +394,7 @@ def test_the_groups_decide_by_number_where_they_disagree() -> None:
 
 
 def test_of_a_state_only_one_thing_is_said() -> None:
-    known = critic("fork sun left", "fork oak left", plain=True)
+    known = critic("fork sun left", "fork oak left", line_only=True)
     comparisons = [
         compared("a", Edit("modify", ("L0",), "fork sun right", "at fork sun: right"), add("door red a", "at door red: a")),
         compared("b", Edit("keep", ("L0",), "", "at fork sun: left")),
@@ -420,7 +420,7 @@ def test_the_reason_that_a_model_gives_is_prose() -> None:
 
 
 def test_a_plain_writer_is_never_asked_to_consolidate() -> None:
-    known = critic(plain=True)
+    known = critic(line_only=True)
     consolidate(Silent(), known, "cheatsheet").invoke(step(compared("a", add("door black mist"))))
     assert texts(known) == ["door black mist"]
 

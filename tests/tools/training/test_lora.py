@@ -81,7 +81,7 @@ def test_networks_that_give_all_logits_give_the_same(model: LocalChatModel, monk
     examples = [sft.encode_chat(model, c) for c in CHATS]
     with torch.no_grad():
         chosen, targets = lora.reply_logits(model.network, examples)
-        monkeypatch.setattr(lora, "_chooses", lambda network: False)
+        monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
         whole, again = lora.reply_logits(model.network, examples)
     assert chosen.shape == (len(targets), len(model.tokenizer))
     assert torch.equal(targets, again)
@@ -384,7 +384,7 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
         made.append(torch.is_grad_enabled())
         return forward(*args, **more)
 
-    monkeypatch.setattr(lora, "_chooses", lambda network: False)
+    monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
     monkeypatch.setattr(model.network, "forward", counted)
     for objective, expected in (
         (Objective(loss="reinforce"), [True]),
@@ -394,7 +394,7 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
     ):
         made.clear()
         updates = lora.make_optimizer(model.network, objective)
-        monkeypatch.setattr(lora, "_fixed", lambda network: 1e9)
+        monkeypatch.setattr(lora, "_pass_overhead_tokens", lambda network: 1e9)
         lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, max_tokens=100_000)
         assert made == expected
 
@@ -530,7 +530,7 @@ def test_changed_layers_say_what_those_of_peft_say(
     assert float((off - own).abs().max()) > 0.01
     assert not any("forward" in vars(layer) for layer in model.network.modules())
     with monkeypatch.context() as without:
-        without.setattr(lora, "_lean", lambda network: nullcontext())
+        without.setattr(lora, "_fast_lora_layers", lambda network: nullcontext())
         plain, expected = said()
         with wrapper.disable_adapter(), torch.no_grad():
             assert torch.equal(lora.reply_logits(model.network, examples)[0], off)

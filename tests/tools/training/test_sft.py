@@ -153,7 +153,7 @@ def test_an_interrupted_training_leaves_nothing(model: LocalChatModel, tmp_path:
     def stop(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sft, "_write_merged", stop)
+    monkeypatch.setattr(sft, "_write_merged_model", stop)
     with pytest.raises(KeyboardInterrupt):
         sft.train(CHATS, model, QUICK, tmp_path / "out")
     assert [*tmp_path.iterdir()] == []
