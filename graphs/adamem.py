@@ -37,7 +37,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.records import UserError
 from ..memory.search.vectors import CosineSimilarity, SentenceEncoder
 from ..memory.trajectories import KeyFunction, OutcomeFilter, Trajectories, structured_key, whole_prompt_key
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import EpisodePrompt, Push, ReadOnlyMemory

@@ -22,7 +22,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.buffer import Buffer
 from ..memory.records import UserError
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.evaluate.judge import ZeroJudge
 from ..nodes.prompt import Prompt

@@ -27,7 +27,8 @@ from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
 from ..memory.records import UserError
 from ..memory.search.similarity import bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
-from ..nodes.act.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
+from ..nodes.act.choose import Choose
+from ..nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
 from ..nodes.evaluate.judge import EnvironmentJudge
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember

@@ -49,7 +49,7 @@ from ..memory.library import LibraryLimits, LibraryVersions
 from ..memory.records import Comparison, Rollout, Task, Usage, UserError
 from ..memory.storage.cache import Cache, cache_key
 from ..memory.storage.rows import Rows
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.act.tool_use import Toolset
 from ..nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit

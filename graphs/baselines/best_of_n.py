@@ -13,7 +13,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt, Push
 from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Planned

@@ -8,7 +8,7 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned

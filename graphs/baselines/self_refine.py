@@ -17,7 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt

@@ -19,7 +19,7 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.records import UserError
 from ...memory.trajectories import Trajectories, goal_key
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout, Push, ReadOnlyMemory

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from random import Random
 
 from ...memory.records import Neighbour
 
@@ -54,30 +53,6 @@ def objective(policy: Sequence[float], prior: Sequence[float], a: Sequence[float
     gain = sum(p * x for p, x in zip(policy, a, strict=True))
     kl = sum(p * math.log(p / q) for p, q in zip(policy, prior, strict=True) if p > 0)
     return gain - kl / beta
-
-
-def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Probabilities proportional to exp(z / temperature); temperature 0 is the limit, shared among equal maxima."""
-    top = max(logits)
-    if temperature == 0:
-        weights = [float(z == top) for z in logits]
-    else:
-        weights = [math.exp((z - top) / temperature) for z in logits]
-    total = sum(weights)
-    return [w / total for w in weights]
-
-
-def sample_index(probabilities: Sequence[float], random: Random) -> int:
-    """Draw an index."""
-    return random.choices(range(len(probabilities)), probabilities)[0]
-
-
-def seeded_random(*where: object) -> Random:
-    """A random generator for one decision, made from where it stands (run, episode, step, purpose).
-
-    The same place always draws the same numbers, so a step that is executed again decides the same.
-    """
-    return Random("/".join(map(str, where)))
 
 
 # The authors' code differs from the paper; what it does is kept apart, by name, for comparison (facts: section 1.2 of

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from typing_extensions import TypedDict
-
 from ...memory.records import Candidate, Estimate, Neighbour
 from ..state import Advice, Episode, Proposal, Recalled, UpdatedLogits, Visits
 from .advantage import (
@@ -17,14 +15,11 @@ from .advantage import (
     normalise_advantages,
     reference_exploration,
     reference_normalise_advantages,
-    sample_index,
-    seeded_random,
-    softmax,
     state_value,
     unseen_value,
     update_logits,
 )
-from .policies import log_softmax
+from .choose import log_softmax, seeded_random, softmax
 
 
 class CandidatesWithNeighbours(Episode, Visits, Proposal):
@@ -228,32 +223,3 @@ def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -
     logits = update_logits(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
     return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}
-
-
-class FinalCandidates(Episode, Proposal):
-    """Candidates whose logits are final."""
-
-
-class ChosenAction(TypedDict):
-    """What to do."""
-
-    action: str
-
-
-@dataclass(frozen=True)
-class Choose:
-    """Draw an action from the softmax of the logits. The draw belongs to (run, episode, step): again is the same."""
-
-    role: ClassVar[str] = "compute"
-
-    temperature: float = 1.0
-    """0 takes the first of the highest."""
-
-    def __call__(self, state: FinalCandidates) -> ChosenAction:
-        logits = [c.logit for c in state["candidates"]]
-        if self.temperature == 0 or len(logits) == 1:
-            picked = logits.index(max(logits))
-        else:
-            random = seeded_random(state["run"], state["episode"], state["step"], "choose")
-            picked = sample_index(softmax(logits, self.temperature), random)
-        return {"action": state["candidates"][picked].action}

@@ -30,6 +30,7 @@ from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
 from ..state import Episode, Proposal
+from .choose import log_softmax
 
 MIN_CONFIDENCE = 1e-3
 """The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
@@ -71,13 +72,6 @@ class RecentStepsPrompt(PromptView):
             "steps": steps_text(steps),
             "observation": state["observation"].text,
         }
-
-
-def log_softmax(logits: Sequence[float]) -> list[float]:
-    """Subtract the log of the sum of the exponentials: log-probabilities over these options, <= 0, in nats."""
-    top = max(logits)
-    total = top + math.log(sum(math.exp(z - top) for z in logits))
-    return [min(z - total, 0.0) for z in logits]
 
 
 def steps_text(steps: Sequence[Transition]) -> str:

@@ -9,8 +9,7 @@ from ...memory.q_table import QTable
 from ...memory.records import Candidate, Trajectory
 from ...memory.storage.journal import Journal
 from ..state import Episode, Proposal
-from .advantage import seeded_random
-from .decide import ChosenAction, FinalCandidates
+from .choose import ChosenAction, FinalCandidates, seeded_random
 from .episode import Environment
 from .policies import admissible_actions
 

@@ -15,10 +15,10 @@ An item has a title, a description that says when it applies, and a content. The
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -32,13 +32,12 @@ from ..act.episode import Environment, build_trajectory
 from ..act.policies import json_object
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
+from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
+from ..retrieve.attempts import EpisodePrompt
 from ..state import Episode, Judged, Noted
 
 __all__ = [
     "AddLessons",
-    "AttemptOutcome",
-    "AttemptSheet",
     "Consult",
     "FindUnread",
     "LessonChannels",
@@ -70,16 +69,6 @@ class LessonChannels(TypedDict):
     """What was just drawn from an attempt, and is not kept yet."""
 
 
-class AttemptOutcome(NamedTuple):
-    """An attempt and how it ended."""
-
-    trajectory: Trajectory
-    success: bool | None
-    """None where nobody knows."""
-    why: str = ""
-    """What a model said in judging it."""
-
-
 # Reading a bank before the first episode
 
 
@@ -108,37 +97,6 @@ def route_unread(state: LessonChannels) -> Literal["unread", "all read"]:
 
 
 # What a model is asked about attempts
-
-
-@dataclass(frozen=True)
-class AttemptSheet:
-    """Writes attempts down for a model that is asked about them, within its window."""
-
-    layout: Layout
-    count: Callable[[str], int] = field(default=len, repr=False)
-    """Tokens of a text."""
-    window: int = 2**31
-    """Tokens of the longest prompt, without what stands around what is shown."""
-
-    def __call__(self, attempts: Sequence[AttemptOutcome], *, outcomes: bool = True) -> str:
-        """The attempts one after the other; of those that do not fit, the last steps.
-
-        `outcomes`: several are marked with how they ended, and what a judge said stands below.
-        """
-        task = attempts[0].trajectory.task
-        share = (self.window - self.count(f"Task: {task.instruction}\n")) // len(attempts)
-        told = ""
-        for number, (trajectory, success, why) in enumerate(attempts, 1):
-            word = {True: " (success)", False: " (failure)", None: ""}[success] if outcomes and len(attempts) > 1 else ""
-            head = f"Attempt {number}{word}:\n"
-            end = self.layout.total(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
-            steps = fit_steps(trajectory.transitions, self.layout, head + end, self.count, share)
-            if steps is None:
-                raise ContextError(
-                    f"attempt {trajectory.id} does not fit into {share} tokens; use a model with a larger window"
-                )
-            told += head + steps + end
-        return told
 
 
 def extractor_prompts(overrides: Path | None = None) -> dict[str, Prompt]:

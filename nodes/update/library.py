@@ -19,7 +19,7 @@ from ...memory.library import Library, LibraryLimits, LibraryVersions, open_libr
 from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
-from ..act.advantage import seeded_random
+from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
 from ..extract.critic import as_library, random_lessons, shuffle_lessons
