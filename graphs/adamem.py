@@ -43,7 +43,17 @@ from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import EpisodePrompt, Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
-from ..nodes.state import Choice, Considered, Episode, EpisodeInput, EpisodeResult, Guided, Judged, Planned, Recollected
+from ..nodes.state import (
+    ChoiceChannels,
+    DraftChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PrecedentChannels,
+    RewardChannels,
+    StrategyChannels,
+)
 from ..nodes.synthesize.strategy import (
     RecallStrategy,
     StrategyPrompt,
@@ -104,7 +114,9 @@ flowchart LR
 """
 
 
-class AdaMEMState(Episode, Recollected, Guided, Considered, Planned, Choice, Judged):
+class AdaMEMState(
+    EpisodeChannels, PrecedentChannels, StrategyChannels, DraftChannels, PlanChannels, ChoiceChannels, RewardChannels
+):
     """The channels of an AdaMEM episode."""
 
 

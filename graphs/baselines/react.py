@@ -15,7 +15,7 @@ from langgraph.graph.state import CompiledStateGraph
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -27,7 +27,7 @@ flowchart LR
 """
 
 
-class ReActState(Episode, Planned, Choice):
+class ReActState(EpisodeChannels, PlanChannels, ChoiceChannels):
     """The channels of a ReAct episode."""
 
 

@@ -33,7 +33,15 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    RewardChannels,
+)
 from ...nodes.synthesize.reasoning_bank import (
     AddLessons,
     Consult,
@@ -64,7 +72,7 @@ flowchart LR
 """
 
 
-class ReasoningBankState(Episode, LessonChannels, Planned, Choice, Judged, Noted):
+class ReasoningBankState(EpisodeChannels, LessonChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
     """The channels of a ReasoningBank episode."""
 
 

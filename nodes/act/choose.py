@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from typing_extensions import TypedDict
 
-from ..state import Episode, Proposal
+from ..state import CandidateChannels, EpisodeChannels
 
 
 def softmax(logits: Sequence[float], temperature: float = 1.0) -> list[float]:
@@ -44,7 +44,7 @@ def seeded_random(*where: object) -> Random:
     return Random("/".join(map(str, where)))
 
 
-class FinalCandidates(Episode, Proposal):
+class FinalCandidates(EpisodeChannels, CandidateChannels):
     """Candidates whose logits are final."""
 
 

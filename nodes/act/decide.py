@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from ...memory.records import Candidate, Estimate, Neighbour
-from ..state import Advice, Episode, Proposal, Recalled, UpdatedLogits, Visits
+from ..state import AdviceChannels, CandidateChannels, EpisodeChannels, LogitUpdateChannels, NeighbourChannels, RecallChannels
 from .advantage import (
     action_values,
     advantages,
@@ -22,15 +22,15 @@ from .advantage import (
 from .choose import log_softmax, seeded_random, softmax
 
 
-class CandidatesWithNeighbours(Episode, Visits, Proposal):
+class CandidatesWithNeighbours(EpisodeChannels, NeighbourChannels, CandidateChannels):
     """Candidates, and what the memory holds about states like this one."""
 
 
-class CandidatesWithStatistics(Episode, Recalled, Proposal):
+class CandidatesWithStatistics(EpisodeChannels, RecallChannels, CandidateChannels):
     """The same, and how returns are distributed."""
 
 
-class CandidatesWithAdvice(Episode, Visits, Proposal, Advice):
+class CandidatesWithAdvice(EpisodeChannels, NeighbourChannels, CandidateChannels, AdviceChannels):
     """Candidates with what the memory makes of each."""
 
 
@@ -48,7 +48,7 @@ class Augment:
     admissible_only: bool = True
     """Only actions that the environment lists, where it lists any. The reference code does not ask."""
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Proposal:
+    def __call__(self, state: CandidatesWithNeighbours) -> CandidateChannels:
         candidates, admitted = state["candidates"], state["observation"].actions
         known = {c.action for c in candidates}
         logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
@@ -71,7 +71,7 @@ class PaperAdvice:
     alpha: float
     lam: float
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = seeded_random(state["run"], state["episode"], state["step"], "explore")
@@ -97,7 +97,7 @@ class ReferenceAdvice:
 
     alpha: float
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = seeded_random(state["run"], state["episode"], state["step"], "explore")
@@ -131,7 +131,7 @@ class ShrunkAdvice:
     kappa: float
     bonus: float
 
-    def __call__(self, state: CandidatesWithStatistics) -> Advice:
+    def __call__(self, state: CandidatesWithStatistics) -> AdviceChannels:
         actions = [c.action for c in state["candidates"]]
         q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
         value = sum(q.values()) / len(q)
@@ -174,7 +174,7 @@ def _advice(
     shifts: Mapping[str, float],
     counts: Mapping[str, float],
     explored: set[str],
-) -> Advice:
+) -> AdviceChannels:
     estimates = [
         Estimate(c.action, counts.get(c.action, 0.0), q[c.action], a[c.action], shifts[c.action], c.action in explored)
         for c in state["candidates"]
@@ -198,7 +198,7 @@ class Modulate:
     """The least prior probability that a candidate is taken to have, so that what a model all but rules out can still be
     learned; 0 takes the prior as it is."""
 
-    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
+    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         # Where nothing is remembered there is nothing to set against the model's belief, and it stays as it is.
         lowest = math.log(self.min_prior) if self.min_prior and state["neighbours"] else -math.inf
         return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
@@ -211,7 +211,7 @@ class ReferenceModulate:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
+    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         policy = [c for c in state["candidates"] if c.source == "policy"]
         chances = softmax(log_softmax([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
@@ -219,7 +219,7 @@ class ReferenceModulate:
         return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> UpdatedLogits:
+def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> LogitUpdateChannels:
     logits = update_logits(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
     return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}

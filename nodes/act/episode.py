@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
 from ...memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
 from ...memory.storage.journal import Journal
-from ..state import Episode, Judged
+from ..state import EpisodeChannels, RewardChannels
 
 
 class Environment(Protocol):
@@ -51,7 +51,7 @@ class Begin:
         """Whether the world may take a while: see `graphs.flow.waits`."""
         return not getattr(self.environment, "instant", False)
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         task, run, episode = state["task"], state["run"], state["episode"]
         return {
             "observation": self.environment.observe(task, ()),
@@ -124,7 +124,7 @@ def _to_plain_data(value: Any) -> Any:
     return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
 
 
-def route_episode_end(state: Episode) -> Literal["next step", "over"]:
+def route_episode_end(state: EpisodeChannels) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
 
@@ -152,7 +152,7 @@ def replay_actions(environment: Environment, task: Task, actions: Sequence[str],
     return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
 
 
-class FinishedEpisode(Episode, Judged):
+class FinishedEpisode(EpisodeChannels, RewardChannels):
     """An episode that is over, with a reward (or none) for every step."""
 
     used: NotRequired[list[str]]

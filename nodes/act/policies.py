@@ -29,7 +29,7 @@ from ...memory.records import Candidate, Transition, Usage, UserError
 from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..state import Episode, Proposal
+from ..state import CandidateChannels, EpisodeChannels
 from .choose import log_softmax
 
 MIN_CONFIDENCE = 1e-3
@@ -96,7 +96,7 @@ class UniformPolicy:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Proposal:
+    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
         actions = admissible_actions(state, "uniform")
         return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
 
@@ -332,7 +332,7 @@ def json_object(reply: str) -> dict[str, Any]:
     return found
 
 
-def admissible_actions(state: State | Episode, policy: str) -> tuple[str, ...]:
+def admissible_actions(state: State | EpisodeChannels, policy: str) -> tuple[str, ...]:
     """The admissible actions, for a policy that cannot do without them."""
     actions: tuple[str, ...] = state["observation"].actions
     if not actions:

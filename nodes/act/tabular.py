@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ...memory.q_table import QTable
 from ...memory.records import Candidate, Trajectory
 from ...memory.storage.journal import Journal
-from ..state import Episode, Proposal
+from ..state import CandidateChannels, EpisodeChannels
 from .choose import ChosenAction, FinalCandidates, seeded_random
 from .episode import Environment
 from .policies import admissible_actions
@@ -23,7 +23,7 @@ class LookUpQValues:
     table: QTable
     environment: Environment
 
-    def __call__(self, state: Episode) -> Proposal:
+    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
         actions = admissible_actions(state, "tabular")
         key = self.environment.abstract(state["observation"])
         values = self.table.values(state["run"], state["episode"], key, actions)
@@ -57,7 +57,7 @@ class UpdateQTable:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
         id, name = f"{state['run']}/{state['episode']}", self.environment.name
         self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name))

@@ -28,7 +28,7 @@ from ...memory.records import Task, UserError
 from ..ask import Ask, BadReply, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
-from ..state import Choice, Episode, Planned
+from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
 from .episode import Begin
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "Dialogue",
     "Submit",
     "Think",
+    "ToolChannels",
     "ToolFactory",
-    "ToolState",
     "Toolset",
     "UseTools",
     "route_remaining_answer",
@@ -57,7 +57,7 @@ class ToolFactory(Protocol):
     ) -> AbstractContextManager[Sequence[BaseTool]] | Sequence[BaseTool]: ...
 
 
-class ToolState(TypedDict):
+class ToolChannels(TypedDict):
     """A dialogue with tools."""
 
     session: str
@@ -74,7 +74,7 @@ class ToolState(TypedDict):
     """The reply that is submitted; empty until then."""
 
 
-class ToolUseState(Episode, Planned, Choice, ToolState):
+class ToolUseState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
     """What the nodes here see."""
 
     library: NotRequired[str]
@@ -161,7 +161,7 @@ class BeginWithTools(Begin):
 
     toolset: Toolset | None = field(default=None, repr=False)
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         begun = super().__call__(state)
         session = self.toolset.new_session() if self.toolset else ""
         return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}

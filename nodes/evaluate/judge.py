@@ -37,7 +37,7 @@ from ...memory.storage.journal import Journal
 from ..act.policies import json_object, steps_text
 from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
-from ..state import Episode, Judged
+from ..state import EpisodeChannels, RewardChannels
 
 __all__ = [
     "NO_REWARDS_REASON",
@@ -78,7 +78,7 @@ class EnvironmentJudge:
 
     journal: Journal
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         rewards = [step.reward for step in self.journal.history(state["head"])]
         return {"rewards": rewards, "unjudged": _gaps(rewards, "the environment, which could not read the action,")}
 
@@ -98,7 +98,7 @@ class RuleJudge:
     reward_rule: RewardRule
     journal: Journal
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         actions = tuple(step.action for step in self.journal.history(state["head"]))
         try:
             rewards = _parse_rule_rewards(self.reward_rule(state["task"], actions), len(actions))
@@ -153,7 +153,7 @@ class ZeroJudge:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         return {"rewards": [0.0] * state["step"], "unjudged": ""}
 
 
@@ -163,7 +163,7 @@ class NoJudge:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         return {"rewards": [None] * state["step"], "unjudged": NO_REWARDS_REASON}
 
 

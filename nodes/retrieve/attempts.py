@@ -30,7 +30,7 @@ from ...memory.records import Shown, Trajectory, Transition, UserError
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, FinishedEpisode, build_trajectory
 from ..act.policies import PromptView, steps_text
-from ..state import Composed, Episode
+from ..state import EpisodeChannels, PromptChannels
 from .budget import all_attempts, latest_attempts, select_within_budget
 
 __all__ = [
@@ -174,7 +174,7 @@ class Compose:
     """Whether prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
-    def __call__(self, state: Episode) -> Composed:
+    def __call__(self, state: EpisodeChannels) -> PromptChannels:
         task, episode = state["task"], state["episode"]
         needed = self.count_tokens(
             f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_observation_with_actions(state, self.list_actions)}"

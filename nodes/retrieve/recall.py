@@ -11,7 +11,7 @@ from ...memory.experiences import Experiences
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment, FinishedEpisode, build_trajectory
-from ..state import Episode, Recalled, Visits
+from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
 
 class ExperienceScope(TypedDict):
@@ -42,7 +42,7 @@ class Recall:
     cross_task: bool = False
     """Whether experience from other tasks of the same environment counts."""
 
-    def __call__(self, state: Episode) -> Recalled:
+    def __call__(self, state: EpisodeChannels) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), _scope(self, state)
         found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
         average, variance = self.experiences.moments(**scope)
@@ -61,7 +61,7 @@ class RecallVisits:
     threshold: float
     cross_task: bool = False
 
-    def __call__(self, state: Episode) -> Visits:
+    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
         newest = reversed(_visits(self, state, self.threshold))
         return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
 
@@ -82,14 +82,14 @@ class ReferenceRecall:
     near_copy_similarity: float = 0.98
     """Visits more similar than this are all kept, however many."""
 
-    def __call__(self, state: Episode) -> Visits:
+    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
         found = _visits(self, state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
         found.sort(key=lambda one: (-one[0], -one[1].value))
         sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)
         return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
 
 
-def _visits(recall: RecallVisits | ReferenceRecall, state: Episode, threshold: float) -> list[tuple[float, Experience]]:
+def _visits(recall: RecallVisits | ReferenceRecall, state: EpisodeChannels, threshold: float) -> list[tuple[float, Experience]]:
     key = recall.environment.abstract(state["observation"])
     return recall.experiences.raw_neighbours(key, threshold=threshold, **_scope(recall, state))
 
@@ -98,7 +98,7 @@ def _neighbour(similarity: float, visit: Experience) -> Neighbour:
     return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
 
 
-def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> ExperienceScope:
+def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: EpisodeChannels) -> ExperienceScope:
     return {
         "task": state["task"].id,
         "domain": recall.environment.name,

@@ -21,7 +21,7 @@ from ...memory.storage.journal import Journal
 from ...memory.trajectories import OutcomeFilter
 from ..act.episode import Environment
 from ..act.policies import steps_text
-from ..state import Episode, Recollected
+from ..state import EpisodeChannels, PrecedentChannels
 from .attempts import EpisodePrompt, Layout
 
 __all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPrompt", "Recollect", "key_of"]
@@ -117,7 +117,7 @@ class Excerpts:
         return f"Experience {number}:{ended}\n{told}{_LAYOUT.total(trajectory)}"
 
 
-class RecollectState(Episode, Recollected):
+class RecollectState(EpisodeChannels, PrecedentChannels):
     """A situation, and what was consulted in the episode so far."""
 
 
@@ -176,6 +176,6 @@ class PrecedentsPrompt(EpisodePrompt):
 
     excerpts: Excerpts
 
-    def text_before(self, state: Recollected) -> str:  # type: ignore[override]
+    def text_before(self, state: PrecedentChannels) -> str:  # type: ignore[override]
         """The precedents."""
         return self.excerpts(state["precedents"])

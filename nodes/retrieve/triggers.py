@@ -24,7 +24,7 @@ from ...memory.records import Candidate, Transition
 from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..state import Choice, Considered, Episode, Guided
+from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
 from .recollect import PrecedentMemory, key_of
 
 __all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
@@ -32,7 +32,7 @@ __all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 
 
-class DraftedActionState(Episode, Choice, Guided, Considered):
+class DraftedActionState(EpisodeChannels, ChoiceChannels, StrategyChannels, DraftChannels):
     """A drafted action, before anybody decided whether to ask memory."""
 
 

@@ -34,7 +34,7 @@ from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import EpisodePrompt
-from ..state import Episode, Judged, Noted
+from ..state import EpisodeChannels, NoteChannels, RewardChannels
 
 __all__ = [
     "AddLessons",
@@ -82,7 +82,7 @@ class FindUnread:
     library: Lessons
     bank: Mapping[str, AttemptOutcome] = field(repr=False)
 
-    def __call__(self, state: Episode) -> dict[str, str]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, str]:
         return {"reading": next((id for id in self.bank if not self.library.has_source(bank_source(id))), "")}
 
 
@@ -215,7 +215,7 @@ def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[s
 # How an attempt ended
 
 
-class EndedEpisode(Episode, Judged, Noted):
+class EndedEpisode(EpisodeChannels, RewardChannels, NoteChannels):
     """An episode that is over, with its rewards, and a note that begins with how it ended."""
 
 
@@ -228,7 +228,7 @@ class VerdictByReturn:
     success_threshold: float | None
     """The return from which an attempt is a success."""
 
-    def __call__(self, state: Judged) -> Noted:
+    def __call__(self, state: RewardChannels) -> NoteChannels:
         known = [reward for reward in state["rewards"] if reward is not None]
         if self.success_threshold is None or len(known) < len(state["rewards"]):
             return {"note": "unknown"}
@@ -271,7 +271,7 @@ class RouteExtraction:
     interval: int = 1
     online: bool = True
 
-    def __call__(self, state: Episode) -> Literal["learn", "go on"]:
+    def __call__(self, state: EpisodeChannels) -> Literal["learn", "go on"]:
         return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
 
 
@@ -329,7 +329,7 @@ class Consult:
     by: Literal["tasks", "items"] = "tasks"
     """What k counts: tasks, with all that was learned on them, or lessons."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         found = self.library.search(
             state["task"].instruction,
             self.k,

@@ -22,7 +22,7 @@ from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of
-from ..state import Considered, Episode, Guided, Recollected
+from ..state import DraftChannels, EpisodeChannels, PrecedentChannels, StrategyChannels
 
 __all__ = [
     "RecallStrategy",
@@ -40,7 +40,7 @@ MAX_CUE_CHARACTERS = 24
 """Characters of a state that is short enough to be named in an item of advice."""
 
 
-class StrategyInputs(Episode, Recollected, Guided):
+class StrategyInputs(EpisodeChannels, PrecedentChannels, StrategyChannels):
     """A situation, and what memory found for it."""
 
 
@@ -232,27 +232,27 @@ class StrategyPrompt(EpisodePrompt):
         return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
 
 
-def route_precedents(state: Recollected) -> Literal["precedents", "nothing alike"]:
+def route_precedents(state: PrecedentChannels) -> Literal["precedents", "nothing alike"]:
     """Router: without precedents no strategy is written; one without grounds does worse than none (AdaMEM, ablations)."""
     return "precedents" if state["precedents"] else "nothing alike"
 
 
-class RecollectedDraft(Recollected, Considered):
+class DraftWithPrecedents(PrecedentChannels, DraftChannels):
     """What memory found, and whether an action was drafted before it was asked."""
 
 
-def route_precedents_or_draft(state: RecollectedDraft) -> Literal["precedents", "keep the draft", "nothing alike"]:
+def route_precedents_or_draft(state: DraftWithPrecedents) -> Literal["precedents", "keep the draft", "nothing alike"]:
     """Router of low mode: the same, but what was drafted with the strategy at hand is carried out if nothing new is found."""
     if state["precedents"]:
         return "precedents"
     return "keep the draft" if state["reasons"] else "nothing alike"
 
 
-class GuidedEpisode(Episode, Guided):
+class EpisodeWithStrategy(EpisodeChannels, StrategyChannels):
     """An episode that may have a strategy."""
 
 
-def route_guidance(state: GuidedEpisode) -> Literal["over", "strategy", "no strategy"]:
+def route_guidance(state: EpisodeWithStrategy) -> Literal["over", "strategy", "no strategy"]:
     """Router of low mode: has the episode ended, and is there a strategy to go on with?"""
     if state["observation"].over:
         return "over"
