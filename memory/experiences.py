@@ -145,7 +145,7 @@ class _Scope:
         return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
 
     def nearest(self, state: str, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
-        """The k nearest states with a visible experience, as (row, similarity), as if hidden experiences had not been stored."""
+        """The k nearest states with a visible experience, as (row, similarity). Hidden experiences have no influence."""
         tokens = frozenset(self.tokens(state))
         if shown is None or not k:
             return self.index.search(tokens, k, threshold)
@@ -327,7 +327,7 @@ class Experiences:
         before: tuple[str, int] | None = None,
         window: int | None = None,
     ) -> tuple[float, float]:
-        """Mean and variance of all returns in the scope, in reward units (squared); zeros while it is empty. See `neighbours`."""
+        """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
             scope, shown = self._view(task, domain, cross_task, before, window)
             seen = scope.all

@@ -197,7 +197,7 @@ class Strategy:
 
     text: str
     sources: tuple[str, ...] = ()
-    """The precedents it was written from, `<trajectory id>/<step>`; empty: from none (such strategies do harm, AdaMEM shows)."""
+    """The precedents it was written from, `<trajectory id>/<step>`; empty: none (such strategies do harm, AdaMEM shows)."""
     step: int = 0
     """t at which it was written."""
     key: str = ""
@@ -349,8 +349,8 @@ class Comparison:
     truths: tuple[float | None, ...] = ()
     """The verifier's rewards, for the record only. Where the method works without ground truth, no prompt shows them."""
     kind: str = "mixed"
-    """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `alike`: nothing
-    to learn; `disagreed`: no majority; `failed`: fewer than two rollouts finished; `stopped`: the budget was used up."""
+    """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `alike`:
+    nothing to learn; `disagreed`: no majority; `failed`: fewer than two rollouts finished; `stopped`: the budget was used up."""
     insights: tuple[str, ...] = ()
     """The conclusions of the comparison, in words."""
     edits: tuple[Edit, ...] = ()
@@ -608,7 +608,7 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The off-policy correction of a batch: how far the learner has moved from the sampling policy, and which exchanges remain."""
+    """The off-policy correction of a batch: the learner's distance from the sampling policy, and the remaining exchanges."""
 
     kept: tuple[str, ...]
     """Ids of the exchanges to learn from."""

@@ -56,7 +56,7 @@ class BadMemory(UserError, ValueError):
 def structured_key(task: Task, before: Sequence[Transition], state: str) -> str:
     """The goal and the present state, on labelled lines; earlier steps play no part.
 
-    The abstract state is the part of a situation that an environment compares: the last observation, the inventory, the sub-goal.
+    The abstract state is the part that an environment compares: the last observation, the inventory, the sub-goal.
     """
     return f"goal: {_line(task.instruction)}\nstate: {state}"
 
@@ -86,7 +86,7 @@ def is_rewarded(trajectory: Trajectory) -> bool | None:
 
 
 def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float | None:
-    """The return from this step on, its own reward included (JitRL, Eq. 3), in reward units; None if one of its rewards is missing.
+    """The return from this step on, its own reward included (JitRL, Eq. 3), in reward units; None if a reward is missing.
 
     Args:
         trajectory: the attempt.
@@ -328,7 +328,7 @@ class Trajectories:
             raise BadMemory(f"asked for {k} precedents: k is at least 1")
         least = self.similarity.minimum
         if not least <= min_similarity <= 1:
-            raise BadMemory(f"a floor of {min_similarity}: similarities are between {least:g} and 1")
+            raise BadMemory(f"a least similarity of {min_similarity}: similarities are between {least:g} and 1")
         if per_trajectory < 0:
             raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
         if not 0 <= diversity <= 1:

@@ -160,7 +160,7 @@ class DraftChannels(TypedDict):
     tentative: str | None
     """a'_t, the action drafted without asking memory; None without a draft."""
     vote: bool
-    """Whether the model's last draft asked for memory."""
+    """True if the model's last draft asked for memory."""
     reasons: list[str]
     """The triggers that fired at this step (nodes/retrieve/triggers.py); empty: memory is not asked."""
 
@@ -264,7 +264,7 @@ class LearningChannels(TypedDict):
     probes: Annotated[list[Probe], add]
     """Of this step's accept test."""
     accepted: bool
-    """Whether the last candidate replaced the library."""
+    """True if the last candidate replaced the library."""
     stalled: int
     """Steps since the library last improved."""
     stopped: str
@@ -313,7 +313,7 @@ class ChatState(ChatInput):
     state: str
     """State of the exchange in the replay buffer: `pending`, `ready`, `held`, `not kept`."""
     repeated: bool
-    """Whether the same feedback had arrived before."""
+    """True if the same feedback had arrived before."""
 
 
 class GradientStepInput(AdapterScope):

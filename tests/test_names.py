@@ -72,7 +72,8 @@ def test_no_public_function_is_named_by_a_bare_participle_or_adverb() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "bare"), [("told", True), ("served", True), ("apart", True), ("seed", False), ("is_served", False), ("tell", False)]
+    ("name", "bare"),
+    [("told", True), ("served", True), ("apart", True), ("seed", False), ("is_served", False), ("tell", False)],
 )
 def test_what_a_bare_participle_is(name: str, bare: bool) -> None:
     assert is_bare_participle(name) is bare

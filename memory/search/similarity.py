@@ -213,7 +213,7 @@ class JaccardIndex:
             return similarities
 
     def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """The best rows, where `known` are the query's tokens that some row has, rarest first, and `size` is |query|, unknown ones included."""
+        """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
         counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
@@ -400,7 +400,7 @@ class _JaccardRows:
         among: NDArray[np.bool_] | None,
         /,
     ) -> RankedRows:
-        """States first, then goals. No row is more similar than its state, so the search knows when it has fetched enough states."""
+        """States first, then goals. No row is more similar than its state, which tells when enough states were fetched."""
         goal, state = reading
         fetch = k
         while True:

@@ -100,7 +100,7 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
 
 
 def _with_numbered_versions(saver: Any) -> Any:
-    """The saver with a channel's versions numbered 1, 2, 3, … instead of strings of 51 characters, which outweigh small states.
+    """The saver with a channel's versions numbered 1, 2, 3, … Its own strings of 51 characters outweigh small states.
 
     The strings keep versions of parallel branches apart in savers that store values by version; these savers store them inline.
     """

@@ -487,7 +487,7 @@ class _Chroma:
     def write(self, kept: Sequence[_Entry], gone: Sequence[_Entry], before: Sequence[_Entry]) -> None:
         """Upsert `kept`, delete `gone`; `before` are the entries that `kept` replaces.
 
-        Each collection gets one upsert, which Chroma commits whole (in pieces only above its own limit of some thousand records).
+        Each collection gets one upsert, which Chroma commits whole (in pieces above its own limit of some thousand records).
         """
         with self._errors("write"):
             plain = [(e.id, [0.0], _metadata(e)) for e in kept if e.vectors is None]

@@ -56,7 +56,7 @@ class ChosenAction(TypedDict):
 
 @dataclass(frozen=True)
 class Choose:
-    """Draw an action from the softmax of the logits. The draw is seeded by (run, episode, step), so a repeated step repeats it."""
+    """Draw an action from the softmax of the logits. The seed is (run, episode, step): a repeated step repeats the draw."""
 
     role: ClassVar[str] = "compute"
 

@@ -1,4 +1,4 @@
-"""Look up action values in a table, and choose greedily with exceptions: the tabular, non-LLM learner."""
+"""Nodes of the tabular, non-LLM learner: look up action values, choose epsilon-greedily, update the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .policies import admissible_actions
 
 @dataclass(frozen=True)
 class LookUpQValues:
-    """Q(s, a) of every admissible action. They stand in the place of logits, in reward units."""
+    """Look up Q(s, a) of every admissible action. The values take the place of logits, in reward units."""
 
     role: ClassVar[str] = "memory"
 
@@ -32,7 +32,7 @@ class LookUpQValues:
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """The best candidate, ties broken at random; with probability epsilon any candidate. Draws belong to the step."""
+    """Choose a best candidate, ties broken at random, or with probability epsilon any. The seed is (run, episode, step)."""
 
     role: ClassVar[str] = "compute"
 
@@ -49,7 +49,7 @@ class EpsilonGreedy:
 
 @dataclass(frozen=True)
 class UpdateQTable:
-    """Hand the finished episode to the table."""
+    """Add the finished episode to the table."""
 
     role: ClassVar[str] = "memory"
 

@@ -1,4 +1,4 @@
-"""Recall what similar states earned, and remember what this episode earned."""
+"""Recall the returns of similar states, and remember those of this episode (JitRL, arXiv:2601.18510)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
 
 class ExperienceScope(TypedDict):
-    """Whose experience may be recalled, as `Experiences` takes it."""
+    """The scope of a search in `Experiences`; see `Experiences.neighbours`."""
 
     task: str
     domain: str
@@ -25,10 +25,10 @@ class ExperienceScope(TypedDict):
 
 @dataclass(frozen=True)
 class Recall:
-    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with what each action earned.
+    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with the returns of each action.
 
-    The statistics are merged: one neighbour per remembered state and action, over all visits. What this run learned in
-    this episode or later stays hidden, so that a resumed or forked episode decides as the first one did.
+    The statistics are merged: one neighbour per remembered state and action, over all visits. Experiences of this run's
+    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did.
     """
 
     role: ClassVar[str] = "memory"
@@ -36,11 +36,11 @@ class Recall:
     experiences: Experiences
     environment: Environment
     k: int
-    """The largest number of remembered states."""
+    """Greatest number of remembered states."""
     threshold: float
     """The least similarity, in [0, 1]."""
     cross_task: bool = False
-    """Whether experience from other tasks of the same environment counts."""
+    """True: experience from other tasks of the same environment counts."""
 
     def __call__(self, state: EpisodeChannels) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), _scope(self, state)
@@ -51,7 +51,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class RecallVisits:
-    """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties: the newest first."""
+    """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
     role: ClassVar[str] = "memory"
 
@@ -68,7 +68,7 @@ class RecallVisits:
 
 @dataclass(frozen=True)
 class ReferenceRecall:
-    """Retrieve as the authors' code does: the highest returns first among equals, near-copies beyond k, a falling threshold."""
+    """Retrieve as the authors' code does: among equals the highest returns first, near-copies beyond k, a falling threshold."""
 
     role: ClassVar[str] = "memory"
 
@@ -78,9 +78,9 @@ class ReferenceRecall:
     threshold: float
     cross_task: bool = False
     threshold_decay: float = 0.1
-    """By how much the threshold falls over the first 20 steps."""
+    """Fall of the threshold over the first 20 steps."""
     near_copy_similarity: float = 0.98
-    """Visits more similar than this are all kept, however many."""
+    """All visits more similar than this are kept, even beyond k."""
 
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
         found = _visits(self, state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
@@ -111,8 +111,8 @@ def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: EpisodeChanne
 class Remember:
     """Store the finished episode: every (s_t, a_t) with its discounted return G_t (Eq. 3).
 
-    Steps whose reward is missing leave no experience behind. Storing an episode twice stores it once. A run has one past: an
-    episode that was forked and played on takes the place of the first one; give the fork another run name to keep both.
+    Steps whose return is missing leave no experience. An episode stored twice counts once. A run has one past: an episode that
+    was forked and finished again replaces the first one; give the fork another run name to keep both.
     """
 
     role: ClassVar[str] = "memory"
