@@ -213,7 +213,7 @@ class JaccardIndex:
             return similarities
 
     def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
+        """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, with unknown tokens."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
         counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
