@@ -24,14 +24,14 @@ class QTable:
         self.shelf, self.gamma, self.learning_rate = shelf, gamma, learning_rate
         self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
-        self._learned: list[str] = []
+        self._learned_ids: list[str] = []
 
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode. Adding it twice counts once; it replaces a different one of the same id."""
         if self._episodes.get(trajectory.id) != trajectory:
             self._episodes[trajectory.id] = trajectory
-            if trajectory.id in self._learned:
-                self._q, self._learned = {}, []
+            if trajectory.id in self._learned_ids:
+                self._q, self._learned_ids = {}, []
             if self.shelf:
                 self.shelf.put([trajectory])
 
@@ -39,11 +39,11 @@ class QTable:
         """Q(s, a) in reward units, one per action, learned from this run's earlier episodes; 0 for an untried action."""
         due = sorted((t for t in self._episodes.values() if t.run == run and t.episode < episode), key=lambda t: t.episode)
         ids = [t.id for t in due]
-        if ids[: len(self._learned)] != self._learned:  # asked for an earlier episode than before
-            self._q, self._learned = {}, []
-        for trajectory in due[len(self._learned) :]:
+        if ids[: len(self._learned_ids)] != self._learned_ids:  # asked for an earlier episode than before
+            self._q, self._learned_ids = {}, []
+        for trajectory in due[len(self._learned_ids) :]:
             self._learn(trajectory)
-        self._learned = ids
+        self._learned_ids = ids
         known = self._q.get(state, {})
         return [known.get(action, 0.0) for action in actions]
 

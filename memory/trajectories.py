@@ -139,7 +139,7 @@ class _Usefulness:
         self.unknown: dict[str, int] = {}  # id -> the number of consulting episodes without a known return
         self.evicted: set[int] = set()
         self._gains: dict[str, float] = {}
-        self._earned: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own returns
+        self._returns: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own returns
         self._own: dict[str, int] = {}  # id -> place, of the trajectories that count against the limit
         self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
 
@@ -147,7 +147,7 @@ class _Usefulness:
         trajectory = kept.trajectory
         value = trajectory.value
         task = trajectory.domain, trajectory.task.id
-        count, total = self._earned.get(task, (0, 0.0))
+        count, total = self._returns.get(task, (0, 0.0))
         usual = total / count if count else value
         for id in dict.fromkeys(trajectory.used):
             if value is None or usual is None:
@@ -158,7 +158,7 @@ class _Usefulness:
             if id in self._own:
                 heapq.heappush(self._queue, (self._gains[id], self._own[id], id))
         if value is not None and kept.own:  # a bank's walkthroughs would make every episode of the run look poor
-            self._earned[task] = count + 1, total + value
+            self._returns[task] = count + 1, total + value
         if not kept.own or self._limit is None:
             return
         while len(self._own) >= self._limit:  # before it joins: the new one has had no chance to be useful

@@ -14,10 +14,10 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 IRREGULAR = set(
-    "apart again alone alike together aside once besides beside beyond elsewhere begun bound bought brought built came caught "
-    "chosen come done drawn driven eaten ended fallen felt forgotten fought found frozen given gone grown heard held hidden "
-    "kept known laid learnt lent lost made meant met paid said seen sent shown slept sold sought spent spoken stolen stood sunk "
-    "sworn taken taught thought told torn understood woken won worn written".split()  # noqa: SIM905
+    """apart again alone alike together aside once besides beside beyond elsewhere begun bound bought brought built came caught
+    chosen come done drawn driven eaten fallen felt forgotten fought found frozen given gone grown heard held hidden kept known
+    laid learnt lent lost made meant met paid said seen sent shown slept sold sought spent spoken stolen stood sunk sworn taken
+    taught thought told torn understood woken won worn written""".split()  # noqa: SIM905
 )
 """Past participles and adverbs without the ending -ed."""
 NOUNS = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"}

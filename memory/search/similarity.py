@@ -382,7 +382,7 @@ class _JaccardRows:
         self._texts: list[frozenset[Hashable]] = []  # number -> goal
         self._goals = array("i")  # row -> number of its goal
         # The latest goals, with the factors of all goals beside them: an episode has one goal, and searches at every step.
-        self._asked: dict[frozenset[Hashable], NDArray[np.float64]] = {}
+        self._goal_factors: dict[frozenset[Hashable], NDArray[np.float64]] = {}
 
     def add(self, reading: tuple[frozenset[Hashable], frozenset[Hashable]], /) -> None:
         goal, state = reading
@@ -405,7 +405,7 @@ class _JaccardRows:
         fetch = k
         while True:
             near, of_states = self._states.nearest(state, fetch, min_similarity, among)
-            similarities = of_states * self._worth(goal, near)
+            similarities = of_states * self._factors_of(goal, near)
             order = np.lexsort((-near, -similarities))[:k]
             order = order[similarities[order] >= min_similarity]
             rows, found = near[order], similarities[order]
@@ -415,20 +415,20 @@ class _JaccardRows:
 
     def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
         goal = self._texts[self._goals[row]]
-        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._worth(goal, rows)
+        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._factors_of(goal, rows)
         return similarities
 
-    def _worth(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    def _factors_of(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """(1 + J(goals)) / 2 of each of these rows."""
-        worth = self._asked.pop(goal, np.zeros(0))
-        if len(worth) < len(self._texts):
-            worth = np.full(len(self._texts), np.nan)  # computed on demand
+        factors = self._goal_factors.pop(goal, np.zeros(0))
+        if len(factors) < len(self._texts):
+            factors = np.full(len(self._texts), np.nan)  # computed on demand
         numbers = np.frombuffer(self._goals, np.int32)[rows]
-        missing = np.unique(numbers[np.isnan(worth[numbers])]).tolist()
+        missing = np.unique(numbers[np.isnan(factors[numbers])]).tolist()
         others = [self._texts[number] for number in missing]
-        worth[missing] = [(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in others]
-        self._asked[goal] = worth  # the latest goal stands last
-        if len(self._asked) > _GOALS:
-            del self._asked[next(iter(self._asked))]
-        of_rows: NDArray[np.float64] = worth[numbers]
+        factors[missing] = [(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in others]
+        self._goal_factors[goal] = factors  # the latest goal stands last
+        if len(self._goal_factors) > _GOALS:
+            del self._goal_factors[next(iter(self._goal_factors))]
+        of_rows: NDArray[np.float64] = factors[numbers]
         return of_rows

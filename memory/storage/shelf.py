@@ -295,8 +295,8 @@ def _either(readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
         deepest = max(wrongs, key=lambda wrong: len(wrong.path))
         if deepest.path:
             raise deepest
-        said = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
-        raise _mismatch(" or ".join(said), value)
+        expected = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
+        raise _mismatch(" or ".join(expected), value)
 
     return read
 

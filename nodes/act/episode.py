@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
+from typing_extensions import TypedDict
+
 from ...memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
@@ -150,6 +152,13 @@ def replay_actions(environment: Environment, task: Task, actions: Sequence[str],
         shown = after
     score = math.fsum(step.reward or 0.0 for step in steps)
     return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
+
+
+class EarnedReturn(TypedDict):
+    """The return of the finished episode that the method learns from."""
+
+    earned: float | None
+    """Sum of the judge's rewards; None: one is missing."""
 
 
 class FinishedEpisode(EpisodeChannels, RewardChannels):

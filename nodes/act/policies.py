@@ -101,6 +101,12 @@ class UniformPolicy:
         return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
 
 
+class ScoredCandidates(CandidateChannels):
+    """Candidates, and the cost of scoring them."""
+
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class LocalPolicy:
     """Score every admissible action with a local model."""
@@ -116,7 +122,7 @@ class LocalPolicy:
         """The prompt's messages."""
         return self.prompt.messages(**self.view(state))
 
-    def __call__(self, state: State) -> dict[str, Any]:  # the whole state: the view may show any channel
+    def __call__(self, state: State) -> ScoredCandidates:  # the whole state: the view may show any channel
         actions = admissible_actions(state, "local")
         scores = self.model.score(self.messages(state), actions)
         usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action costs no output tokens
@@ -252,8 +258,8 @@ def act_policy(
         proposed = {"candidates": [Candidate(action, 0.0)]}
         if not vote_mark:
             return proposed
-        said = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
-        return {**proposed, "vote": said == "yes", "usage": Usage(malformed=int(said not in ("yes", "no")))}
+        word = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
+        return {**proposed, "vote": word == "yes", "usage": Usage(malformed=int(word not in ("yes", "no")))}
 
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
 

@@ -29,6 +29,7 @@ from ..ask import Ask, BadReply, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
 from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
+from .choose import ChosenAction
 from .episode import Begin
 
 __all__ = [
@@ -189,20 +190,20 @@ class Dialogue:
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
     max_tokens: int = 2**31
     """Tokens of a dialogue beyond which the model has to answer."""
-    _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Loaded libraries by name: a version never changes."""
 
     def is_last(self, state: Mapping[str, Any]) -> bool:
         """True if the model has to answer now: its turns are used up, or the window is nearly full."""
         if state["turn"] + 1 >= self.max_turns:
             return True
-        said = sum(
+        dialogue_tokens = sum(
             self.count_tokens(text(message)) + sum(self.count_tokens(str(c["args"])) for c in _calls(message))
             for message in state["messages"]
         )
         return (
             bool(state["messages"])
-            and said + sum(self.count_tokens(text(message)) for message in self.head(state)) > self.max_tokens
+            and dialogue_tokens + sum(self.count_tokens(text(message)) for message in self.head(state)) > self.max_tokens
         )
 
     def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
@@ -212,16 +213,16 @@ class Dialogue:
         if self.versions is None or self.lessons_prompt is None or not state.get("library"):
             return messages
         name = state["library"]
-        library = self._known.get(name)
+        library = self._libraries.get(name)
         if library is None:
-            library = self._known[name] = self.versions.at(name)
+            library = self._libraries[name] = self.versions.at(name)
         return append_lessons(
             messages, render_lessons(select_lessons(library, task, first, self.lessons_per_prompt)), self.lessons_prompt
         )
 
     def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
-        said = [*self.head(state), *state["messages"]]
-        return [*said, *self.last_turn_prompt.messages()] if self.is_last(state) else said
+        messages = [*self.head(state), *state["messages"]]
+        return [*messages, *self.last_turn_prompt.messages()] if self.is_last(state) else messages
 
 
 @dataclass(frozen=True)
@@ -264,12 +265,12 @@ class Think(Runnable[Any, Any]):
             model = model.bind(**self.options)
 
         def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
-            said, calls = text(reply).strip(), _calls(reply)
-            if not calls and not said and not last:
+            words, calls = text(reply).strip(), _calls(reply)
+            if not calls and not words and not last:
                 raise Unreadable("asked for a call of a tool or an answer, got an empty reply")
-            transcript = state["transcript"] + (_action_text(said) if said else "")
+            transcript = state["transcript"] + (_action_text(words) if words else "")
             if last or not calls:
-                return {"turn": state["turn"] + 1, "answer": said, "transcript": transcript}
+                return {"turn": state["turn"] + 1, "answer": words, "transcript": transcript}
             messages = [*state["messages"], _with_call_ids(reply, state["turn"])]
             return {"turn": state["turn"] + 1, "messages": messages, "transcript": transcript}
 
@@ -363,8 +364,8 @@ class UseTools(Runnable[Any, Any]):
 
     def _message(self, came: Any, name: str, id: str) -> ToolMessage:
         if isinstance(came, ToolMessage):
-            said = trim_middle(came.content, self.max_output_chars) if isinstance(came.content, str) else came.content
-            return came.model_copy(update={"content": said, "tool_call_id": id, "artifact": None})
+            content = trim_middle(came.content, self.max_output_chars) if isinstance(came.content, str) else came.content
+            return came.model_copy(update={"content": content, "tool_call_id": id, "artifact": None})
         if isinstance(came, Exception):
             came = f"{type(came).__name__}: {came}"
             return ToolMessage(trim_middle(came, self.max_output_chars), tool_call_id=id, name=name, status="error")
@@ -417,17 +418,23 @@ def _call_text(call: Mapping[str, Any]) -> str:
     return f"{call.get('name') or '(no name)'}: {args or ''}"
 
 
-def _action_text(said: str) -> str:
+def _action_text(action: str) -> str:
     """An action of the agent in a transcript; further lines are indented."""
-    return "> " + said.replace("\n", "\n  ") + "\n"
+    return "> " + action.replace("\n", "\n  ") + "\n"
 
 
-def _observation_text(said: str) -> str:
+def _observation_text(result: str) -> str:
     """An observation of the agent in a transcript."""
-    return "".join(f"| {line}\n" for line in said.splitlines())
+    return "".join(f"| {line}\n" for line in result.splitlines())
 
 
 # Answer
+
+
+class NextAction(ChosenAction):
+    """The next action of a written answer, and those after it."""
+
+    plan: list[str]
 
 
 @dataclass(frozen=True)
@@ -445,7 +452,7 @@ class Submit:
     """The actions of a written answer (an environment's `read`)."""
     toolset: Toolset = field(repr=False)
 
-    def __call__(self, state: ToolUseState) -> dict[str, Any]:
+    def __call__(self, state: ToolUseState) -> NextAction:
         self.toolset.close(state["session"])
         first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
         return {"action": first, "plan": rest}

@@ -272,12 +272,13 @@ def _number_steps(steps: Sequence[Transition]) -> str:
     return "\n".join(f"Step {t}\n{steps_text([step])}" for t, step in enumerate(steps, 1))
 
 
-def _last(reward: float, state: State) -> dict[str, Any]:
+def _last(reward: float, state: State) -> RewardChannels:
     """The channels with a reward for the whole attempt on its last step."""
-    return {"rewards": [0.0] * (state["step"] - 1) + [reward], "unjudged": ""}
+    before: list[float | None] = [0.0] * (state["step"] - 1)
+    return {"rewards": [*before, reward], "unjudged": ""}
 
 
-def _missing_rewards(bad: BadReply, state: State) -> dict[str, Any]:
+def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 

@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from ...memory.buffer import Buffer
 from ...memory.records import Shown, Trajectory, Transition, UserError
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, FinishedEpisode, build_trajectory
+from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..act.policies import PromptView, steps_text
 from ..state import EpisodeChannels, PromptChannels
 from .budget import all_attempts, latest_attempts, select_within_budget
@@ -94,7 +94,7 @@ class Layout:
     """Characters shown of a past state's first line; None: the whole state."""
     notes: bool = False
     """True: the agent's note on an attempt stands below it."""
-    _written: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
+    _texts: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     """Texts by id of the trajectory object, which is kept here so that its id stays unique. Each text is needed twice in every
@@ -102,9 +102,9 @@ class Layout:
 
     def attempt(self, trajectory: Trajectory, shown: Shown) -> str:
         """The text of an earlier attempt, whole or as one line; it ends with a line break."""
-        known = self._written.get(id(trajectory))
+        known = self._texts.get(id(trajectory))
         if known is None:
-            known = self._written[id(trajectory)] = trajectory, {}
+            known = self._texts[id(trajectory)] = trajectory, {}
         form = shown.whole, shown.count
         if form not in known[1]:
             known[1][form] = self._text(trajectory, shown)
@@ -367,7 +367,7 @@ class Push:
         """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.buffer.is_durable or self.journal.is_durable
 
-    def __call__(self, state: FinishedWithNote) -> dict[str, Any]:
+    def __call__(self, state: FinishedWithNote) -> EarnedReturn:
         attempt = build_trajectory(state, self.environment, self.journal, state.get("note", ""))
         self.buffer.add(attempt)
         return {"earned": attempt.value}

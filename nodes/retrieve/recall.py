@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from typing_extensions import TypedDict
 
 from ...memory.experiences import Experiences
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, FinishedEpisode, build_trajectory
+from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
 
@@ -121,7 +121,7 @@ class Remember:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: FinishedEpisode) -> dict[str, Any]:
+    def __call__(self, state: FinishedEpisode) -> EarnedReturn:
         attempt = build_trajectory(state, self.environment, self.journal)
         self.experiences.add(attempt)
         return {"earned": attempt.value}

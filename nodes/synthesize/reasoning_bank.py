@@ -56,15 +56,20 @@ __all__ = [
 ]
 
 
-class LessonChannels(TypedDict):
-    """An episode's lessons: those that it shows, and those drawn from it."""
+class PromptLessons(TypedDict):
+    """The lessons in an episode's prompts."""
 
-    reading: str
-    """Id of the next trajectory of the bank to read; empty: all were read."""
     lessons: list[str]
     """Ids of the lessons in this episode's prompts, the most fitting first."""
     used: list[str]
     """Ids of the trajectories that these lessons come from."""
+
+
+class LessonChannels(PromptLessons):
+    """An episode's lessons: those in its prompts, and those drawn from it."""
+
+    reading: str
+    """Id of the next trajectory of the bank to read; empty: all were read."""
     learned: list[Lesson]
     """Lessons just drawn from an attempt, and not yet in the library."""
 
@@ -307,7 +312,7 @@ class AddLessons:
         """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.library.is_durable
 
-    def __call__(self, state: LessonChannels) -> dict[str, Any]:
+    def __call__(self, state: LessonChannels) -> dict[str, list[Lesson]]:
         self.library.add(state["learned"])
         return {"learned": []}
 
@@ -327,7 +332,7 @@ class Consult:
     by: Literal["tasks", "items"] = "tasks"
     """The unit of k: tasks, with all their lessons, or single lessons."""
 
-    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> PromptLessons:
         found = self.library.search(
             state["task"].instruction,
             self.k,

@@ -89,10 +89,10 @@ def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, co
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
     total = layout.total(Trajectory(state["head"], state["task"], made))
-    told = fit_steps(made, layout, frame + total, count, window)
-    if told is None:
+    shown = fit_steps(made, layout, frame + total, count, window)
+    if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
-    return told + total
+    return shown + total
 
 
 def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:

@@ -44,6 +44,12 @@ class StrategyInputs(EpisodeChannels, PrecedentChannels, StrategyChannels):
     """An episode, its precedents, and the strategy in force."""
 
 
+class NewStrategy(StrategyChannels):
+    """A strategy just written, and the count of it."""
+
+    usage: Usage
+
+
 @dataclass(frozen=True)
 class StrategyWriter:
     """The prompt for a strategy, and the channels that a new one changes."""
@@ -90,7 +96,7 @@ class StrategyWriter:
             )
         return self.prompt.messages(instruction=instruction, experiences=experiences, steps=steps, observation=observation)
 
-    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
+    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
         key = key_of(self.memory, self.environment, self.journal, state)
@@ -145,7 +151,7 @@ class RecallStrategy:
     max_items: int = 6
     """Greatest number of items."""
 
-    def __call__(self, state: StrategyInputs) -> dict[str, Any]:
+    def __call__(self, state: StrategyInputs) -> NewStrategy:
         writer, here = self.writer, self.writer.environment.abstract(state["observation"])
         done = [step for step in writer.journal.history(state["head"]) if step.state == here and not step.reward]
         precedents = [(found, writer.memory.trajectory(found.trajectory)) for found in state["precedents"]]
