@@ -61,7 +61,7 @@ from ..nodes.learn.gradient_step import (
     route_sample,
     route_step,
 )
-from ..nodes.state import ChatInput, GradientStepInput, GradientStepState, ServedChat
+from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepState
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.parts import check_literals
 
@@ -308,7 +308,7 @@ def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, 
         "keep": KeepFeedback(replay),
     }
     return compile_graph(
-        wire(StateGraph(ServedChat, input_schema=ChatInput), SERVING_FLOW, nodes), **{"name": "claas-serving", **compile}
+        wire(StateGraph(ChatState, input_schema=ChatInput), SERVING_FLOW, nodes), **{"name": "claas-serving", **compile}
     )
 
 

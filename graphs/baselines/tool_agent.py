@@ -27,15 +27,15 @@ from ...nodes.act.tool_use import (
     Dialogue,
     Submit,
     Think,
+    ToolChannels,
     ToolFactory,
     Toolset,
-    ToolState,
     UseTools,
     route_remaining_answer,
     route_tool_calls,
 )
 from ...nodes.prompt import Prompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -56,7 +56,7 @@ class ToolAgentInput(EpisodeInput):
     """Name of the version (`memory.library.Versions`); empty or absent: without lessons."""
 
 
-class ToolAgentState(Episode, Planned, Choice, ToolState):
+class ToolAgentState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
     """The channels of an episode with tools."""
 
     library: NotRequired[str]

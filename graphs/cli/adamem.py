@@ -537,7 +537,7 @@ class CounterfactualAgent:
     def open(cls, environment: Any, options: FilterOptions) -> CounterfactualAgent:
         """With the model, and prompts as in mode high."""
         from ...memory.storage.journal import Journal
-        from ...nodes.act.decide import Choose
+        from ...nodes.act.choose import Choose
         from ...nodes.retrieve.attempts import EpisodePrompt
         from ...nodes.synthesize.strategy import StrategyPrompt
         from ...tools.models.models import open_model

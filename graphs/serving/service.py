@@ -35,7 +35,7 @@ from ...memory.records import ChatRequest, Exchange, Feedback, Piece, UserError
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gate import reward_drop, reward_windows
 from ...nodes.learn.gradient_step import AdapterLearner, lineage
-from ...nodes.state import ServedChat
+from ...nodes.state import ChatState
 from ..claas import CLaaS, build_learning, build_serving
 from .learning_task import LearningTask
 from .meter import Meter
@@ -527,7 +527,7 @@ class Service:
         if row is None:
             self.replay.add_feedback(tenant, id, feedback, key)  # raises, in its own words
             raise AssertionError("unreachable")
-        kept = self._keep(cast(ServedChat, {"tenant": tenant, "id": id, "feedback": feedback, "key": key}))
+        kept = self._keep(cast(ChatState, {"tenant": tenant, "id": id, "feedback": feedback, "key": key}))
         return Receipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
     def _note_reward(self, scope: _AdapterState, id: str, label: str, feedback: Feedback | None) -> None:

@@ -25,8 +25,8 @@ from ...memory.records import Edit, Rollout, Summary, Task, UserError
 from ..act.policies import steps_text
 from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
+from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
-from ..synthesize.reasoning_bank import AttemptOutcome, AttemptSheet
 from .edits import json_values, read_edits, read_list
 from .rule_critic import RuleCritic, RuleProposer, Truth, as_library, comparable_rollouts, random_lessons, shuffle_lessons
 

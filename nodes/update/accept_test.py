@@ -26,7 +26,7 @@ from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
 from ..extract.groups import net_reward
 from ..extract.rollouts import RolloutPlayer
-from ..state import Learning
+from ..state import LearningChannels
 
 __all__ = [
     "Accept",
@@ -150,7 +150,7 @@ def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, 
             return test.gain >= -_SAME, f"{'not worse' if test.gain >= -_SAME else 'worse'}: {change}"
 
 
-class AcceptTestState(Learning):
+class AcceptTestState(LearningChannels):
     """A learning run, with what the test needs beside."""
 
     before: str

@@ -173,7 +173,7 @@ class SeedWorker:
     ) -> tuple[str, Usage]:
         """Name of the version that is tested, and what it took to learn it."""
         from ....memory.library import Library
-        from ....nodes.act.advantage import seeded_random
+        from ....nodes.act.choose import seeded_random
         from ....nodes.extract.critic import random_lessons, shuffle_lessons
         from ... import training_free_grpo
 

@@ -33,8 +33,9 @@ from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.synthesize.reasoning_bank import AttemptOutcome, AttemptSheet, ReasoningBankPrompt
+from learngraph.nodes.synthesize.reasoning_bank import ReasoningBankPrompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep(horizon=4)

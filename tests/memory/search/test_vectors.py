@@ -338,7 +338,7 @@ def test_what_an_encoder_must_not_return(returned: Any, said: str) -> None:
 def test_bad_settings_are_refused_in_words():
     with pytest.raises(BadVectors, match="vectors of 0 numbers: dims is at least 1"):
         CosineSimilarity(Counts(), dims=0)
-    with pytest.raises(BadMemory, match=r"a floor of -1\.5: similarities are between -1 and 1"):
+    with pytest.raises(BadMemory, match=r"a least similarity of -1\.5: similarities are between -1 and 1"):
         Trajectories(similarity=CosineSimilarity(Counts())).search("door", 1, min_similarity=-1.5)
 
 
