@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from .errors import UserError
+
 __all__ = [
     "OPS",
     "RECORDS",
@@ -47,15 +49,7 @@ __all__ = [
     "Transition",
     "Update",
     "Usage",
-    "UserError",
 ]
-
-
-class UserError(Exception):
-    """Something the user can put right: the message says what was asked, what came, and what would do.
-
-    The command line shows it as one line and ends with exit code 2; other errors are ours, and keep their traceback.
-    """
 
 
 def _tuple(record: object, name: str, items: Iterable[Any]) -> None:

@@ -15,7 +15,7 @@ FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.p
 MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
-    "tools/": {"tools", "memory.records"},
+    "tools/": {"tools", "memory.records", "memory.errors"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
     "graphs/studies/": {"graphs", "nodes", "memory", "tools"},

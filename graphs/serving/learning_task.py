@@ -21,7 +21,7 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.replay import Replay
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ...nodes.learn.gradient_step import describe_run
 from .meter import Meter
 

@@ -29,9 +29,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from ...memory.claas.adapters import AdapterConflict, AdapterError, Adapters, UnknownVersion, list_adapters
+from ...memory.claas.adapters import Adapters, list_adapters
 from ...memory.claas.replay import Receipt, Replay, ReplayRow
-from ...memory.records import ChatRequest, Exchange, Feedback, Piece, UserError
+from ...memory.errors import AdapterConflict, AdapterError, Unavailable, UnknownAdapter, UnknownVersion, UserError
+from ...memory.records import ChatRequest, Exchange, Feedback, Piece
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, STREAM_CALLBACK, Engine, KeepFeedback
 from ...nodes.learn.gate import reward_drop, reward_windows
 from ...nodes.learn.gradient_step import AdapterLearner, lineage
@@ -40,7 +41,7 @@ from ..claas import CLaaS, build_learning, build_serving
 from .learning_task import LearningTask
 from .meter import Meter
 
-__all__ = ["Service", "Unavailable", "UnknownAdapter", "UnknownVersion"]
+__all__ = ["Service"]
 
 LOG = logging.getLogger("learngraph.service")
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -52,17 +53,6 @@ MAX_RETRY_WAIT = 60.0
 """Seconds between two tries to load a version that cannot be loaded just now; the first are closer together."""
 FEEDBACK_THREADS = 4
 """Threads for feedback; those that wait for the disk at the same time wait for it once (memory/claas/replay_file.py)."""
-
-
-class UnknownAdapter(UserError, LookupError):
-    """The tenant has no adapter of this name."""
-
-
-class Unavailable(UserError):
-    """The service is starting or shutting down, or something that it needs is away just now."""
-
-    retry_after = 2.0
-    """Seconds."""
 
 
 def steps_of(label: str) -> int:
@@ -77,9 +67,9 @@ def hash_fraction(id: str) -> float:
 
 def is_permanent(error: BaseException) -> bool:
     """Whether a version can never be loaded: damaged, deleted, or of another base model. Anything else may pass: the engine is away,
-    the disk does not answer. By name: an engine has its own `AdapterError`."""
+    the disk does not answer."""
     away = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
-    return any(kind.__name__ == "AdapterError" for kind in type(error).__mro__) and not away
+    return isinstance(error, AdapterError) and not away
 
 
 @dataclass

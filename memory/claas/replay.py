@@ -24,19 +24,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ..records import Exchange, Feedback, Minibatch, UserError
-from .replay_file import ReplayError, ReplayFile, check_name, digest, json_safe, pack, unpack
+from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
+from ..records import Exchange, Feedback, Minibatch
+from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
 
 __all__ = [
-    "ExpiredExchange",
-    "FeedbackConflict",
     "Receipt",
     "Replay",
-    "ReplayError",
-    "ReplayFull",
     "ReplayLimits",
     "ReplayRow",
-    "UnknownExchange",
     "stratified_sample",
 ]
 
@@ -44,22 +40,6 @@ MAX_REVISIONS = 100
 """Most often that feedback for one exchange may be changed."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
 RECORD_TABLES = "records r JOIN bodies b USING (n)"
-
-
-class UnknownExchange(UserError, LookupError):
-    """The tenant has no exchange of this id. Somebody else's is as unknown as none at all."""
-
-
-class ExpiredExchange(UserError):
-    """The feedback came too late."""
-
-
-class FeedbackConflict(UserError):
-    """The exchange has other feedback, and has been learned from."""
-
-
-class ReplayFull(UserError):
-    """No room, and nothing that may go."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
-from ...memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..state import Episode, Judged
 

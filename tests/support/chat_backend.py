@@ -14,52 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, UserError
+from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownAdapter, UnknownExchange, UnknownVersion
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply
 from learngraph.tools.serving import chat_server, tenants
 
 KEY = "test-key-of-acme"
 RIVAL = "test-key-of-rival"
 FEATURES = frozenset({"tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw"})
-
-
-class UnknownAdapter(UserError):
-    pass
-
-
-class UnknownVersion(UserError):
-    pass
-
-
-class UnknownExchange(UserError):
-    pass
-
-
-class FeedbackConflict(UserError):
-    pass
-
-
-class AdapterConflict(UserError):
-    pass
-
-
-class WindowError(UserError, ValueError):
-    pass
-
-
-class Unavailable(UserError):
-    retry_after = 7.0
-
-
-class EngineFailed(UserError):
-    public = "the model failed"
-
-
-class AdapterError(UserError):
-    pass
-
-
-class Unloaded(UserError):
-    public = "try again"
 
 
 @dataclass(frozen=True)

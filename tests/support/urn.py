@@ -16,18 +16,8 @@ from random import Random
 from typing import Any
 
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.records import (
-    ChatRequest,
-    Correction,
-    Exchange,
-    Measured,
-    Minibatch,
-    Piece,
-    Reply,
-    Sampling,
-    Update,
-    UserError,
-)
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Correction, Exchange, Measured, Minibatch, Piece, Reply, Sampling, Update
 from learngraph.nodes.learn.chat_turn import read_feedback
 
 WORDS = ("red", "green", "blue", "grey")

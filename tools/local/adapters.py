@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...memory.records import UserError
+from ...memory.errors import AdapterError, UserError
 
-__all__ = ["Adapter", "AdapterError", "AdapterSwitch", "read_adapter"]
+__all__ = ["Adapter", "AdapterSwitch", "read_adapter"]
 
 PEFT_PREFIX = "base_model.model."
 """What PEFT puts before a layer's name in a file."""
@@ -34,10 +34,6 @@ UNSUPPORTED_OPTIONS = (
     "layer_replication",
 )
 """What PEFT knows besides plain LoRA, and passes here do not."""
-
-
-class AdapterError(UserError, ValueError):
-    """An adapter's folder that does not fit this model."""
 
 
 @dataclass(frozen=True, eq=False)

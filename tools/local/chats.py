@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["ReplyFrame", "langchain_turn", "openai_turn", "token_bytes", "visible_text"]
 

@@ -33,8 +33,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from .adapters import Adapter, AdapterError, AdapterSwitch, read_adapter
+from ...memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded
+from ...memory.records import ChatRequest, Piece, Reply, Sampling
+from .adapters import Adapter, AdapterSwitch, read_adapter
 from .chats import ReplyFrame
 from .grammar import Grammar, open_grammar_factory
 from .model import LocalChatModel, SampledToken, fingerprint, sample_token
@@ -42,36 +43,16 @@ from .passes import KVCache, PackedNetwork, PrefixCache, SequenceInput
 from .prompts import PromptTokenizer
 from .replies import StreamingDecoder, has_call_format, read_calls
 
-__all__ = ["AdapterError", "EngineCounts", "EngineFailed", "LocalEngine", "Unavailable", "UnknownVersion"]
+__all__ = ["EngineCounts", "LocalEngine"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_QUEUED_PIECES = 64
 """Pieces that wait for a slow client before they are put together into one."""
+AWAY = "the model does not answer just now; try again"
+"""What clients are told when the engine is closed or has failed."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
-
-
-class UnknownVersion(UserError, KeyError):
-    """An adapter version that was never loaded, or was unloaded."""
-
-    public = "the version that was to answer has just been unloaded; try again"
-    """What clients are told of it: other tenants' labels stand in the whole text."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Unavailable(UserError, RuntimeError):
-    """The engine is closed, or its thread has died."""
-
-    public = "the model does not answer just now; try again"
-
-
-class EngineFailed(UserError, RuntimeError):
-    """A pass or a reply has failed, out of memory for example: no fault of whoever asked."""
-
-    public = "the model failed at this request"
 
 
 @dataclass
@@ -244,14 +225,14 @@ class LocalEngine:
 
         Raises:
             WindowError: the prompt leaves no room in the model's window.
-            UnknownVersion: it was not loaded.
+            VersionNotLoaded: it was not loaded.
             AdapterError: it had to be loaded again, and its folder has changed or gone.
             UserError: the request asks for what this engine has not (see `features`), or its messages cannot be rendered.
             Unavailable: the engine is closed.
         """
         self._check_features(request)
         if self._closing:
-            raise Unavailable("the engine is closed")
+            raise Unavailable("the engine is closed", AWAY)
         held, run = self._acquire_version(version), None
         try:
             async with self._prompts.tokenize(request) as prompt:
@@ -319,7 +300,7 @@ class LocalEngine:
     def _submit(self, run: _ReplyRun) -> None:
         with self._wake:
             if self._closing:
-                raise Unavailable("the engine is closed")
+                raise Unavailable("the engine is closed", AWAY)
             run.submitted = True
             self._inbox.append(run)
             self._wake.notify()
@@ -389,7 +370,7 @@ class LocalEngine:
             version = self._versions.get(label) if label else self._base
             if version is None or version.drained is not None:
                 known = [label for label, found in self._versions.items() if found.drained is None]
-                raise UnknownVersion(f"adapter version {label!r} is not loaded; loaded are {known or 'none'}")
+                raise VersionNotLoaded(f"adapter version {label!r} is not loaded; loaded are {known or 'none'}")
             version.users += 1
             version.last_used = time.monotonic()
             return version
@@ -418,7 +399,7 @@ class LocalEngine:
                 return
             if version.loading is None or version.loading.done():
                 if self._closing:
-                    raise Unavailable("the engine is closed")
+                    raise Unavailable("the engine is closed", AWAY)
                 version.loading = Future()
                 self._readers.submit(self._read_version, version, version.loading)
             loading = version.loading
@@ -438,7 +419,7 @@ class LocalEngine:
                 self._swaps.append((version, adapter, done))
                 self._wake.notify()
                 return
-        done.set_exception(Unavailable("the engine is closed"))
+        done.set_exception(Unavailable("the engine is closed", AWAY))
 
     def _apply_swaps(self) -> None:
         """On the network's thread, between two passes: put what was read in place, and the one used longest ago out of it."""
@@ -471,7 +452,7 @@ class LocalEngine:
         done: Future[T] = Future()
         with self._wake:
             if self._closing:
-                raise Unavailable("the engine is closed")
+                raise Unavailable("the engine is closed", AWAY)
             self._jobs.append((done, work))
             self._wake.notify()
         return await asyncio.wrap_future(done)
@@ -506,12 +487,12 @@ class LocalEngine:
                 self._admit()
                 self._run_pass()
                 self._deliver()
-            self._fail_all(Unavailable("the engine was closed"))
+            self._fail_all(Unavailable("the engine was closed", AWAY))
         except BaseException as error:
             log.exception("the network's thread has died")
             with self._wake:
                 self._closing = True
-            self._fail_all(Unavailable(f"the engine has failed: {error!r}"))
+            self._fail_all(Unavailable(f"the engine has failed: {error!r}", AWAY))
 
     def _has_work(self) -> bool:
         if self._closing or self._inbox or self._jobs or self._waiting or self._prefilling or self._generating:

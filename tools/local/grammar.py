@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...memory.records import ChatRequest, UserError
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest
 
 if TYPE_CHECKING:
     from .model import LocalChatModel

@@ -32,7 +32,7 @@ from pydantic import AliasChoices, Field, PrivateAttr
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
-from ...memory.records import UserError
+from ...memory.errors import UserError, WindowError
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "ModelUsage",
     "OptionScores",
     "SampledToken",
-    "WindowError",
     "common_prefix_length",
     "fingerprint",
     "sample_token",
@@ -73,14 +72,6 @@ CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", 
 
 FINGERPRINT_TEXT = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
 """A text that tokenizers cut differently, where they differ at all."""
-
-
-class WindowError(UserError, ValueError):
-    """A prompt, or a prompt and its reply, is longer than the model's window."""
-
-    def __init__(self, message: str, tokens: int) -> None:
-        super().__init__(message)
-        self.tokens = tokens
 
 
 @dataclass

@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from ...memory.records import ChatRequest, UserError
+from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest
 from .chats import openai_turn
-from .model import LocalChatModel, WindowError
+from .model import LocalChatModel
 
 __all__ = ["PromptTokenizer"]
 

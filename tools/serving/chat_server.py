@@ -42,7 +42,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...memory.records import Feedback, UserError
+from ...memory.errors import UserError
+from ...memory.records import Feedback
 from . import dashboard
 from .metrics import Meter, exposition
 from .openai_wire import (

@@ -25,7 +25,7 @@ import jinja2
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .openai_wire import ApiError
 from .replies import as_api_error
 from .tenants import Tenant, Tenants

@@ -14,7 +14,22 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...memory.records import ChatRequest, Reply, Sampling, UserError
+from ...memory.errors import (
+    AdapterConflict,
+    AdapterError,
+    EngineFailed,
+    ExpiredExchange,
+    FeedbackConflict,
+    ReplayError,
+    ReplayFull,
+    Unavailable,
+    UnknownAdapter,
+    UnknownExchange,
+    UnknownVersion,
+    UserError,
+    WindowError,
+)
+from ...memory.records import ChatRequest, Reply, Sampling
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -623,42 +638,29 @@ def text_logprobs(tokens: Sequence[Mapping[str, Any]], offset: int) -> dict[str,
     }
 
 
-STATUSES: dict[str, tuple[int, str]] = {
-    "WindowError": (400, "context_length_exceeded"),
-    "UnknownAdapter": (404, "adapter_not_found"),
-    "UnknownVersion": (404, "version_not_found"),
-    "UnknownExchange": (404, "response_not_found"),
-    "UnknownJob": (404, "job_not_found"),
-    "ExpiredExchange": (410, "response_expired"),
-    "FeedbackConflict": (409, "feedback_conflict"),
-    "AdapterConflict": (409, "adapter_conflict"),
-    "GateFailed": (409, "gate_failed"),
-    "AdapterError": (500, "adapter_error"),
-    "EngineFailed": (500, "model_failed"),
-    "ReplayError": (503, "storage_failed"),
-    "ReplayFull": (503, "replay_full"),
-    "Unavailable": (503, "unavailable"),
-    "Busy": (503, "busy"),
+STATUSES: dict[type[UserError], tuple[int, str]] = {
+    WindowError: (400, "context_length_exceeded"),
+    UnknownAdapter: (404, "adapter_not_found"),
+    UnknownVersion: (404, "version_not_found"),
+    UnknownExchange: (404, "response_not_found"),
+    ExpiredExchange: (410, "response_expired"),
+    FeedbackConflict: (409, "feedback_conflict"),
+    AdapterConflict: (409, "adapter_conflict"),
+    AdapterError: (500, "adapter_error"),
+    EngineFailed: (500, "model_failed"),
+    ReplayError: (503, "storage_failed"),
+    ReplayFull: (503, "replay_full"),
+    Unavailable: (503, "unavailable"),
 }
-"""Class name of a `UserError` -> status and code. By name: what raises them lies in layers that tools do not see."""
-
-PUBLIC = {
-    "AdapterError": "the service has a problem with this adapter's files",
-    "ReplayError": "the service cannot read or write what it keeps",
-}
-"""What is told of errors whose own words name files; others have their attribute `public`."""
+"""Class of a `UserError` -> HTTP status and the envelope's `code`. A subclass has its parent's, unless it has its own."""
 
 
 def user_error_as_api_error(error: UserError) -> ApiError:
-    """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request.
+    """The answer to a request that ended in a `UserError`; one whose class is not in `STATUSES` is a bad request (400).
 
-    One with words for the public is a fault of ours: it gets these and a status from 500 on, and its own words are for the log.
+    Where the error has a public message, clients get that one; the error's own words are for the log.
     """
-    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in STATUSES), "")
-    status, code = STATUSES.get(name, (400, None))
-    public = str(getattr(error, "public", "") or PUBLIC.get(name, ""))
-    if public and status < 500:
-        status, code = STATUSES["Unavailable"]
-    wait = getattr(error, "retry_after", 1.0)
-    headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
-    return ApiError(public or str(error), status, code=code, headers=headers)
+    kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
+    status, code = (400, None) if kind is None else STATUSES[kind]
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))} if status == 503 else {}
+    return ApiError(error.public_message or str(error), status, code=code, headers=headers)

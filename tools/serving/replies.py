@@ -17,7 +17,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...memory.records import ChatRequest, Exchange, Piece, UserError
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest, Exchange, Piece
 from .metrics import Meter
 from .openai_wire import (
     ApiError,

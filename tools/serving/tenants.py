@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenants"]
 

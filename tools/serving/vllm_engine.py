@@ -30,10 +30,11 @@ from typing import Any
 
 import aiohttp
 
-from ...memory.records import ChatRequest, Piece, Reply, UserError
+from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
+from ...memory.records import ChatRequest, Piece, Reply
 from ..models.api_posts import run_in_background
 
-__all__ = ["AdapterError", "Unavailable", "UnknownVersion", "VllmEngine", "WindowError"]
+__all__ = ["VllmEngine"]
 
 log = logging.getLogger(__name__)
 
@@ -46,25 +47,9 @@ MAX_LINE_BYTES = 1 << 22
 """Longest line of a stream, in bytes."""
 
 
-class Unavailable(UserError):
-    """The server cannot be reached, is overloaded, or broke off; nobody's request is at fault."""
-
-    public = "the model's server does not answer just now; try again"
-    """What clients are told of it: where the server is, and which key it wants, is not for them."""
-
-
-class UnknownVersion(UserError):
-    """A version that is not loaded."""
-
-    public = "the version that was to answer has just been unloaded; try again"
-
-
-class WindowError(UserError, ValueError):
-    """A prompt that is longer than the model's window."""
-
-
-class AdapterError(UserError):
-    """A version that the server, or this engine, will not take."""
+def _unavailable(message: str) -> Unavailable:
+    """The error for a server that cannot be reached, is overloaded or broke off. Clients are not told where it is or which key it wants."""
+    return Unavailable(message, "the model's server does not answer just now; try again")
 
 
 @dataclass
@@ -166,7 +151,7 @@ class VllmEngine:
         """A reply as it grows, and at last as a whole. Closing the iterator ends the generation on the server, too.
 
         Raises:
-            UnknownVersion: it was not loaded.
+            VersionNotLoaded: it was not loaded.
             WindowError: the prompt leaves no room in the model's window.
             UserError: what the server refuses, in its words; log-probabilities that would not be those sampled from.
             Unavailable: the server is gone, overloaded, or broke off.
@@ -185,7 +170,7 @@ class VllmEngine:
                     break
                 except _ModelMissing as error:  # the server was started anew since
                     if growing.has_begun or not again or version not in self._versions:
-                        raise UnknownVersion(f"the server has no version {version or self.model!r}: {error}") from error
+                        raise VersionNotLoaded(f"the server has no version {version or self.model!r}: {error}") from error
                     self._versions[version].is_listed = False
                     await self._load_on_server(self._versions[version])
                 except _WindowExceeded as error:
@@ -199,7 +184,7 @@ class VllmEngine:
     def _check(self, request: ChatRequest) -> None:
         sampling = request.sampling
         if self._closed:
-            raise Unavailable("the engine is closed")
+            raise _unavailable("the engine is closed")
         bent = sampling.temperature not in (0, 1) or sampling.top_p != 1 or any(request.more.get(name) for name in FEATURES)
         if bent and not self.has_processed_logprobs:
             raise UserError(
@@ -304,7 +289,7 @@ class VllmEngine:
                 if version.label not in await self._fetch_labels():
                     raise AdapterError(f"the server does not load version {version.label}: {error}") from error
             if version.label not in await self._fetch_labels():
-                raise Unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
+                raise _unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
             version.is_listed = True
 
     async def _fetch_labels(self) -> set[str]:
@@ -318,7 +303,7 @@ class VllmEngine:
             return
         version = self._versions.get(label)
         if version is None or version.is_leaving or not version.is_listed:
-            raise UnknownVersion(f"version {label} is not loaded; there are {list(self.loaded_versions())}")
+            raise VersionNotLoaded(f"version {label} is not loaded; there are {list(self.loaded_versions())}")
         version.num_running += 1
         try:
             yield label
@@ -381,9 +366,9 @@ class VllmEngine:
                 _raise_for_status(response.status, content)
                 return json.loads(content) if read else None
         except TimeoutError as error:
-            raise Unavailable(f"{self._url} does not answer in time") from error
+            raise _unavailable(f"{self._url} does not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{self._url} cannot be reached: {error}") from error
+            raise _unavailable(f"{self._url} cannot be reached: {error}") from error
 
     async def _events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The objects of an SSE stream, to its `[DONE]`."""
@@ -403,10 +388,10 @@ class VllmEngine:
                         _raise_for_status(int(event["error"].get("code") or 500), text)
                     yield event
         except TimeoutError as error:
-            raise Unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
+            raise _unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{self._url} broke off: {error}") from error
-        raise Unavailable(f"{self._url} broke off in the middle of a reply")
+            raise _unavailable(f"{self._url} broke off: {error}") from error
+        raise _unavailable(f"{self._url} broke off in the middle of a reply")
 
 
 # Answers
@@ -435,13 +420,13 @@ def _raise_for_status(status: int, content: bytes) -> None:
         text = str(said.get("message", said) if isinstance(said, dict) else said)
     text = text.strip()[:500] or "no text"
     if status in (401, 403):
-        raise Unavailable(f"the vLLM server refuses our key (status {status}); VLLM_API_KEY is where it comes from")
+        raise _unavailable(f"the vLLM server refuses our key (status {status}); VLLM_API_KEY is where it comes from")
     if status == 404:
         raise _ModelMissing(text)
     if status in (400, 413, 422):
         long = any(phrase in text.lower() for phrase in ("maximum context length", "max_model_len", "max_tokens is too large"))
         raise (_WindowExceeded if long else _RequestRefused)(text)
-    raise Unavailable(f"the vLLM server answers with status {status}: {text}")
+    raise _unavailable(f"the vLLM server answers with status {status}: {text}")
 
 
 class _StreamedReply:
@@ -489,7 +474,7 @@ class _StreamedReply:
 
     def reply(self) -> Reply:
         if not self.finish:
-            raise Unavailable("the vLLM server ended a reply without saying why")
+            raise _unavailable("the vLLM server ended a reply without saying why")
         exact = len(self.logprobs) == len(self.tokens)
         if not exact:  # served all the same; the learner says why it cannot use it
             log.warning("a reply of %d tokens has %d log-probabilities", len(self.tokens), len(self.logprobs))

@@ -25,7 +25,8 @@ from learngraph.graphs.cli import serve as serve_cli
 from learngraph.graphs.cli.serve import LazyLearner, ServeOptions
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling
 
 pytest.importorskip("fastapi")
 

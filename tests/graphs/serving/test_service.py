@@ -21,10 +21,19 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
-from learngraph.graphs.serving.service import Service, Unavailable, UnknownAdapter, _AdapterState, hash_fraction, steps_of
-from learngraph.memory.claas.adapters import AdapterConflict, AdapterError, UnknownVersion
-from learngraph.memory.claas.replay import FeedbackConflict, Replay, ReplayLimits, UnknownExchange
-from learngraph.memory.records import Exchange, Feedback, UserError
+from learngraph.graphs.serving.service import Service, _AdapterState, hash_fraction, steps_of
+from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.errors import (
+    AdapterConflict,
+    AdapterError,
+    FeedbackConflict,
+    Unavailable,
+    UnknownAdapter,
+    UnknownExchange,
+    UnknownVersion,
+    UserError,
+)
+from learngraph.memory.records import Exchange, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
 
 FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)

@@ -17,6 +17,8 @@ import chat_backend
 import httpx
 import pytest
 
+from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
+
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
 FakeBackend, serving, two = chat_backend.FakeBackend, chat_backend.serving, chat_backend.two
@@ -402,12 +404,12 @@ def test_what_the_service_refuses_has_its_status() -> None:
         return FakeBackend(say=say)
 
     for error, status, code in [
-        (chat_backend.UserError("no"), 400, None),
-        (chat_backend.WindowError("600 tokens, the window has 512"), 400, "context_length_exceeded"),
-        (chat_backend.Unavailable("closing"), 503, "unavailable"),
-        (chat_backend.EngineFailed("secret: CUDA out of memory"), 500, "model_failed"),
-        (chat_backend.AdapterError("corrupt: /srv/secret/states.jsonl"), 500, "adapter_error"),
-        (chat_backend.Unloaded("loaded are rival/secret"), 503, "unavailable"),
+        (UserError("no"), 400, None),
+        (WindowError("600 tokens, the window has 512"), 400, "context_length_exceeded"),
+        (Unavailable("closing"), 503, "unavailable"),
+        (EngineFailed("secret: CUDA out of memory"), 500, "model_failed"),
+        (AdapterError("corrupt: /srv/secret/states.jsonl"), 500, "adapter_error"),
+        (VersionNotLoaded("loaded are rival/secret"), 503, "unavailable"),
         (ValueError("secret"), 500, "internal_error"),
     ]:
         for stream in (False, True):
@@ -432,7 +434,7 @@ def test_an_error_in_mid_stream_is_an_event_and_what_broke_is_only_in_the_log(ca
     assert "secret" not in answer.text + whole.text
     assert "secret" in caplog.text
     assert whole.headers["x-request-id"] in caplog.text
-    with talking(FakeBackend(breaks_after=2, error=chat_backend.Unavailable("the engine is closing"))) as client:
+    with talking(FakeBackend(breaks_after=2, error=Unavailable("the engine is closing"))) as client:
         answer = client.post("/v1/chat/completions", json=ASK | {"stream": True})
     assert events(answer.text)[-1]["error"]["message"] == "the engine is closing"
 
@@ -711,7 +713,7 @@ def test_feedback_is_answered_within_50_ms_while_streams_go_on() -> None:
 def test_an_address_in_use_is_an_error_in_words() -> None:
     with serving(FakeBackend()) as url:
         port = int(url.rpartition(":")[2])
-        with pytest.raises(chat_backend.UserError, match="another --host or --port"):
+        with pytest.raises(UserError, match="another --host or --port"):
             asyncio.run(chat_backend.chat_server.serve(chat_backend.chat_server.make_app(FakeBackend(), two()), port=port))
 
 
