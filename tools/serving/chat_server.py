@@ -147,7 +147,7 @@ class KeyCheck:
 
 
 @dataclass(frozen=True)
-class Route:
+class ApiRoute:
     """An endpoint on its path, and what the OpenAPI document says of it."""
 
     method: str
@@ -201,30 +201,30 @@ class Route:
         return {"requestBody": {"required": is_required, "content": {"application/json": {"schema": schema}}}}
 
 
-def tenant_routes(api: ChatApi) -> list[Route]:
+def tenant_routes(api: ChatApi) -> list[ApiRoute]:
     """The routes that need a tenant's key."""
     adapter = "/v1/adapters/{adapter}"
     return [
-        Route("POST", "/v1/chat/completions", api.chat, Completion, ChatBody),
-        Route("POST", "/v1/completions", api.text, Completion, TextBody),
-        Route("GET", "/v1/models", api.models, ModelList),
-        Route("GET", "/v1/models/{model:path}", api.model, ModelCard),
-        Route("POST", "/v1/feedback", api.feedback, AcceptedJob, FeedbackBody, status=202),
-        Route("GET", "/v1/feedback/{job:path}", api.job),
-        Route("GET", "/v1/jobs/{job:path}", api.job),
-        Route("GET", "/v1/experiences", api.experiences, ListResponse),
-        Route("DELETE", "/v1/experiences", api.forget_all),
-        Route("GET", "/v1/experiences/{id}", api.experience),
-        Route("DELETE", "/v1/experiences/{id}", api.forget),
-        Route("POST", "/v1/train", api.train, AcceptedJob, TrainBody, status=202),
-        Route("GET", "/v1/adapters", api.adapters, ListResponse),
-        Route("POST", "/v1/adapters", api.create, body=AdapterBody, status=201),
-        Route("GET", adapter, api.adapter),
-        Route("DELETE", adapter, api.remove),
-        Route("POST", f"{adapter}/promote", api.promote, body=VersionBody),
-        Route("POST", f"{adapter}/rollback", api.roll_back, body=RollBackBody),
-        Route("GET", f"{adapter}/export", api.export, content="application/zip"),
-        Route("GET", "/v1/status", api.status),
+        ApiRoute("POST", "/v1/chat/completions", api.chat, Completion, ChatBody),
+        ApiRoute("POST", "/v1/completions", api.text, Completion, TextBody),
+        ApiRoute("GET", "/v1/models", api.models, ModelList),
+        ApiRoute("GET", "/v1/models/{model:path}", api.model, ModelCard),
+        ApiRoute("POST", "/v1/feedback", api.feedback, AcceptedJob, FeedbackBody, status=202),
+        ApiRoute("GET", "/v1/feedback/{job:path}", api.job),
+        ApiRoute("GET", "/v1/jobs/{job:path}", api.job),
+        ApiRoute("GET", "/v1/experiences", api.experiences, ListResponse),
+        ApiRoute("DELETE", "/v1/experiences", api.forget_all),
+        ApiRoute("GET", "/v1/experiences/{id}", api.experience),
+        ApiRoute("DELETE", "/v1/experiences/{id}", api.forget),
+        ApiRoute("POST", "/v1/train", api.train, AcceptedJob, TrainBody, status=202),
+        ApiRoute("GET", "/v1/adapters", api.adapters, ListResponse),
+        ApiRoute("POST", "/v1/adapters", api.create, body=AdapterBody, status=201),
+        ApiRoute("GET", adapter, api.adapter),
+        ApiRoute("DELETE", adapter, api.remove),
+        ApiRoute("POST", f"{adapter}/promote", api.promote, body=VersionBody),
+        ApiRoute("POST", f"{adapter}/rollback", api.roll_back, body=RollBackBody),
+        ApiRoute("GET", f"{adapter}/export", api.export, content="application/zip"),
+        ApiRoute("GET", "/v1/status", api.status),
     ]
 
 
@@ -259,8 +259,8 @@ def make_app(
     )
     for routes, dependencies in (
         (tenant_routes(api), [Depends(keys.require_chat_key)]),
-        ([Route("GET", "/metrics", api.metrics, content="text/plain")], [Depends(keys.require_metrics_key)]),
-        ([Route("GET", "/healthz", api.health, Health)], []),
+        ([ApiRoute("GET", "/metrics", api.metrics, content="text/plain")], [Depends(keys.require_metrics_key)]),
+        ([ApiRoute("GET", "/healthz", api.health, Health)], []),
     ):
         router = APIRouter(dependencies=dependencies, responses={"default": {"model": ErrorBody, "description": "An error."}})
         for route in routes:
