@@ -251,7 +251,7 @@ def _attention(
     found, start = [], 0
     for part in _current.parts:
         end = start + len(part.ids)
-        keys, values = part.past.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
+        keys, values = part.cache.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
         seen, _ = sdpa_attention_forward(module, query[:, :, start:end], keys, values, part.mask, **settings)
         found.append(seen)
         start = end
