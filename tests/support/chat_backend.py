@@ -1,4 +1,4 @@
-"""A service behind the chat API that lives in memory, for tests: it says what it is told to say, word by word.
+"""A service behind the chat API for tests: it is in memory and answers word by word what the test sets.
 
 with serving(FakeBackend(say=lambda request: "hello there")) as url: ...   # a real server, in a thread
 """

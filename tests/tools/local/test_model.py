@@ -401,7 +401,7 @@ def test_a_fingerprint_ignores_changes_of_lora(tiny: str) -> None:
     pytest.importorskip("peft")
     model = LocalChatModel(model=tiny)
     base = fingerprint(LocalChatModel(model=tiny))
-    lora.adapt(model.network, lora.LoRA(rank=2))
+    lora.attach_lora(model.network, lora.LoRA(rank=2))
     assert fingerprint(model) == base
 
 
