@@ -48,7 +48,8 @@ class WindowError(UserError, ValueError):
 
 
 class Unavailable(UserError, RuntimeError):
-    """Something that the request needs is away for now: the service, the engine or the model's server. Trying again may help."""
+    """Something that the request needs is away for now: the service, the engine or the model's server. Trying again may
+    help."""
 
     retry_after = 2.0
 

@@ -225,7 +225,8 @@ class Administration:
         return {"adapter": adapter, "live": "", "canary": "", "versions": []}
 
     async def _remove_adapter(self, tenant: str, adapter: str, state: AdapterState) -> None:
-        """Delete the exchanges first, then the folder: if the service is killed in between, an adapter without exchanges is left."""
+        """Delete the exchanges first, then the folder: if the service is killed in between, an adapter without exchanges is
+        left."""
         await asyncio.to_thread(state.versions.roll_back, "", "the adapter is deleted")
         state.refresh()
         await asyncio.to_thread(self.replay.set_head, tenant, adapter, "")

@@ -1,8 +1,8 @@
 """The background task that learns: one gradient step at a time for all tenants' adapters, by runs of CLaaS's learning graph.
 
-The adapter whose last turn is longest ago is next. An adapter with nothing to learn from rests until feedback comes for it. An adapter
-whose steps fail waits, twice as long each time, and its status says why; the others go on. Nothing is lost when the process is
-killed: the replay buffer and the versions are on disk, and the graph continues from them.
+The adapter whose last turn is longest ago is next. An adapter with nothing to learn from rests until feedback comes for it. An
+adapter whose steps fail waits, twice as long each time, and its status says why; the others go on. Nothing is lost when the
+process is killed: the replay buffer and the versions are on disk, and the graph continues from them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class LearningTask:
 
     @contextmanager
     def exclude(self, tenant: str, adapter: str) -> Iterator[bool]:
-        """Give an adapter no turn while it is being deleted, and forget it afterwards. Yields false if a step is under way: nothing changes."""
+        """Give an adapter no turn while it is being deleted, and forget it afterwards. Yields false if a step is under way:
+        nothing changes."""
         scope = (tenant, adapter)
         if self.busy == scope or scope in self._exclusions:
             yield False
@@ -260,7 +261,8 @@ class LearningTask:
     # -- status -----------------------------------------------------------------------------------------------------------
 
     def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of its adapters only."""
+        """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
+        its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
         worst = max(turns, key=lambda item: item[1].failures, default=None)
         if worst is not None and worst[1].failures >= MAX_FAILURES:

@@ -1,10 +1,10 @@
 """CLaaS as a service: chats and feedback of many tenants on one base model, and a learner that works in between.
 
 `Service` runs the two graphs of graphs/claas.py. A chat is a run of the serving graph without a checkpointer: its record in the
-replay buffer is on disk before the last token is sent, so there is no paused run to resume when feedback comes. Feedback runs the
-graph's last node, `keep`, alone in a thread of its own: 0.6 ms of CPU, against 4.8 ms with a checkpointer's pause and LangGraph's
-engine. Learning is a background task (graphs/serving/learning_task.py) that runs the learning graph, one step at a time for all
-tenants together. Which version answers a request is decided in graphs/serving/versions.py.
+replay buffer is on disk before the last token is sent, so there is no paused run to resume when feedback comes. Feedback runs
+the graph's last node, `keep`, alone in a thread of its own: 0.6 ms of CPU, against 4.8 ms with a checkpointer's pause and
+LangGraph's engine. Learning is a background task (graphs/serving/learning_task.py) that runs the learning graph, one step at a
+time for all tenants together. Which version answers a request is decided in graphs/serving/versions.py.
 
 This file knows no web server and no model: graphs/cli/serve.py joins it to `tools/serving/chat_server.py` and to an engine.
 """

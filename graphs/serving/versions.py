@@ -1,7 +1,7 @@
 """Which adapter version answers, and which versions the engine holds.
 
-The live version answers a request, or the canary does for a share of the request ids. A version that was live before stays loaded,
-so that going back to it takes no longer than writing its name into CURRENT.
+The live version answers a request, or the canary does for a share of the request ids. A version that was live before stays
+loaded, so that going back to it takes no longer than writing its name into CURRENT.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def hash_fraction(id: str) -> float:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example an
-    engine that is away or a disk that does not answer."""
+    """Whether a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example
+    an engine that is away or a disk that does not answer."""
     disk_failed = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
     return isinstance(error, AdapterError) and not disk_failed
 
@@ -231,7 +231,8 @@ class LiveVersions:
     # -- routing ----------------------------------------------------------------------------------------------------------
 
     def pin(self, tenant: str, adapter: str, id: str) -> str:
-        """The label of the version that will answer request `id`, also if another version goes live before the request begins."""
+        """The label of the version that will answer request `id`, also if another version goes live before the request
+        begins."""
         label = self._label_for(tenant, adapter, id)
         self._pins[f"{tenant}/{id}"] = label
         if len(self._pins) > MAX_PINS:
@@ -263,7 +264,8 @@ class LiveVersions:
                 self.spawn(self._retry_version(tenant, adapter, label))
 
     async def require_version(self, tenant: str, adapter: str, label: str) -> str:
-        """Load a version; if it can never be loaded (damaged, of another base model), go back until one can, and return its label.
+        """Load a version; if it can never be loaded (damaged, of another base model), go back until one can, and return its
+        label.
 
         Raises:
             Unavailable: it cannot be loaded at present; it stays live.
@@ -358,8 +360,8 @@ class LiveVersions:
         self.on_live_change(tenant, adapter)
 
     async def switch_back(self, tenant: str, adapter: str, to: str | None, why: str, load: bool = True) -> str:
-        """Make an earlier version live and learn on from it; returns its label. The caller holds the adapter's `switch_lock`, unless
-        the live version cannot be loaded.
+        """Make an earlier version live and learn on from it; returns its label. The caller holds the adapter's `switch_lock`,
+        unless the live version cannot be loaded.
 
         Args:
             to: a label, the base model (empty), or the version that was live before (None).

@@ -1,8 +1,9 @@
 """LoRA adapters of a local model that can be switched from pass to pass, and within one.
 
-Any thread may read and check an adapter and prepare its tensors for passes; after that its use costs two products a layer. Several
-adapters stay in memory, and each row of a pass may have another: y = W x + B A x (alpha / r), with A and B of the row's adapter. Rows
-without an adapter get the base model's results, bit for bit. Files are PEFT's: `adapter_config.json`, `adapter_model.safetensors`.
+Any thread may read and check an adapter and prepare its tensors for passes; after that its use costs two products a layer.
+Several adapters stay in memory, and each row of a pass may have another: y = W x + B A x (alpha / r), with A and B of the row's
+adapter. Rows without an adapter get the base model's results, bit for bit. Files are PEFT's: `adapter_config.json`,
+`adapter_model.safetensors`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ def _alphabet() -> dict[str, int]:
 
 
 def token_bytes(name: str) -> bytes | None:
-    """The bytes of a token from its name in a byte-level (`Ġgo`) or byte-fallback (`<0xE6>`) vocabulary; None: another kind of name."""
+    """The bytes of a token from its name in a byte-level (`Ġgo`) or byte-fallback (`<0xE6>`) vocabulary; None: another kind of
+    name."""
     if len(name) == 6 and name.startswith("<0x"):
         return bytes.fromhex(name[3:5])
     letters = _alphabet()
@@ -66,7 +67,8 @@ def langchain_turn(message: BaseMessage) -> dict[str, str]:
 
 
 def openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in OpenAI's shape as chat templates take it; see `LocalChatModel.chat_ids`. Raises `UserError` for other shapes."""
+    """A message in OpenAI's shape as chat templates take it; see `LocalChatModel.chat_ids`. Raises `UserError` for other
+    shapes."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise UserError(f"a message needs a role, got {dict(message)!r:.80}")
@@ -97,8 +99,8 @@ def _openai_call(call: Any) -> dict[str, Any]:
 def visible_text(text: str, lead: str, stops: tuple[str, ...], *, finished: bool) -> tuple[str, bool]:
     """The part of a decoded text that may be shown, and whether a stop sequence has cut it.
 
-    The template's own text before a reply is dropped. Until the reply is finished, an ending that may become a stop sequence or is an
-    unfinished character is held back.
+    The template's own text before a reply is dropped. Until the reply is finished, an ending that may become a stop sequence or
+    is an unfinished character is held back.
     """
     if text.startswith(lead):
         text = text[len(lead) :]

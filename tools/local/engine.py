@@ -5,19 +5,20 @@
     async for part in engine.stream(request, "acme/default@000017-3f9c2ab1d4e0"):
         ...                                      # Piece, Piece, ..., and at last the Reply
 
-One thread owns the network. Each pass gives every running reply one more token and reads a bounded number of tokens of new prompts, so
-that no reply waits for the end of another one. Pieces are queued for each client's event loop: a slow client delays no other client,
-and a client that hangs up frees its place before the next pass.
+One thread owns the network. Each pass gives every running reply one more token and reads a bounded number of tokens of new
+prompts, so that no reply waits for the end of another one. Pieces are queued for each client's event loop: a slow client delays
+no other client, and a client that hangs up frees its place before the next pass.
 
-One adapter version makes a reply from the first token to the last, and the reply names it. Versions are read, checked and prepared
-outside the network's thread; a swap is then a new entry in a table between two passes. The versions used last stay in memory, others
-are loaded again from their folders when a request needs them. Versions never share keys and values of prompts.
+One adapter version makes a reply from the first token to the last, and the reply names it. Versions are read, checked and
+prepared outside the network's thread; a swap is then a new entry in a table between two passes. The versions used last stay in
+memory, others are loaded again from their folders when a request needs them. Versions never share keys and values of prompts.
 
 The same request, seed and version give the same tokens, whatever else runs (see `MIN_ROWS` in passes.py).
 
-Why this is written here, beside the engine for vLLM (tools/serving/vllm_engine.py): it runs without a GPU and without another server,
-and it changes versions without a pause. A new adapter of 3.6 MB stops the network's thread for 0.03 ms at most, and no request failed
-(tests/performance/bench_swap.py); none of 812 failed while versions went live under 200 streams (tests/performance/bench_serving.py).
+Why this is written here, beside the engine for vLLM (tools/serving/vllm_engine.py): it runs without a GPU and without another
+server, and it changes versions without a pause. A new adapter of 3.6 MB stops the network's thread for 0.03 ms at most, and no
+request failed (tests/performance/bench_swap.py); none of 812 failed while versions went live under 200 streams
+(tests/performance/bench_serving.py).
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class LocalEngine:
         targets: the layers that adapters may change: `all-linear`, or names joined by commas.
         max_loras: versions in memory at once; others are loaded again from their folders when needed.
         max_batch_size: running replies that get their next token in one pass.
-        max_prefill_tokens: about how many tokens of prompts one pass reads; running replies wait that long for their next token.
+        max_prefill_tokens: about how many tokens of prompts one pass reads; running replies wait that long for their next
+            token.
         max_streams: replies being made at once; others wait in the order in which they came.
         cache_megabytes: memory for the keys and values of prompts, for later prompts that begin alike.
 
@@ -315,8 +317,8 @@ class LocalEngine:
             return tuple(label for label, version in self._versions.items() if version.drained is None)
 
     async def load(self, version: str, folder: Path | str) -> None:
-        """Make a version ready. The same label and folder again does nothing. Running requests keep the version they began with.
-        A version that is being unloaded is loaded again afterwards.
+        """Make a version ready. The same label and folder again does nothing. Running requests keep the version they began
+        with. A version that is being unloaded is loaded again afterwards.
 
         Raises:
             AdapterError: missing or corrupt files, another base, or a rank, layers, shapes or numbers that do not fit.
@@ -424,7 +426,8 @@ class LocalEngine:
         done.set_exception(Unavailable("the engine is closed", AWAY))
 
     def _apply_swaps(self) -> None:
-        """Put versions that were read in place, on the network's thread between two passes, and evict those used longest ago."""
+        """Put versions that were read in place, on the network's thread between two passes, and evict those used longest
+        ago."""
         for _ in range(len(self._swaps)):
             version, adapter, done = self._swaps.popleft()
             with self._versions_lock:
@@ -615,7 +618,8 @@ class LocalEngine:
             self._send(run)
 
     def _adjust_logprobs(self, run: _ReplyRun, logps: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities with the request's biases and penalties as OpenAI defines them; tokens that its form forbids get -inf."""
+        """Log-probabilities with the request's biases and penalties as OpenAI defines them; tokens that its form forbids get
+        -inf."""
         presence, frequency = (float(run.request.more.get(name) or 0) for name in PENALTIES)
         if not run.bias and not presence and not frequency and run.grammar is None:
             return logps

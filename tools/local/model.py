@@ -1,9 +1,9 @@
 """A chat model in this process: any causal transformers checkpoint, with exact scores of whole replies.
 
 Besides chatting (streaming, stop sequences, log-probabilities), it says how probable each of several actions is as the reply.
-`LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose nodes are fed as one sequence under a mask
-that lets every node see only the prompt and its own ancestors. The prompt's keys and values stay cached between calls, so that a
-prompt that grows step by step costs only its new tokens.
+`LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose nodes are fed as one sequence under a
+mask that lets every node see only the prompt and its own ancestors. The prompt's keys and values stay cached between calls, so
+that a prompt that grows step by step costs only its new tokens.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ PLAIN_TEMPLATE = (
     "{% if m['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""The template for a tokenizer that has none: `User: ...`, `Assistant: ...`, a line each. The end-of-sequence token, or the line's end
-if there is none, ends a turn."""
+"""The template for a tokenizer that has none: `User: ...`, `Assistant: ...`, a line each. The end-of-sequence token, or the
+line's end if there is none, ends a turn."""
 
 MASK_VALUE = torch.finfo(torch.float16).min
 """Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
@@ -63,8 +63,8 @@ MAX_CACHED_REPLIES = 100_000
 """Most replies whose token ids are cached."""
 
 MAX_FUSED_TOKENS = 384
-"""Most new prompt tokens that share a pass with the replies, under one dense mask. More are cheaper in a causal pass of their own,
-which needs no mask (tests/performance/bench_scoring.py)."""
+"""Most new prompt tokens that share a pass with the replies, under one dense mask. More are cheaper in a causal pass of their
+own, which needs no mask (tests/performance/bench_scoring.py)."""
 
 PROBE_TEXT = "Qzq"
 CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
@@ -173,10 +173,11 @@ class OptionScores(list[float]):
 class LocalChatModel(BaseChatModel):
     """A transformers causal language model as a LangChain chat model, with `score` for whole replies.
 
-    Two calls with the same messages and the same `seed` give the same reply; the global random generator is not used. The reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the
-    distribution sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or
-    bound with `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`,
-    `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `stop`.
+    Two calls with the same messages and the same `seed` give the same reply; the global random generator is not used. The
+    reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the distribution
+    sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or bound with
+    `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`, `max_tokens`, `seed`,
+    `logprobs`, `top_logprobs` and `stop`.
 
     Raises `UserError` for a checkpoint that cannot be loaded, messages that are not text or that the chat template refuses,
     and prompts that do not fit the window.
@@ -187,7 +188,8 @@ class LocalChatModel(BaseChatModel):
     device: str = "cpu"
     """Device, as torch names it: `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = "float32"
-    """Number format. In bfloat16 scores change by about 0.02 nats with the other options in the pass; float32 is exact to 1e-5."""
+    """Number format. In bfloat16 scores change by about 0.02 nats with the other options in the pass; float32 is exact to
+    1e-5."""
     temperature: float = 1.0
     """0 takes the most probable token; 1 samples from the model's own distribution."""
     top_p: float = 1.0
@@ -524,7 +526,8 @@ class LocalChatModel(BaseChatModel):
             self.usage.prefilled_tokens += len(new)
 
     def _take_prefix(self, prompt: list[int]) -> _Prefix:
-        """The cached prefix that shares most with the prompt, cut back to the shared part. The caller gives it back to `_keep_prefix`.
+        """The cached prefix that shares most with the prompt, cut back to the shared part. The caller gives it back to
+        `_keep_prefix`.
 
         It is taken out of the cache meanwhile, so that an error or another thread cannot leave it half changed. It has
         log-probabilities only if it is the whole prompt. If most of a prefix would be cut off, the shared part is copied.
@@ -737,10 +740,10 @@ class LocalChatModel(BaseChatModel):
 def fingerprint(model: LocalChatModel) -> str:
     """A digest of a model's weights, tokenizer and chat template, as 32 hexadecimal digits.
 
-    An adapter fits one base model only; the digest identifies it. It is the same on every machine and however the checkpoint is cut
-    into files; layers that PEFT has added do not count. Weights count as the values that are computed with: a bfloat16 checkpoint
-    opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. It reads all weights once (about a
-    second per gigabyte), and again only after `LocalChatModel.clear_cache`.
+    An adapter fits one base model only; the digest identifies it. It is the same on every machine and however the checkpoint is
+    cut into files; layers that PEFT has added do not count. Weights count as the values that are computed with: a bfloat16
+    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. It reads all weights
+    once (about a second per gigabyte), and again only after `LocalChatModel.clear_cache`.
     """
     found = model._fingerprint
     if found is not None and found[0] == model._weights_version:

@@ -1,8 +1,8 @@
 """Passes of a local model that many sequences share, each with its own keys, values and adapter.
 
-The tokens of all sequences stand in one row: linear layers see one large matrix, attention runs sequence by sequence over its own
-cache, and nothing is padded. Prompts of any length and single new tokens of other replies may share a pass. A token's result does not
-depend on the other sequences in the pass, bit for bit where matrix products do not (see `MIN_ROWS`).
+The tokens of all sequences stand in one row: linear layers see one large matrix, attention runs sequence by sequence over its
+own cache, and nothing is padded. Prompts of any length and single new tokens of other replies may share a pass. A token's
+result does not depend on the other sequences in the pass, bit for bit where matrix products do not (see `MIN_ROWS`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
 log = logging.getLogger(__name__)
 
 MIN_ROWS = 4
-"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in another way, as elementwise
-functions compute the rest at the end of a vector; then a token's numbers would depend, in their last bits, on the other tokens of
-the pass. With four rows they did not, on the processors that were tried."""
+"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in another way, as
+elementwise functions compute the rest at the end of a vector; then a token's numbers would depend, in their last bits, on the
+other tokens of the pass. With four rows they did not, on the processors that were tried."""
 
 ATTENTION_NAME = "learngraph_packed"
 MAX_LOGPROB_DIFFERENCE = 1e-3
-"""Greatest difference of a packed pass from a plain one, in nats in float32. If it is larger, each sequence has its own pass."""
+"""Greatest difference of a packed pass from a plain one, in nats in float32. If it is larger, each sequence has its own
+pass."""
 
 _current = threading.local()
 
@@ -47,7 +48,8 @@ class KVCache:
         """The cache of a model whose sequences cannot share a pass."""
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append the keys and values of new tokens, (1, heads, new, head size); returns those of all. `size` grows after the pass."""
+        """Append the keys and values of new tokens, (1, heads, new, head size); returns those of all. `size` grows after the
+        pass."""
         end = self.size + keys.shape[-2]
         found = self.buffers.get(layer)
         if found is None or found[0].shape[-2] < end:
@@ -71,8 +73,8 @@ class _CachedPrefix:
 class PrefixCache:
     """Keys and values of prompts and replies, for later prompts that begin alike.
 
-    Each entry belongs to one owner (a loaded version; 0 for the base model) and is given to that owner only. Entries do not change:
-    `take` copies, and a sequence that grows after it was kept writes behind the kept part only.
+    Each entry belongs to one owner (a loaded version; 0 for the base model) and is given to that owner only. Entries do not
+    change: `take` copies, and a sequence that grows after it was kept writes behind the kept part only.
 
     Args:
         megabytes: most memory that it uses.
@@ -218,7 +220,8 @@ class PackedNetwork:
 
     @torch.inference_mode()
     def _is_packing_exact(self, model: LocalChatModel) -> bool:
-        """Whether this network's packed passes give the same as its plain ones; attention may be implemented in unknown ways."""
+        """Whether this network's packed passes give the same as its plain ones; attention may be implemented in unknown
+        ways."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)

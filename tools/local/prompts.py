@@ -29,7 +29,8 @@ class _Prompt:
 
 
 class PromptTokenizer:
-    """A tokenizer for the prompts of a model's requests. A prompt with too many characters for the window is refused untokenised.
+    """A tokenizer for the prompts of a model's requests. A prompt with too many characters for the window is refused
+    untokenised.
 
     Args:
         model: provides the chat template and the tokenizer.

@@ -22,8 +22,8 @@ STRIDE = 16
 class StreamingDecoder:
     """A decoder of a reply that grows token by token.
 
-    Text that may still become a stop sequence, a tool call or another character is held back. The cost of a token does not depend on
-    the reply's length: only the last tokens are decoded again.
+    Text that may still become a stop sequence, a tool call or another character is held back. The cost of a token does not
+    depend on the reply's length: only the last tokens are decoded again.
     """
 
     def __init__(

@@ -17,8 +17,8 @@ __all__ = ["ChatBackend"]
 class ChatBackend(Protocol):
     """A service that chats and learns, for many tenants. To a tenant, everything of another tenant is unknown.
 
-    Errors: `openai_wire.STATUSES` says which `UserError` has which HTTP status; others are bad requests (400). An exception that is
-    no `UserError` is a 500.
+    Errors: `openai_wire.STATUSES` says which `UserError` has which HTTP status; others are bad requests (400). An exception
+    that is no `UserError` is a 500.
     """
 
     model: str
@@ -63,7 +63,8 @@ class ChatBackend(Protocol):
         """Ask for gradient steps: `job`, `state`."""
 
     async def adapters(self, tenant: str) -> list[dict[str, Any]]:
-        """`adapter`, `live`, `canary`, and `versions`, newest first, with `label`, `step`, `state`, `created`, `gate`, `why`, …"""
+        """`adapter`, `live`, `canary`, and `versions`, newest first, with `label`, `step`, `state`, `created`, `gate`, `why`,
+        …"""
 
     async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
         """Make an adapter; a row as in `adapters`."""

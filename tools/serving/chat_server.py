@@ -3,12 +3,13 @@
     application = make_app(backend, read_tenants(["secret"]))
     asyncio.run(serve(application, port=8000, on_ready=print))
 
-An agent that uses the OpenAI chat API works with it when its base URL ends in `/v1`. Each reply has the headers `x-experience-id`
-(the id that `POST /v1/feedback` takes) and `x-policy-version` (the adapter version's label, or `base`); `system_fingerprint` is the
-version too. Every error has OpenAI's envelope. The tenant follows from the key, never from the request.
+An agent that uses the OpenAI chat API works with it when its base URL ends in `/v1`. Each reply has the headers
+`x-experience-id` (the id that `POST /v1/feedback` takes) and `x-policy-version` (the adapter version's label, or `base`);
+`system_fingerprint` is the version too. Every error has OpenAI's envelope. The tenant follows from the key, never from the
+request.
 
-Success counts as reward 1, failure as -1. With `n` > 1 the i-th choice is stored as `<id>-<i>` (the first as `<id>`); feedback names
-it so, or by `response_id` and `choice`.
+Success counts as reward 1, failure as -1. With `n` > 1 the i-th choice is stored as `<id>-<i>` (the first as `<id>`); feedback
+names it so, or by `response_id` and `choice`.
 """
 
 from __future__ import annotations
@@ -308,7 +309,8 @@ ERROR_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Awaitable[R
 
 
 def _openapi_schema(application: FastAPI) -> dict[str, Any]:
-    """FastAPI's OpenAPI document, with the bodies that openai_wire.py and service_wire.py check, and without 422, which is 400 here."""
+    """FastAPI's OpenAPI document, with the bodies that openai_wire.py and service_wire.py check, and without 422, which is 400
+    here."""
     if application.openapi_schema is not None:
         return application.openapi_schema
     found = FastAPI.openapi(application)

@@ -1,8 +1,9 @@
 """The dashboard of a chat server: /dashboard, rendered on the server, without assets from elsewhere.
 
-It shows a tenant the learner's curves, its versions with their gates and the buttons that promote and roll back, the replay buffer,
-and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and feedback are
-texts of strangers: the templates (tools/serving/dashboard/*.html) escape everything, and the page allows no script but its own.
+It shows a tenant the learner's curves, its versions with their gates and the buttons that promote and roll back, the replay
+buffer, and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and
+feedback are texts of strangers: the templates (tools/serving/dashboard/*.html) escape everything, and the page allows no script
+but its own.
 """
 
 from __future__ import annotations

@@ -123,8 +123,8 @@ def chart(points: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
 
 
 def curves(updates: Iterable[Mapping[str, Any]], versions: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
-    """The charts of a learner's steps. The reward curve shows the mean reward of each version while it answered: a minibatch's mean
-    says little, since it holds good and bad exchanges in equal parts.
+    """The charts of a learner's steps. The reward curve shows the mean reward of each version while it answered: a minibatch's
+    mean says little, since it holds good and bad exchanges in equal parts.
     """
     pairs = [(finite_number(row.get("step")), finite_number(row.get("reward"))) for row in versions]
     rewards = sorted((step, value) for step, value in pairs if step is not None and value is not None)

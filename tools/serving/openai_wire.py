@@ -1,7 +1,7 @@
 """OpenAI's request bodies, checked field by field, and its replies, chunks and errors.
 
-`parse_chat` and `parse_text` turn a request's JSON into requests to an engine (`ParsedRequest`). A field that is not supported is
-refused by name, never ignored. This file opens no connection; `chat_server.py` does.
+`parse_chat` and `parse_text` turn a request's JSON into requests to an engine (`ParsedRequest`). A field that is not supported
+is refused by name, never ignored. This file opens no connection; `chat_server.py` does.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def parse_json(body: bytes) -> Any:
     """A request body's JSON.
 
     Raises:
-        ApiError: the body is not UTF-8 or not JSON, has NaN or an infinite number, is nested deeper than `MAX_DEPTH`, or has half of a
-            surrogate pair.
+        ApiError: the body is not UTF-8 or not JSON, has NaN or an infinite number, is nested deeper than `MAX_DEPTH`, or has
+            half of a surrogate pair.
     """
     try:
         data = json.loads(body.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite_float)

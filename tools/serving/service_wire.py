@@ -1,4 +1,5 @@
-"""The bodies and answers of endpoints beyond OpenAI's (feedback, training, adapters, health), and answers for the OpenAPI document."""
+"""The bodies and answers of endpoints beyond OpenAI's (feedback, training, adapters, health), and answers for the OpenAPI
+document."""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ A key file names tenants and their limits:
 
 The counts are kept in memory: after a restart the day and the minute begin again.
 
-The package `limits` does not have these rules, so they are written here: a bucket that fills steadily, at rates below one request a
-minute too; a day that begins at midnight UTC and is charged after each reply; and replies that are being made at the same time.
+The package `limits` does not have these rules, so they are written here: a bucket that fills steadily, at rates below one
+request a minute too; a day that begins at midnight UTC and is charged after each reply; and replies that are being made at the
+same time.
 """
 
 from __future__ import annotations

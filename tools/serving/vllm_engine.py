@@ -7,10 +7,10 @@
 
 Traps of such a server, and what is done about them:
 
-- The server caches keys and values by an adapter's name, so new weights under an old name may answer with the old ones (vLLM issues
-  30931, 42125). Here the name is a version's label, which contains a hash of its contents and is never used again.
-- By default log-probabilities are those before temperature and top-p (`raw_logprobs`), not those that a reply was drawn from. The
-  engine finds this out at the start; then it refuses replies at another temperature or top_p than 1.
+- The server caches keys and values by an adapter's name, so new weights under an old name may answer with the old ones (vLLM
+  issues 30931, 42125). Here the name is a version's label, which contains a hash of its contents and is never used again.
+- By default log-probabilities are those before temperature and top-p (`raw_logprobs`), not those that a reply was drawn from.
+  The engine finds this out at the start; then it refuses replies at another temperature or top_p than 1.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded.
@@ -48,7 +48,8 @@ MAX_LINE_BYTES = 1 << 22
 
 
 def _unavailable(message: str) -> Unavailable:
-    """The error for a server that cannot be reached, is overloaded or broke off. Clients are not told where it is or which key it wants."""
+    """The error for a server that cannot be reached, is overloaded or broke off. Clients are not told where it is or which key
+    it wants."""
     return Unavailable(message, "the model's server does not answer just now; try again")
 
 
@@ -242,8 +243,8 @@ class VllmEngine:
         return tuple(label for label, version in self._versions.items() if version.is_listed and not version.is_leaving)
 
     async def load(self, version: str, folder: Path | str) -> None:
-        """Make the server load a version under its label, and check that it is listed. A second call does nothing. A version that is
-        being unloaded is loaded again afterwards.
+        """Make the server load a version under its label, and check that it is listed. A second call does nothing. A version
+        that is being unloaded is loaded again afterwards.
 
         Raises:
             AdapterError: the version is of another base model, or the server refuses it; nothing else has changed.
