@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 from ..memory.search.vectors import CosineSimilarity, SentenceEncoder
 from ..memory.trajectories import KeyFunction, OutcomeFilter, Trajectories, structured_key, whole_prompt_key
 from ..nodes.act.choose import Choose

@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import Exchange, UserError
+from ..memory.errors import UserError
+from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
 from ..nodes.learn.gate import GateThresholds
 from ..nodes.learn.gradient_step import (

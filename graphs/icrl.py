@@ -21,7 +21,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.buffer import Buffer
-from ..memory.records import UserError
+from ..memory.errors import UserError
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.evaluate.judge import ZeroJudge

@@ -23,8 +23,8 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ..memory.errors import UserError
 from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
-from ..memory.records import UserError
 from ..memory.search.similarity import bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose

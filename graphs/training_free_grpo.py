@@ -45,8 +45,9 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
+from ..memory.errors import UserError
 from ..memory.library import LibraryLimits, LibraryVersions
-from ..memory.records import Comparison, Rollout, Task, Usage, UserError
+from ..memory.records import Comparison, Rollout, Task, Usage
 from ..memory.storage.cache import Cache, cache_key
 from ..memory.storage.rows import Rows
 from ..nodes.act.choose import Choose

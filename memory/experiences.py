@@ -12,7 +12,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .records import Experience, Neighbour, Trajectory, UserError
+from .errors import UserError
+from .records import Experience, Neighbour, Trajectory
 from .search.similarity import JaccardIndex, shingles
 
 __all__ = ["BadExperience", "Experiences", "TrajectoryStore", "reference_returns", "returns"]

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from .errors import UserError
+
 __all__ = [
     "OPS",
     "RECORDS",
     "Candidate",
+    "ChatCall",
     "ChatRequest",
     "Check",
     "Comparison",
@@ -27,6 +30,7 @@ __all__ = [
     "Exchange",
     "Experience",
     "Feedback",
+    "FeedbackReceipt",
     "Lesson",
     "Measured",
     "Minibatch",
@@ -47,15 +51,7 @@ __all__ = [
     "Transition",
     "Update",
     "Usage",
-    "UserError",
 ]
-
-
-class UserError(Exception):
-    """An error that the user can correct. The message says what was asked, what came, and what would do.
-
-    The command line prints it as one line and ends with exit code 2. Other errors are defects of ours and keep their traceback.
-    """
 
 
 def _tuple(record: object, name: str, items: Iterable[Any]) -> None:
@@ -496,6 +492,25 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One call of a served model: what is asked, by whom, and how the exchange is kept."""
+
+    id: str
+    """Id of the response, by which feedback names it."""
+    tenant: str
+    request: ChatRequest
+    adapter: str = "default"
+    """The tenant's adapter that answers."""
+    family: str = ""
+    """Kind of the exchange, for stratified sampling and the gate's comparisons."""
+    scenario: str = ""
+    turn: int = 0
+    """Number of the turn in its conversation, from 0."""
+    store: bool = True
+    """Whether the exchange is kept. One that is not takes no feedback."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of a reply that is being generated."""
 
@@ -551,6 +566,20 @@ class Feedback:
             raise UserError("feedback: says nothing; a reward from -1 to 1, success (true or false), or a text would do")
         if self.reward is not None and not -1 <= self.reward <= 1:  # nan is not, either
             raise UserError(f"feedback: a reward is a number from -1 to 1, got {self.reward}")
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackReceipt:
+    """The answer to feedback: which job learns from it, and the state of the exchange."""
+
+    job: str
+    """Id of the job that learns from it; derived from tenant, exchange and revision."""
+    exchange: str
+    """Id of the exchange."""
+    state: str
+    """State of the exchange's record now: `ready`, `held`, or a later one if `is_repeat`."""
+    is_repeat: bool
+    """Whether the same feedback was there already; then nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import UserError
 from .experiences import TrajectoryStore, returns
-from .records import Precedent, Task, Trajectory, Transition, UserError
+from .records import Precedent, Task, Trajectory, Transition
 from .search.similarity import JaccardSimilarity, RankedRows, Similarity
 from .storage.shelf import read_jsonl
 

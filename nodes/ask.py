@@ -17,7 +17,8 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
-from ..memory.records import Usage, UserError
+from ..memory.errors import UserError
+from ..memory.records import Usage
 from .prompt import Prompt
 
 Messages = list[BaseMessage]

@@ -13,7 +13,7 @@ from string import Template
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 _ROLES = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}

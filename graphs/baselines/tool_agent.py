@@ -19,8 +19,8 @@ from typing import Any, NotRequired
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.errors import UserError
 from ...memory.library import LibraryVersions
-from ...memory.records import UserError
 from ...nodes.act.episode import Act
 from ...nodes.act.tool_use import (
     BeginWithTools,

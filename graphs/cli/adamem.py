@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...memory.records import Task, Trajectory, Transition, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task, Trajectory, Transition
 from ..wiring.flags import CommandError, parse_flags, split_positional
 
 if TYPE_CHECKING:

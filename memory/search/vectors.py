@@ -22,7 +22,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..records import UserError
+from ..errors import UserError
 from ..storage.chroma_store import embedder_name
 from .similarity import KeyRows, RankedRows
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..records import Usage, UserError
+from ..errors import UserError
+from ..records import Usage
 
 __all__ = ["Cache", "CacheError", "cache_key"]
 

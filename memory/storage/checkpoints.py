@@ -18,7 +18,8 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ..records import RECORDS, UserError
+from ..errors import UserError
+from ..records import RECORDS
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 

@@ -50,7 +50,7 @@ from langgraph.store.base import (
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..records import UserError
+from ..errors import UserError
 
 __all__ = ["ChromaStore", "embedder_name"]
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..records import Transition, UserError
+from ..errors import UserError
+from ..records import Transition
 from .rows import Rows
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode

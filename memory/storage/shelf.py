@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_ar
 
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp, validate_op_namespace
 
-from ..records import UserError
+from ..errors import UserError
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 

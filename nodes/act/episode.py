@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
 from typing_extensions import TypedDict
 
-from ...memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
 

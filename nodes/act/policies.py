@@ -25,7 +25,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.records import Candidate, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Candidate, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt

@@ -23,8 +23,9 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryVersions
-from ...memory.records import Task, UserError
+from ...memory.records import Task
 from ..ask import Ask, BadReply, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.lessons import append_lessons, render_lessons, select_lessons

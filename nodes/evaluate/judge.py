@@ -32,7 +32,8 @@ from typing import Any, ClassVar, Literal
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.records import Task, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..act.policies import json_object, steps_text
 from ..ask import Ask, BadReply, State, Unreadable, text

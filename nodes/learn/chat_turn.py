@@ -22,7 +22,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 
-from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling, UserError
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
 from ..state import ChatState
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from ...memory.buffer import Buffer
-from ...memory.records import Shown, Trajectory, Transition, UserError
+from ...memory.errors import UserError
+from ...memory.records import Shown, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..act.policies import PromptView, steps_text

@@ -23,7 +23,8 @@ from itertools import permutations, product
 from random import Random
 from typing import Any, Protocol
 
-from ...memory.records import Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task
 from ..act.episode import Environment
 
 __all__ = [

@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 
-from ...memory.records import Probe, Rollout, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Probe, Rollout, Task
 from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
 from ..extract.groups import net_reward

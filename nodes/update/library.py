@@ -15,8 +15,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, open_library
-from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
+from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
 from ..act.choose import seeded_random

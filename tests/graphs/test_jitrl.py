@@ -17,9 +17,10 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
+from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.q_table import QTable
-from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage, UserError
+from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import UniformPolicy

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles
 from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
 from learngraph.memory.trajectories import (

@@ -1,4 +1,4 @@
-"""What the engine costs: rows 7 to 10 of the performance targets, as ratios within one run. Asserts nothing.
+"""A benchmark of LangGraph's own costs (CPU and checkpoint bytes a step, resume), as ratios within one run. Asserts nothing.
 
     OMP_NUM_THREADS=1 python tests/performance/bench_engine.py
 

@@ -16,7 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Rollout, Task, Usage, UserError
+from ....memory.errors import UserError
+from ....memory.records import Rollout, Task, Usage
 from .digests import file_digest, public_url, weights_digest
 from .setup import (
     DERIVED_ARMS,

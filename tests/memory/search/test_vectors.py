@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search import vectors
 from learngraph.memory.search.vectors import BadVectors, CosineSimilarity, SentenceEncoder
 from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key

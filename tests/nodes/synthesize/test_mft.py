@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.shelf import from_json, to_json
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import MftError, Pair, PromptMessage
