@@ -22,9 +22,12 @@ from learngraph.graphs.methods import METHODS
 ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
+    "graphs/serving/README.md",
     "graphs/studies/RESULTS.md",
+    "memory/README.md",
     "tests/performance/README.md",
     "tools/environments/README.md",
+    "tools/models/README.md",
     "tools/pocket/weights/README.md",
     "tools/pocket/guard_weights/README.md",
 ]
@@ -163,6 +166,14 @@ def test_the_flow_shown_is_the_flow_run() -> None:
 
     (shown,) = blocks("README.md", "mermaid")
     assert parse_flow(shown) == parse_flow(FLOW)
+
+
+def test_the_learning_flow_shown_is_the_flow_run() -> None:
+    from learngraph.graphs.claas import LEARNING_FLOW
+    from learngraph.graphs.wiring.flow import parse_flow
+
+    (shown,) = blocks("graphs/serving/README.md", "mermaid")
+    assert parse_flow(shown) == parse_flow(LEARNING_FLOW)
 
 
 def test_every_method_of_the_command_line_is_named() -> None:
