@@ -330,7 +330,7 @@ def test_bodies_that_are_no_proper_json(client: httpx.Client, body: bytes) -> No
 
 
 def test_bodies_that_are_too_long_whether_they_say_so_or_not() -> None:
-    with talking(body=1000) as client:
+    with talking(max_body_bytes=1000) as client:
         assert client.post("/v1/feedback", content=b"x" * 1001).status_code == 413
 
         def pieces() -> Iterator[bytes]:
@@ -729,8 +729,8 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
         "import asyncio, sys\n"
         f"sys.path.insert(0, {str(Path(chat_backend.__file__).parent)!r})\n"
         "import chat_backend as c\n"
-        "application = c.chat_server.app(c.FakeBackend(delay=0.1), c.two())\n"
-        "asyncio.run(c.chat_server.serve(application, port=0, ready=lambda url: print(url, flush=True)))\n"
+        "application = c.chat_server.make_app(c.FakeBackend(delay=0.1), c.two())\n"
+        "asyncio.run(c.chat_server.serve(application, port=0, on_ready=lambda url: print(url, flush=True)))\n"
         "print('in order', flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)
