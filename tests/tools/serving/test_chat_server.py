@@ -17,7 +17,9 @@ import chat_backend
 import httpx
 import pytest
 
+from learngraph.memory import errors
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
+from learngraph.tools.serving.openai_wire import user_error_as_api_error
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
@@ -420,6 +422,15 @@ def test_what_the_service_refuses_has_its_status() -> None:
             assert "secret" not in answer.text
             assert ("retry-after" in answer.headers) == (status == 503)
     assert answer.headers["x-request-id"]
+
+
+def test_every_shared_error_has_a_status() -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "UserError"]
+    found = {kind.__name__: user_error_as_api_error(kind("no")) for kind in kinds}
+    assert {name for name, error in found.items() if error.code is None} == set()
+    assert found["VersionNotLoaded"].status == found["Unavailable"].status == 503
+    assert found["UnknownVersion"].status == 404  # though an AdapterError is a 500
+    assert found["Unavailable"].headers == {"retry-after": "2"}
 
 
 def test_an_error_in_mid_stream_is_an_event_and_what_broke_is_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
