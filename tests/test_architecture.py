@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors"},
+    "tools/training/": {"tools", "memory.records", "memory.errors", "memory.claas.settings"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
     "graphs/studies/": {"graphs", "nodes", "memory", "tools"},

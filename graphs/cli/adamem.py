@@ -631,11 +631,12 @@ def train(args: Sequence[str]) -> int:
     import logging
 
     from ...tools.models.models import open_model
-    from ...tools.training.lora import LoRA
-    from ...tools.training.sft import read_chats
+    from ...tools.training.sft import FineTuningSettings, read_chats
     from ...tools.training.sft import train as fine_tune
 
-    form = make_dataclass("form", [("options", TrainOptions), ("settings", LoRA, field(default_factory=LoRA))])
+    form = make_dataclass(
+        "form", [("options", TrainOptions), ("settings", FineTuningSettings, field(default_factory=FineTuningSettings))]
+    )
     asked = parse_flags(form, rest, prog, about)
     options: TrainOptions = asked.options
     if options.model.startswith("openai:"):
