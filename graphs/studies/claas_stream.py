@@ -363,9 +363,14 @@ class _Stream:
 
         network = self.model.network if learns is None else learns.network()
         shown = self.past[-PROMPT_EXCHANGES:] if self.job.arm.startswith("icl") else []
-        told = self.job.arm == "icl+text"
         return guard.play_scenarios(
-            network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=lambda scenario: shown, show_feedback=told
+            network,
+            self.model.tokenizer,
+            scenarios,
+            seed=seed,
+            salt=salt,
+            past=lambda scenario: shown,
+            show_feedback=self.job.arm == "icl+text",
         )
 
     def _retention(self, learns: StreamLearner | None) -> float | None:

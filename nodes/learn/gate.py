@@ -181,21 +181,21 @@ def held_out_check(
     x, y = ([one - mu for one, mu in zip(sums, behaviour, strict=True)] for sums in (candidate, live))
     kept, before = (_liked_share(rewards, ratios) for ratios in (x, y))
     if not kept >= settings.min_liked_share * before:
-        said = f"it would still say {kept:.3f} of the liked replies, the live version {before:.3f}"
-        return Check(name, kept, settings.min_liked_share * before, False, said)
+        note = f"it would still say {kept:.3f} of the liked replies, the live version {before:.3f}"
+        return Check(name, kept, settings.min_liked_share * before, False, note)
     new, old = importance_mean(rewards, x, settings.max_weight), importance_mean(rewards, y, settings.max_weight)
     rests = f"{len(rewards)} rewards, effectively {new.ess:.1f} and {old.ess:.1f}"
     if min(new.ess, old.ess) < settings.min_rewards:
         return Check(name, None, 0.0, True, f"too few: passes by default ({rests}, of {settings.min_rewards})")
     limit = old.value - settings.max_reward_loss
-    said = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
-    return Check(name, new.value, limit, new.value >= limit, said)
+    note = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
+    return Check(name, new.value, limit, new.value >= limit, note)
 
 
 def _liked_share(rewards: Sequence[float], log_ratios: Sequence[float]) -> float:
     """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 without liked replies. It estimates 1 - TV(pi, mu) among these."""
-    said = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
-    return math.fsum(said) / len(said) if said else 0.0
+    shares = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
+    return math.fsum(shares) / len(shares) if shares else 0.0
 
 
 def retention_check(candidate: Sequence[float], base: Sequence[float], tolerance: float) -> Check:
