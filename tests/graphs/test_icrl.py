@@ -214,9 +214,7 @@ def answering(chat: Chat, **more: Any) -> MethodInputs:
         world,
         Journal(),
         make_policy=lambda seen: answer_policy(chat, seen, world.read),
-        make_writing_policy=lambda seen, name: answer_policy(
-            chat, seen, world.read, "cot/long" if name == "long-cot" else "cot/answer"
-        ),
+        make_writing_policy=lambda seen, style: answer_policy(chat, seen, world.read, style.answer_prompt),
         model=chat,
         **more,
     )

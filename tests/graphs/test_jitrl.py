@@ -17,12 +17,11 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage, UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.act.policies import UniformPolicy
 from learngraph.nodes.evaluate.judge import model_judge
 from learngraph.nodes.state import Episode
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -34,8 +33,8 @@ TOY = KeywordKeep()
 def episode(memory: Experiences | None = None, journal: Journal | None = None, **more: Any) -> Any:
     """A JitRL episode in the toy world with a uniform prior."""
     settings = more.pop("settings", jitrl.JitRL(gamma=0.5))
-    memory = memory if memory is not None else settings.memory()
-    return jitrl.build(TOY, UniformPolicy(), memory, journal if journal is not None else Journal(), settings, **more)
+    parts = MethodInputs(TOY, journal if journal is not None else Journal(), judge=more.pop("judge", None))
+    return jitrl.build(parts, settings, experiences=memory, **more)
 
 
 def scores(graph: Any, seed: int = 0, episodes: int = 20) -> list[float]:
@@ -72,7 +71,7 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     def final(memory: type[Experiences]) -> float:
         ends = []
         for seed in range(3):
-            graph = jitrl.build(world, UniformPolicy(), memory(gamma=0.8), Journal(), chain=True)
+            graph = jitrl.build(MethodInputs(world), experiences=memory(gamma=0.8), chain=True)
             plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 14}
             ends += run.build(graph).invoke(plan)["scores"][-4:]
         return mean(ends)
@@ -85,9 +84,9 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
 
 
 def test_static_does_not_learn_and_a_table_does() -> None:
-    still = [scores(static.build(TOY, UniformPolicy(), Journal(), chain=True), seed) for seed in range(4)]
+    still = [scores(static.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
     assert abs(mean([mean(s[-5:]) for s in still]) - mean([mean(s[:5]) for s in still])) < 1.5
-    table = [scores(tabular.build(TOY, QTable(), Journal(), chain=True), seed) for seed in range(4)]
+    table = [scores(tabular.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
     assert mean([mean(s[-5:]) for s in table]) > 6
 
 
@@ -259,7 +258,7 @@ def test_batched_and_streamed() -> None:
 def test_checkpoints_do_not_grow_with_the_episode() -> None:
     """Plain data only, and nothing that accumulates: 300 steps into an episode a checkpoint is as large as after 30."""
     world = KeywordKeep(horizon=300)
-    graph = static.build(world, Look(), Journal(), chain=True, checkpointer=InMemorySaver())
+    graph = static.build(MethodInputs(world, make_policy=lambda view: Look()), chain=True, checkpointer=InMemorySaver())
     graph.invoke({"task": world.task(0), "run": "r", "episode": 0}, config(), durability="async")
     states = [s.values for s in graph.get_state_history(config()) if s.next]
     size = {s["step"]: len(JsonPlusSerializer().dumps_typed(s)[1]) for s in states if "action" in s}
@@ -323,4 +322,4 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
 
 def test_memory_and_settings_must_agree() -> None:
     with pytest.raises(UserError, match=r"the settings say gamma=0.8, the memory has gamma=0.5"):
-        jitrl.build(TOY, UniformPolicy(), Experiences(gamma=0.5), Journal())
+        jitrl.build(MethodInputs(TOY), experiences=Experiences(gamma=0.5))
