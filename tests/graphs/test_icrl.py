@@ -16,7 +16,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
 from learngraph.graphs import icrl
-from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
+from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Candidate, Observation, Task, Trajectory, UserError
