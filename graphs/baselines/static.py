@@ -1,4 +1,4 @@
-"""Static: the policy alone, every episode as if it were the first. What every learning method is measured against."""
+"""Static: the policy alone, every episode as if it were the first. Every learning method is measured against it."""
 
 from __future__ import annotations
 
