@@ -145,7 +145,7 @@ class AdaMEM:
     diversity: float = 0.0
     """The weight of maximal marginal relevance, in [0, 1]. Paper: 0."""
     distinct: bool = True
-    """Whether only the newest of the steps with the same key and action is a precedent. Paper: no."""
+    """True if only the newest of the steps with the same key and action is a precedent. Paper: no."""
     steps_before_retrieval: int = 0
     """Steps of an episode before the first retrieval: a start often says little. Paper: 0."""
 
@@ -163,11 +163,11 @@ class AdaMEM:
     bank: str = field(default="", metadata=SHARED)
     """A JSONL file of trajectories to start from (`learngraph adamem build`, `learngraph memory export`); it stays as it is."""
     online: bool = field(default=True, metadata=SHARED)
-    """Whether finished episodes join the memory. Paper: no."""
+    """True if finished episodes join the memory. Paper: no."""
     max_trajectories: int | None = None
     """Trajectories that the memory keeps beside the bank's; the least useful go first. None: all."""
     cross_task: bool = field(default=False, metadata=SHARED)
-    """Whether the runs of all seeds share one memory; they are then played in turn."""
+    """True if the runs of all seeds share one memory; they are then played in turn."""
 
     # Prompts and the choice among scored actions
     followup_steps: int = 8
@@ -292,11 +292,11 @@ class Mode(NamedTuple):
     flow: str
     routers: Mapping[str, Router]
     draft: WritingStyle = DRAFT
-    """How an action is drafted before memory is asked."""
+    """The style in which an action is drafted before memory is asked."""
     keeps_strategy: bool = False
-    """Whether a strategy serves until another is written; else it serves one action."""
+    """True if a strategy serves until another is written; else it serves one action."""
     shows_precedents: bool = False
-    """Whether prompts show the experiences themselves in place of a strategy."""
+    """True if prompts show the experiences themselves in place of a strategy."""
     strategy_prompt: Literal["strategy", "ungrounded"] = "strategy"
     """The prompt that a strategy is written from."""
 
@@ -368,7 +368,7 @@ def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories,
             distinct=settings.distinct,
             excerpts=excerpts,
         ),
-        "synthesize": lambda: _synthesize(parts, settings, memory, excerpts, mode.strategy_prompt),
+        "synthesize": lambda: _synthesize(parts, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
         "propose": lambda: propose,
     }
     drawn = {edge.source for edge in parse_flow(mode.flow)}

@@ -57,7 +57,7 @@ class ICRL:
     """s_ICRL: `preset` explores in even rounds and exploits in odd ones; `autonomous` lets the model pick; `explore`, `exploit`
     and `none` (no instruction) are the same in every round. Paper: preset and autonomous."""
     one_based: bool = False
-    """Whether `preset` counts rounds from 1, as the paper's Algorithm 1 does (its code counts from 0)."""
+    """True if `preset` counts rounds from 1, as the paper's Algorithm 1 does (its code counts from 0)."""
     rewards: Literal["dense", "sparse", "zero"] = "dense"
     """The rewards in the prompt: `dense`, r_t next to each step and their sum; `sparse`, the sum alone; `zero`, zeros for all (the
     paper's ablation; then nothing is chosen by rewards either)."""

@@ -17,7 +17,7 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
               sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1)
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
-    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a)                                 Eq. 10
+    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a); z as it is if N(s) is empty    Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}                                                              Eq. 3
@@ -81,7 +81,7 @@ class JitRL:
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
     cross_task: bool = field(default=False, metadata=SHARED)
-    """Whether experience from other tasks of the same environment is recalled too."""
+    """True if experience from other tasks of the same environment is recalled too."""
     gamma: float = 0.8
     """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
 

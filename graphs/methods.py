@@ -50,11 +50,15 @@ class MethodSettings(Protocol):
     embedder: str = ""
     """The embedding model of dense keys, left out when a graph is only drawn."""
     cross_task: bool = False
-    """Whether the runs of all seeds share one memory; they are then played in turn."""
+    """True if the runs of all seeds share one memory; they are then played in turn."""
     arm: str = "method"
-    """How a library of lessons comes about (`TrainingFreeGRPO.arm`); `method`: there is no library."""
+    """The source of the library of lessons (`TrainingFreeGRPO.arm`); `method`: there is no library."""
+    library: str = ""
+    """The path of a file of lessons to start from."""
     temperature: float | None = None
     """The temperature of the softmax over scored actions, which a test with its own temperature replaces."""
+    trial_temperature: float = 0.3
+    """The temperature of rollouts in tests, if it is another than that of learning."""
 
 
 @dataclass(frozen=True)
@@ -72,25 +76,25 @@ class Method:
     logits; a model that cannot be scored states its confidence in each. `actions`: it proposes an action. `text`: it also writes
     about attempts, so that it is needed even where a uniform prior proposes the actions."""
     has_memory: bool = True
-    """Whether finished episodes are kept on a shelf."""
+    """True if finished episodes are kept on a shelf."""
     commit: Literal["best", "last"] = "best"
     """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
     has_training_phase: bool = False
-    """Whether it learns on some problems to play others: `build` then makes the graph of learning."""
+    """True if it learns on some problems to play others: `build` then makes the graph of learning."""
 
     @property
     def needs_model(self) -> bool:
-        """Whether it makes any use of a language model."""
+        """True if the method makes any use of a language model."""
         return self.model_use != "none"
 
     @property
     def needs_logits(self) -> bool:
-        """Whether it works with the logits of several actions."""
+        """True if the method works with the logits of several actions."""
         return self.model_use == "logits"
 
     @property
     def needs_writer(self) -> bool:
-        """Whether it has a model write, even where a uniform prior proposes the actions."""
+        """True if the method has a model write, even where a uniform prior proposes the actions."""
         return self.model_use == "text"
 
 

@@ -17,9 +17,7 @@ from ...nodes.retrieve.lessons import append_lessons
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
 except ImportError as error:
-    raise ImportError(
-        "LessonsMiddleware is for agents of langchain, which is missing: pip install 'langchain>=1.0'"
-    ) from error
+    raise ImportError("LessonsMiddleware is for agents of langchain, which is missing: pip install 'langchain>=1.0'") from error
 
 __all__ = ["LessonsMiddleware"]
 
@@ -53,7 +51,8 @@ class LessonsMiddleware(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         if lessons_per_prompt < 0:
             raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
-        self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
+        self.lessons_per_prompt = lessons_per_prompt
+        self.show_ids = show_ids
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = library
         self._stamp: tuple[int, ...] | None = None

@@ -97,13 +97,13 @@ class ReasoningBank:
     outcomes: Literal["success", "all"] = "all"
     """The trajectories of the bank that are read. AdaMEM's comparison: success."""
     online: bool = field(default=True, metadata=SHARED)
-    """Whether the run's own attempts are learned from."""
+    """True if the run's own attempts are learned from."""
     max_memory_tokens: int | None = None
     """Tokens of lessons in a prompt; half of the model's window if not given. The oldest and least similar ones are left out."""
     max_state_chars: int = 200
     """Characters of a past state that prompts keep."""
     cross_task: bool = field(default=False, metadata=SHARED)
-    """Whether the runs of all seeds share one library; they are then played in turn."""
+    """True if the runs of all seeds share one library; they are then played in turn."""
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best."""
 
@@ -156,8 +156,11 @@ def build(
     settings = settings or ReasoningBank()
     model = parts.require_chat_model("reasoning-bank")
     _check(parts, settings)
-    lessons, buffer, bank = open_lessons(parts.shelf), Buffer(parts.shelf), settings.read_bank(parts)
-    layout, again = Layout(clip=settings.max_state_chars), Prompt.load("ask/again", parts.prompts)
+    lessons = open_lessons(parts.shelf)
+    buffer = Buffer(parts.shelf)
+    bank = settings.read_bank(parts)
+    layout = Layout(clip=settings.max_state_chars)
+    again = Prompt.load("ask/again", parts.prompts)
     extractor = _extractor(parts, settings, layout)
     view = ReasoningBankPrompt(
         library=lessons,
@@ -165,7 +168,7 @@ def build(
         **parts.prompt_arguments(layout, Prompt.load("reasoning_bank/brief", parts.prompts).text()),
     )
     if settings.verdict == "model" and settings.online:
-        judge_success: Node = verdict(model, parts.environment, parts.journal, extractor.sheet, parts.prompts)
+        judge_success: Node = verdict(model, parts.environment, parts.journal, sheet=extractor.sheet, prompts=parts.prompts)
     else:
         judge_success = VerdictByReturn(parts.success_threshold(settings.success_threshold))
     nodes: dict[str, Node] = {
@@ -173,7 +176,7 @@ def build(
         "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
         "shelve": AddLessons(lessons),
-        "consult": Consult(lessons, parts.environment, settings.k, settings.retrieval_unit),
+        "consult": Consult(lessons, parts.environment, k=settings.k, by=settings.retrieval_unit),
         "propose": parts.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),

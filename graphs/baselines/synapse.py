@@ -60,9 +60,9 @@ class Synapse:
     bank: str = field(default="", metadata=SHARED)
     """A JSONL file of trajectories to start from (`learngraph adamem build`, `learngraph memory export`); it stays as it is."""
     online: bool = field(default=True, metadata=SHARED)
-    """Whether finished episodes join the memory. Papers: no."""
+    """True if finished episodes join the memory. Papers: no."""
     cross_task: bool = field(default=False, metadata=SHARED)
-    """Whether the runs of all seeds share one memory; they are then played in turn."""
+    """True if the runs of all seeds share one memory; they are then played in turn."""
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax over scored actions; 0 takes the best."""
 

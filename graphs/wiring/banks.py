@@ -28,12 +28,19 @@ def load_bank_memory(
 
     Args:
         path: the bank.
-        key: how steps are compared.
+        key: the name of phi(s_t), by which steps are compared.
         success_threshold: the return from which a trajectory counts as a success; None: unknown.
         embedder: as for `open_vectors`.
         vectors_file: likewise.
     """
-    return _memory(Path(path), _mtime_ns(path), key, success_threshold, embedder, vectors_file)
+    return _memory(
+        Path(path),
+        _mtime_ns(path),
+        key=key,
+        success_threshold=success_threshold,
+        embedder=embedder,
+        vectors_file=vectors_file,
+    )
 
 
 @lru_cache(maxsize=4)
@@ -60,7 +67,7 @@ def _read(path: Path, stamp: int) -> tuple[Trajectory, ...]:
 
 @lru_cache(maxsize=4)
 def _memory(
-    path: Path, stamp: int, key: KeyName, success_threshold: float | None, embedder: str, vectors_file: str
+    path: Path, stamp: int, *, key: KeyName, success_threshold: float | None, embedder: str, vectors_file: str
 ) -> Trajectories:
     return Trajectories(
         bank=_read(path, stamp),

@@ -120,7 +120,9 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, an unreachable node.
     """
-    edges, routers, fan_outs = parse_flow(flow), routers or {}, fan_outs or {}
+    edges = parse_flow(flow)
+    routers = routers or {}
+    fan_outs = fan_outs or {}
     _check(edges, nodes, routers, fan_outs)
     wiring = Wiring(dict(nodes), edges, routers, fan_outs)
     if chain:

@@ -41,14 +41,14 @@ SHARED: Mapping[str, bool] = {"shared": True}
 
 @dataclass(frozen=True)
 class WritingStyle:
-    """How a method wants a model that writes to be asked for its actions. Prompts are named by their files in nodes/prompts/."""
+    """The way in which a method has a writing model asked for actions. Prompts are named by their files in nodes/prompts/."""
 
     action_prompt: str = "act/write"
     """The prompt for one action, in worlds that are played step by step."""
     answer_prompt: str = "act/answer"
     """The prompt for a whole answer, in worlds that read one (they have `read`)."""
     thinks_before_each_action: bool = False
-    """Whether an answer of several actions is asked for action by action, with a thought before each."""
+    """True if an answer of several actions is asked for action by action, with a thought before each."""
     vote_mark: str = ""
     """The mark of a further line in the reply, `Memory` for `Memory: yes`, that sets the channel `vote`; empty: no such line."""
 
@@ -80,7 +80,7 @@ def check_least(settings: Any, method: str, **least: float) -> None:
             raise UserError(f"{method}: {name} is at least {value:g}, got {given}")
 
 
-def uniform_policy(seen: PromptView) -> Node:
+def uniform_policy(view: PromptView) -> Node:
     """A policy that finds every admissible action equally likely, whatever the prompt view shows."""
     return UniformPolicy()
 
@@ -114,6 +114,7 @@ class MethodInputs:
     """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
 
     environment: Environment
+    """The world that is played."""
     journal: Journal = field(default_factory=Journal)
     """The log of steps. The default lives in this process."""
     make_policy: Callable[[PromptView], Node] = field(default=uniform_policy, repr=False)
@@ -136,7 +137,7 @@ class MethodInputs:
     """Tokens of the window that are left for the system message, the template and the reply; 4096 if not given, but at most a
     quarter of the window."""
     list_actions: bool = False
-    """Whether prompts list the admissible actions."""
+    """True if prompts list the admissible actions."""
     run: str = ""
     """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
     prompts: Path | None = None
@@ -178,14 +179,22 @@ class MethodInputs:
             stepwise: ask for one action at a time also where the environment can read a whole answer.
             more: further fields of `MethodInputs`, by name.
         """
-        read, prompts = None if stepwise else getattr(environment, "read", None), more.get("prompts")
+        prompts = more.get("prompts")
+        read = None if stepwise else getattr(environment, "read", None)
         free_text = bool(getattr(environment, "free_text", hasattr(environment, "read")))
 
         def write(view: PromptView, style: WritingStyle = _PLAIN) -> Node:
             by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1
             if read is None or by_step:
-                return act_policy(model, view, style.action_prompt, prompts, free_text=free_text, vote_mark=style.vote_mark)
-            return answer_policy(model, view, read, style.answer_prompt, prompts)
+                return act_policy(
+                    model,
+                    view,
+                    name=style.action_prompt,
+                    prompts=prompts,
+                    free_text=free_text,
+                    vote_mark=style.vote_mark,
+                )
+            return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
 
         ours: dict[str, Any] = {"history_steps": 20, "model": model, "make_writing_policy": write, "list_actions": read is None}
         return cls(environment, journal, write, **ours | more)
@@ -263,7 +272,8 @@ class MethodInputs:
     def success_predicate(self, given: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
         """A predicate: did an attempt of this bank or of this run succeed? It gives None where that is unknown."""
         ids = {trajectory.id for trajectory in bank}
-        in_bank, in_run = reaches_return(self.bank_success_threshold(given)), reaches_return(self.success_threshold(given))
+        in_bank = reaches_return(self.bank_success_threshold(given))
+        in_run = reaches_return(self.success_threshold(given))
         return lambda attempt: (in_bank if attempt.id in ids else in_run)(attempt)
 
     @property

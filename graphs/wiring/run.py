@@ -78,7 +78,8 @@ class TallyEpisode:
         return self.log.path is not None
 
     def __call__(self, state: RunState) -> dict[str, Any]:
-        run, episode, usage = state["run"], state["episode"], state["usage"]
+        run, episode = state["run"], state["episode"]
+        usage = state["usage"]
         self.log.append(
             {
                 "id": f"{run}/{episode}",
@@ -143,7 +144,9 @@ class CommitAttempt:
             return {"answer": len(state["values"]) - 1}
         top = max(known.values())
         tied = sorted((e for e, value in known.items() if value == top), key=lambda e: (state["lengths"][e], e))
-        returns, usage, limit = dict.fromkeys(tied, -math.inf), Usage(), state.get("tokens", 0)
+        returns = dict.fromkeys(tied, -math.inf)
+        usage = Usage()
+        limit = state.get("tokens", 0)
         used_up = limit and state["spent"] >= limit
         for episode in tied[: self.max_ties] if self.judge and len(tied) > 1 and not used_up else ():
             judged = [self._rejudge(state, episode, n) for n in range(self.judgements)]

@@ -69,7 +69,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version
 
-        value = version("learngraph")
+        value: Any = version("learngraph")
     elif name in _LOADED_ON_USE:
         from importlib import import_module
 

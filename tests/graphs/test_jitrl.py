@@ -165,6 +165,20 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     assert mean(run.build(episode(again, chain=True)).invoke(plan)["scores"]) > mean(first[:2]) + 3
 
 
+def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
+    from langgraph.store.memory import InMemoryStore
+
+    from learngraph.memory.storage.shelf import RecordStore
+
+    shelf = RecordStore(InMemoryStore(), ("toy",), Trajectory)
+    assert len(scores(jitrl.build(MethodInputs(TOY, shelf=shelf)), episodes=3)) == 3
+    assert [trajectory.episode for trajectory in shelf.all()] == [0, 1, 2]
+    memory = Experiences(gamma=0.8)
+    scores(jitrl.build(MethodInputs(TOY, shelf=shelf), experiences=memory), episodes=2)
+    assert len({experience.id.rpartition("/")[0] for experience in memory}) == 2
+    assert len([*shelf.all()]) == 3
+
+
 def test_cross_task_memory_is_a_switch() -> None:
     memory = Experiences(gamma=0.5)
     scores(episode(memory, chain=True), seed=0, episodes=10)
