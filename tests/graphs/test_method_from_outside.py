@@ -20,7 +20,6 @@ import pytest
 import rest_method
 
 from learngraph.graphs import methods
-from learngraph.graphs.cli import main as cli
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import parse_flow
 from learngraph.graphs.wiring.parts import MethodInputs
@@ -126,13 +125,18 @@ def test_a_run_that_was_cut_off_has_the_same_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_command_line_runs_resumes_and_compares_it(tmp_path: Path) -> None:
-    command = ["run", *COMMAND, "--episodes", "4", "--compare", "icrl", "rest_method:METHOD:greedy", "--out", "out", "--json"]
+    """`temperature` is marked as shared, and icrl has it, too; `max_attempts` is not, and stays the method's own."""
+    knobs = ["--max-attempts", "3", "--temperature", "0.5"]
+    others = ["--compare", "icrl", "rest_method:METHOD:greedy"]
+    command = ["run", *COMMAND, "--episodes", "4", *knobs, *others, "--out", "out", "--json"]
     done = learngraph(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["method"] for row in rows] == ["rest_method:METHOD", "icrl", "rest_method:METHOD:greedy"]
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())["methods"]
-    assert settings["rest_method:METHOD:greedy"]["temperature"] == 0
+    assert settings["rest_method:METHOD"] == {"max_attempts": 3, "temperature": 0.5}
+    assert settings["icrl"]["temperature"] == 0.5
+    assert settings["rest_method:METHOD:greedy"] == {"max_attempts": 8, "temperature": 0.0}
     for left in (tmp_path / "out").rglob("result.json"):
         left.unlink()
     again = learngraph(*command, cwd=tmp_path)
@@ -182,11 +186,3 @@ def test_a_name_is_a_method_and_a_preset(name: str, parts: tuple[str, str]) -> N
 def test_a_wrong_name_is_answered_with_what_would_do(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         methods.find_method(name)
-
-
-def test_what_a_comparison_shares_is_marked_at_the_field() -> None:
-    """`temperature` is marked in both; a knob that the method did not mark stays its own, whatever it is called."""
-    assert methods.shared_fields(rest_method.ReST) == ("temperature",)
-    jitrl = cli._settings("jitrl")
-    given = cli._settings("rest_method:METHOD", main=("jitrl", jitrl), shared={"temperature": 0.5, "max_attempts": 1, "k": 3})
-    assert given == rest_method.ReST(temperature=0.5)

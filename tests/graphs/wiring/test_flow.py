@@ -127,7 +127,7 @@ def yields(state: Counting) -> Any:
 
 
 def same_chained(flow: str, nodes: dict[str, Any], **more: Any) -> Any:
-    """What a graph comes to, chained or not, called or awaited."""
+    """The results of a graph, chained or not, called or awaited."""
     results = []
     for chain in (False, True):
         graph = wire(StateGraph(Counting), flow, nodes, chain=chain, **more).compile()
