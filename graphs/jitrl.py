@@ -70,7 +70,6 @@ class JitRL:
     """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
 
     # Which formulas
-
     advantage_estimator: Literal["shrunk", "paper", "reference"] = "shrunk"
     """The formulas from returns to advantages: `shrunk` (ours), `paper` (Eq. 4 to 7 and 25 to the letter), `reference` (the
     authors' code, with its defects)."""

@@ -187,7 +187,7 @@ def pocket(rounds: int) -> None:
             continue
         (rest, fresh), usage = computed(watched.prompts, count), model.usage
         row = f"    {name:<34}{rest / fresh:>16.3f}{usage.prefilled_tokens / fresh:>19.3f}"
-        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forwards:>10}", flush=True)
+        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forward_passes:>10}", flush=True)
 
 
 def main() -> None:

@@ -99,7 +99,7 @@ def test_one_forward_pass_per_env_step() -> None:
     world = KeywordKeep()
     policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
     out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
-    assert model.usage.forwards == out["step"]
+    assert model.usage.forward_passes == out["step"]
 
 
 def test_memory_calls_no_encoder() -> None:
