@@ -33,15 +33,25 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 from ..memory.trajectories import OutcomeFilter, Trajectories
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
-from ..nodes.state import Choice, Considered, Episode, EpisodeInput, EpisodeResult, Guided, Judged, Planned, Recollected
+from ..nodes.state import (
+    ChoiceChannels,
+    DraftChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PrecedentChannels,
+    RewardChannels,
+    StrategyChannels,
+)
 from ..nodes.synthesize.strategy import (
     RecallStrategy,
     StrategyPrompt,
@@ -109,7 +119,9 @@ ACT = WritingStyle("adamem/act", thinks_before_each_action=True)
 ACT_RAW = WritingStyle("adamem/raw", thinks_before_each_action=True)
 
 
-class AdaMEMState(Episode, Recollected, Guided, Considered, Planned, Choice, Judged):
+class AdaMEMState(
+    EpisodeChannels, PrecedentChannels, StrategyChannels, DraftChannels, PlanChannels, ChoiceChannels, RewardChannels
+):
     """The channels of an AdaMEM episode."""
 
 
@@ -129,13 +141,11 @@ class AdaMEM:
     retrieval_key: KeyName = "structured"
     """phi(s_t): `structured`, of the goal and the present state; `whole`, of the whole prompt with its history, as in the paper."""
     embedder: str = ""
-    """The sentence-transformers model of dense keys, by folder or name. Empty: exact Jaccard over words. Paper:
-    Qwen3-Embedding-4B."""
+    """Dense keys: a sentence-transformers model by folder or name. Empty: exact Jaccard over words. Paper: Qwen3-Embedding-4B."""
     vectors_file: str = ""
     """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     outcomes: OutcomeFilter = "all"
-    """The trajectories that precedents come from: those that ended in `success`, in `failure`, `all`, or k of each, `mixed`.
-    Paper: success."""
+    """The outcomes of their trajectories: `success`, `failure`, `all`, or k of each, `mixed`. Paper: success."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
     min_similarity: float = 0.3
@@ -297,8 +307,7 @@ class Mode(NamedTuple):
     """True if a strategy serves until another is written; else it serves one action."""
     shows_precedents: bool = False
     """True if prompts show the experiences themselves in place of a strategy."""
-    strategy_prompt: Literal["strategy", "ungrounded"] = "strategy"
-    """The prompt that a strategy is written from."""
+    strategy_prompt: str = "adamem/strategy"
 
 
 MODES: Mapping[str, Mode] = {
@@ -311,16 +320,15 @@ MODES: Mapping[str, Mode] = {
     ),
     "max": Mode(MAX_FLOW, {"recollect": route_precedents, "act": route_episode_end}),
     "raw": Mode(RAW_FLOW, {"act": route_episode_end}, shows_precedents=True),
-    "no-precedents": Mode(NO_PRECEDENTS_FLOW, {"act": route_episode_end}, strategy_prompt="ungrounded"),
+    "no-precedents": Mode(NO_PRECEDENTS_FLOW, {"act": route_episode_end}, strategy_prompt="adamem/ungrounded"),
 }
 
 
 def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes that every mode has."""
-    start: dict[str, Any] = {"used": [], "precedents": [], "tentative": None, "vote": False, "reasons": []}
-    start |= {"strategy": None, "written": -1, "synthesis": None}
+    start = {"used": [], "precedents": [], "reasons": [], "vote": False, "written": -1}
     return {
-        "begin": Begin(parts.environment, start),
+        "begin": Begin(parts.environment, {**start, "strategy": None, "synthesis": None, "tentative": None}),
         "choose": Choose(settings.temperature),
         "act": Act(
             parts.environment,
@@ -339,10 +347,7 @@ def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories,
     room = parts.max_prompt_tokens // 2
     excerpts = Excerpts(memory, parts.count_tokens, max_tokens=room, max_following_steps=settings.followup_steps)
     running: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
-    if mode.shows_precedents:
-        propose = parts.acting_policy(PrecedentsPrompt(excerpts=excerpts, **running), ACT_RAW)
-    else:
-        propose = parts.acting_policy(StrategyPrompt(**running), ACT)
+    view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     makers: dict[str, Callable[[], Node]] = {
         "consider": lambda: parts.acting_policy(StrategyPrompt(**running), mode.draft),
         "draft": lambda: Choose(settings.temperature),
@@ -369,7 +374,7 @@ def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories,
             excerpts=excerpts,
         ),
         "synthesize": lambda: _synthesize(parts, settings, memory, excerpts=excerpts, prompt=mode.strategy_prompt),
-        "propose": lambda: propose,
+        "propose": lambda: parts.acting_policy(view, ACT_RAW if mode.shows_precedents else ACT),
     }
     drawn = {edge.source for edge in parse_flow(mode.flow)}
     return {name: make() for name, make in makers.items() if name in drawn}
@@ -389,7 +394,7 @@ def _synthesize(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, exc
         layout=parts.prompt_arguments()["layout"],
         count=parts.count_tokens,
         window=parts.max_prompt_tokens,
-        prompt=Prompt.load(f"adamem/{prompt}" if writes else "adamem/line", parts.prompts),
+        prompt=Prompt.load(prompt if writes else "adamem/line", parts.prompts),
         needs_marker=writes,
         recent=settings.history_steps,
     )

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     best_of_n,

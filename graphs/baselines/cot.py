@@ -11,10 +11,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs, WritingStyle
 
@@ -29,7 +29,7 @@ SHORT = WritingStyle(action_prompt="cot/act", answer_prompt="cot/answer")
 LONG = WritingStyle(action_prompt="cot/act_long", answer_prompt="cot/long")
 
 
-class ChainOfThoughtState(Episode, Planned, Choice):
+class ChainOfThoughtState(EpisodeChannels, PlanChannels, ChoiceChannels):
     """The channels of a chain-of-thought attempt."""
 
 

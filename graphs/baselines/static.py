@@ -8,10 +8,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.policies import RecentStepsPrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs, uniform_policy
 
@@ -23,7 +23,7 @@ flowchart LR
 """
 
 
-class StaticState(Episode, Choice):
+class StaticState(EpisodeChannels, ChoiceChannels):
     """The channels of a static episode."""
 
 

@@ -35,7 +35,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from typing_extensions import TypedDict
 
-from ...memory.records import Trajectory, UserError
+from ...memory.errors import UserError
+from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
 from ...memory.storage.shelf import RecordStore

@@ -20,7 +20,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Overwrite
 from typing_extensions import is_typeddict
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 

@@ -18,7 +18,7 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .chain import Chain, find_links
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]

@@ -15,8 +15,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
-from ...memory.records import Trajectory, UserError
+from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...nodes.act.episode import Environment
 from ...nodes.act.policies import LocalPolicy, PromptView, Scorer, UniformPolicy, act_policy, answer_policy

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .graphs.wiring.flow import wire as wire
     from .graphs.wiring.parts import MethodInputs as MethodInputs
     from .graphs.wiring.picture import picture as picture
-    from .memory.records import UserError as UserError
+    from .memory.errors import UserError as UserError
     from .memory.storage.chroma_store import ChromaStore as ChromaStore
     from .nodes.act.episode import Environment as Environment
     from .tools.notebook.stepper import start as step
@@ -52,7 +52,7 @@ _LOADED_ON_USE = {
     "ChromaStore": (".memory.storage.chroma_store", "ChromaStore"),
     "Environment": (".nodes.act.episode", "Environment"),
     "MethodInputs": (".graphs.wiring.parts", "MethodInputs"),
-    "UserError": (".memory.records", "UserError"),
+    "UserError": (".memory.errors", "UserError"),
     "adamem": (".graphs.adamem", ""),
     "claas": (".graphs.claas", ""),
     "icrl": (".graphs.icrl", ""),

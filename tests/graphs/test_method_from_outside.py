@@ -24,7 +24,8 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import parse_flow
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.buffer import Buffer
-from learngraph.memory.records import Candidate, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Candidate, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows

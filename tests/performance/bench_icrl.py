@@ -30,7 +30,7 @@ from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import LocalPolicy, PromptView, answer_policy
 from learngraph.nodes.prompt import Prompt

@@ -20,7 +20,7 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import RecordStore
 from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, admissible_actions
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.state import Episode
+from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -29,7 +29,7 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 class Stay:
     """A policy that never leaves the first place, so that only the number of steps varies."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in admissible_actions(state, "stay")]}
 
 

@@ -22,10 +22,18 @@ from learngraph.graphs.wiring.flow import Node, compile_graph, wire
 from learngraph.graphs.wiring.parts import SHARED, MethodInputs, check_least
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.records import Shown
-from learngraph.nodes.act.decide import Choose
+from learngraph.nodes.act.choose import Choose
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end
 from learngraph.nodes.retrieve.attempts import AttemptsPrompt, Layout, Push
-from learngraph.nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Planned
+from learngraph.nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
 
 FLOW = """
 flowchart LR
@@ -35,7 +43,7 @@ flowchart LR
 """
 
 
-class ReSTState(Episode, Composed, Planned, Choice, Judged):
+class ReSTState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels):
     """The channels of an attempt."""
 
 
@@ -66,7 +74,7 @@ class FilterAttempts:
     buffer: Buffer
     max_attempts: int
 
-    def __call__(self, state: Episode) -> Composed:
+    def __call__(self, state: EpisodeChannels) -> PromptChannels:
         attempts = self.buffer.attempts(state["run"], state["task"].id, state["episode"])
         returns = [attempt.value for attempt in attempts if attempt.value is not None]
         middle = median(returns) if returns else 0.0
