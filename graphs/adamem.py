@@ -2,8 +2,7 @@
 
 Long-term memory holds steps of earlier trajectories. They are found by the state that the agent is in, not by its task alone. From
 the nearest ones a strategy is written: a few items of advice for the next actions. The agent acts on it and forgets it, or keeps it
-until the situation calls for another. Nothing is trained: the agent learns because finished episodes join the memory. (Step-MFT
-also fine-tunes the writer, on strategies that changed an action for the better: nodes/synthesize/mft.py.)
+until the situation calls for another. Nothing is trained: finished episodes join the memory. (Step-MFT: nodes/synthesize/mft.py.)
 
     consider   a'_t, d_mem ~ pi( . | s_t): draft an action, and vote on asking memory            Alg. 1
     decide     ask memory if the vote or another trigger says so                                 nodes/retrieve/triggers.py
@@ -20,8 +19,7 @@ also fine-tunes the writer, on strategies that changed an action for the better:
 | `raw` | at every step; the experiences themselves stand in the prompt (ablation) | 1 |
 | `no-precedents` | never: a strategy from the state alone (ablation) | 2 |
 
-The default is `low`. Where nothing is alike enough, no strategy is written and the plain action is taken: one call. With
-`author=rule` writing takes no call. Without memory and strategy the method is ReAct (baselines/react.py).
+The default is `low`. Where nothing is alike enough, the plain action is taken: one call. `author=rule` writes without a call.
 """
 
 from __future__ import annotations
@@ -344,8 +342,7 @@ def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mo
 
 def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes from a situation to candidates, as far as the mode's drawing has them."""
-    room = parts.max_prompt_tokens // 2
-    excerpts = Excerpts(memory, parts.count_tokens, max_tokens=room, max_following_steps=settings.followup_steps)
+    excerpts = Excerpts(memory, parts.count_tokens, parts.max_prompt_tokens // 2, settings.followup_steps)
     running: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     makers: dict[str, Callable[[], Node]] = {
