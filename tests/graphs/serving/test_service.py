@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
+from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
 from learngraph.graphs.serving.versions import AdapterState, gradient_steps_of, hash_fraction
 from learngraph.memory.claas.replay import Replay, ReplayLimits
@@ -664,6 +666,12 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
         status = await service.status("acme")
         assert status["scopes"][0]["updates"][-1]["outcome"] == "live"
         assert status["scopes"][0]["updates"][0]["step"] == 1
+
+
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[serve\]'"):
+        ServiceMetrics()
 
 
 class Away(urn.UrnEngine):  # type: ignore[misc]
