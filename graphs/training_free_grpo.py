@@ -99,9 +99,10 @@ from ..nodes.update.library import (
     passthrough,
 )
 from .baselines import react
-from .wiring.flow import FlowError, Node, PlainLoop, Router, compile_graph, wire
+from .wiring.flow import FlowError, Node, Router, compile_graph, wire
 from .wiring.flow import to_mermaid as drawing
-from .wiring.parts import MethodInputs, check_literals
+from .wiring.loop import PlainLoop
+from .wiring.parts import THINK_THEN_ACT, MethodInputs, check_literals
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
@@ -366,7 +367,7 @@ def episode_graph(
     )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
+        "propose": parts.acting_policy(seen, THINK_THEN_ACT),
         "choose": Choose(settings.temperature if temperature is None else temperature),
         "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
     }
