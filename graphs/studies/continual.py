@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import UserError
-from .benchmark import aligned, interval, mean, with_interval
+from .benchmark import interval, markdown_table, mean, with_interval
+from .figures import save_figure
 
 __all__ = [
     "METRICS",
@@ -154,7 +155,7 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
     told = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["arm", "trials", *(head for head, _ in told)]]
     lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
-    return aligned(lines)
+    return markdown_table(lines)
 
 
 def _gain_over_baseline(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
@@ -180,7 +181,7 @@ def matrix_table(trials: Sequence[Trial]) -> str:
     lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
     for k, row in enumerate(averaged):
         lines.append([f"after split {k}" if k else "untrained", *(f"{p:.2f}" for p in row), f"{mean(row):.2f}"])
-    return aligned(lines)
+    return markdown_table(lines)
 
 
 def _mean_matrix(trials: Sequence[Trial]) -> list[list[float]]:
@@ -222,8 +223,4 @@ def draw_heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], c
         place.set_axis_off()
     if drawn is not None:
         figure.colorbar(drawn, ax=places, label="success", shrink=0.6)
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
-        figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
-        part.replace(path)
+    save_figure(figure, paths)
