@@ -122,7 +122,7 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers.
 
     Only the quantile is scipy's: `scipy.stats.t.interval` gives NaN where all numbers are equal, and importing scipy.stats takes
-    half a second more.
+    over half a second more.
     """
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
