@@ -29,8 +29,8 @@ ONLY_IN = {
     "transformers": MODELS,
     "peft": MODELS,
     "llguidance": ("tools/local/",),
-    "fastapi": ("tools/serving/",),
-    "uvicorn": ("tools/serving/",),
+    "fastapi": ("tools/serving/", "tools/environments/support/shop_server.py"),
+    "uvicorn": ("tools/serving/", "tools/environments/support/shop_server.py"),
 }
 """Heavy package -> the folders whose files may import it."""
 

@@ -44,6 +44,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_settings, check_split, pick_task
 from .support.live import LiveGames
 
 __all__ = ["SPLITS", "TASK_TYPES", "AlfWorld"]
@@ -109,9 +110,7 @@ class AlfWorld:
         if kind and kind not in TASK_TYPES:
             raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TASK_TYPES)}")
         chosen = dict(settings or {})
-        for key in chosen:
-            if key not in ("data", "split"):
-                raise UserError(f"alfworld: no setting {key!r}; it has data, split")
+        check_settings("alfworld:", chosen, ("data", "split"))
         test = chosen.get("split", SPLITS["test"])
         if test not in _FOLDERS:
             raise UserError(f"alfworld: no folder of games {test!r}; there are {', '.join(_FOLDERS)}")
@@ -136,12 +135,10 @@ class AlfWorld:
         Raises:
             UserError: no such split or task, no games, or a file that is not a game.
         """
-        files = self._games(split)
-        if not 0 <= seed < len(files):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(files) - 1}, got {seed}")
+        file = pick_task(self.name, {split: self._games(split)}, split, seed)
         folder = self._folders[split]
         where = split if folder == SPLITS[split] else folder
-        return Task(f"{self.kind or 'alfworld'}-{where}-{seed}", _read(files[seed]).instruction, _number(files[seed]))
+        return Task(f"{self.kind or 'alfworld'}-{where}-{seed}", _read(file).instruction, _number(file))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
         """What the game shows after these actions.
@@ -195,8 +192,7 @@ class AlfWorld:
         return self._root
 
     def _games(self, split: str) -> tuple[Path, ...]:
-        if split not in self._folders:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._folders)}")
+        check_split(self.name, split, self._folders)
         folder = self._folders[split]
         with self._lock:
             if folder not in self._listed:

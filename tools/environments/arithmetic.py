@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_actions, check_horizon, check_split, check_step, pick_task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = [
@@ -550,8 +551,7 @@ class Game24:
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         settings = settings or {}
-        if horizon < 1:
-            raise UserError(f"game24: horizon must be at least 1, got {horizon}")
+        check_horizon("game24", horizon)
         if "puzzle" in settings and settings.keys() & {"order", "csv"}:
             raise UserError("game24: either puzzle=… or order=… and csv=…, not both")
         demos = settings.get("demos", str(len(DEMONSTRATIONS)))
@@ -605,14 +605,10 @@ class Game24:
         Raises:
             UserError: there is no such split or task.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         if self.only:
             return self.puzzle_task(_numbers_text(self.only))
-        rows = self._splits[split]
-        if not 0 <= seed < len(rows):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(rows) - 1}, got {seed}")
-        return self._task(f"game24-{split}-{seed}", rows[seed])
+        return self._task(f"game24-{split}-{seed}", pick_task(self.name, self._splits, split, seed))
 
     def puzzle_task(self, numbers: str) -> Task:
         """The task of a puzzle of one's own, e.g. `4 5 6 10`.
@@ -662,15 +658,11 @@ class Game24:
 
     def _play(self, task: Task, actions: Sequence[str]) -> list[_Turn]:
         """The start, and what became of each action."""
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         puzzle = self.puzzle(task)
         turns = [_start(puzzle)]
         for step, action in enumerate(actions):
-            if turns[-1].over or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str):
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=turns[-1].over or step >= self.horizon, empty=True)
             turns = [*_turns(puzzle, tuple(actions[: step + 1]))]
         if len(actions) >= self.horizon:
             turns[-1] = replace(turns[-1], over=True)

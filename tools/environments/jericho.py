@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_split
 from .support.live import LiveGames
 
 __all__ = ["Jericho", "ValidActions"]
@@ -133,8 +134,7 @@ class Jericho:
 
         Task 0 of `test` has the walkthrough's random numbers. In detective seeds change nothing.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(_SPLITS)}")
+        check_split(self.name, split, _SPLITS)
         if not 0 <= seed < 1_000_000:
             raise UserError(f"{self.name}: task seeds are 0 to 999999, got {seed}")
         goal = f"You are playing the text adventure {self.game}. Score as many points as you can."

@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_horizon
 
 __all__ = ["ANSWERS", "HORIZON", "KEYS", "MOVES", "Domain", "KeywordKeep", "PosteriorExpert", "domain"]
 
@@ -109,8 +110,7 @@ class KeywordKeep:
     solved = OPTIMUM
 
     def __init__(self, horizon: int = HORIZON) -> None:
-        if horizon < 1:
-            raise UserError(f"toy: horizon must be at least 1, got {horizon}")
+        check_horizon(self.name, horizon)
         self.horizon = horizon
 
     def task(self, seed: int, split: str = "test") -> Task:

@@ -52,6 +52,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.ranking import Ranking, words
 
 __all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalise_answer"]
@@ -154,12 +155,9 @@ class Passages:
     """The score from which a question counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
-        for key in settings or {}:
-            if key not in _USUAL:
-                raise UserError(f"hotpot: no setting {key!r}; it has {', '.join(_USUAL)}")
+        check_settings("hotpot:", settings or {}, tuple(_USUAL))
         chosen = _USUAL | dict(settings or {})
-        if horizon < 1:
-            raise UserError(f"hotpot: horizon must be at least 1, got {horizon}")
+        check_horizon("hotpot", horizon)
         if chosen["source"] not in ("", "own"):
             raise UserError(f"hotpot: no source {chosen['source']!r}; there is own (or file=PATH)")
         if chosen["source"] and chosen["file"]:
@@ -195,13 +193,8 @@ class Passages:
         Raises:
             UserError: there is no such split or question.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        return Task(f"hotpot-{split}-{seed}", self.questions[places[seed]].text, places[seed])
+        place = pick_task(self.name, self._splits, split, seed)
+        return Task(f"hotpot-{split}-{seed}", self.questions[place].text, place)
 
     def question(self, task: Task) -> _Question:
         """The question of a task, with what the file says of it.
@@ -219,15 +212,11 @@ class Passages:
         Raises:
             UserError: an action is no text, or the episode was over before it.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         self.question(task)
         turn = self._turn(task.seed, ())
         for step, action in enumerate(actions):
-            if turn.over or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str) or not action.strip():
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=turn.over or step >= self.horizon)
             turn = self._turn(task.seed, tuple(actions[: step + 1]))
         over = turn.over or len(actions) >= self.horizon
         listed = () if over or not self.listed else self._list_actions(task, turn)

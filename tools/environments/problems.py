@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_horizon, check_settings, check_split, check_written_answer, pick_task
 from .support.verifying import Unverified, Workers
 
 __all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]
@@ -96,15 +97,10 @@ def answer_observation(
     Raises:
         UserError: the answer is no text, or more than one was given.
     """
-    if isinstance(actions, str):
-        raise UserError(f"{name}: actions must be a sequence of strings, got the string {actions!r}")
+    check_written_answer(name, task, actions)
     if not actions:
         head = " ".join(problem().split())
         return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-    if not isinstance(actions[0], str):
-        raise UserError(f"{name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-    if len(actions) > 1:
-        raise UserError(f"{name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
     verdict = check(task, actions[0])
     return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
 
@@ -234,11 +230,8 @@ class Problems:
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         settings = settings or {}
-        for key in settings:
-            if key not in _SETTINGS:
-                raise UserError(f"math: no setting {key!r}; it has {', '.join(_SETTINGS)}")
-        if horizon < 1:
-            raise UserError(f"math: horizon must be at least 1, got {horizon}")
+        check_settings("math:", settings, _SETTINGS)
+        check_horizon("math", horizon)
         if "file" in settings and "dataset" in settings:
             raise UserError("math: either file=PATH or dataset=NAME, not both")
         for key in ("subset", "part"):
@@ -310,15 +303,11 @@ class Problems:
         Raises:
             UserError: there is no such split or problem.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            dropped = f" ({self.report})" if self.report.dropped_rows else ""
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}{dropped}")
-        text = f"{self.problems[places[seed]].text}\nReason step by step, and put the final answer in \\boxed{{}}."
-        return Task(f"math-{split}-{seed}", text, places[seed])
+        check_split(self.name, split)
+        dropped = f" ({self.report})" if self.report.dropped_rows else ""
+        place = pick_task(self.name, self._splits, split, seed, dropped)
+        text = f"{self.problems[place].text}\nReason step by step, and put the final answer in \\boxed{{}}."
+        return Task(f"math-{split}-{seed}", text, place)
 
     def size(self, split: str) -> int:
         """How many problems a split has."""

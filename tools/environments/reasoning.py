@@ -27,6 +27,7 @@ from typing import Any
 
 from ...memory.records import Observation, Task, UserError
 from .problems import AnswerVerdict, answer_observation, final_answer
+from .support.arguments import check_horizon, check_settings, check_split
 from .support.verifying import Unverified, Workers
 
 __all__ = ["UNUSABLE_GENERATORS", "Reasoning", "written_answer"]
@@ -72,8 +73,7 @@ class Reasoning:
     """The score from which a problem counts as solved."""
 
     def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        if horizon < 1:
-            raise UserError(f"reasoning: horizon must be at least 1, got {horizon}")
+        check_horizon("reasoning", horizon)
         if generator in UNUSABLE_GENERATORS:
             raise UserError(f"reasoning: {generator} cannot be used: {UNUSABLE_GENERATORS[generator]}")
         if find_spec("reasoning_gym") is None:
@@ -100,9 +100,7 @@ class Reasoning:
             known = self.workers.ask("fields", name=self.generator) if settings else []
         except Unverified as cause:
             raise UserError(f"reasoning: {cause}") from cause
-        for key in settings:
-            if key not in known:
-                raise UserError(f"reasoning: {self.generator} has no setting {key!r}; it has {', '.join(known)}")
+        check_settings(f"reasoning: {self.generator} has", settings, known)
         return {key: _value(text) for key, text in settings.items()}
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -111,8 +109,7 @@ class Reasoning:
         Raises:
             UserError: there is no such split or task, or the generator cannot draw it.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         if seed < 0:
             raise UserError(f"{self.name}: task seeds count from 0, got {seed}")
         code = len(_SPLITS) * seed + _SPLITS.index(split)

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...memory.records import Observation, Task, UserError
-from .support.java import GameServer, Java
+from .support.arguments import check_settings, pick_task
+from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
 __all__ = ["OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
@@ -149,9 +150,7 @@ class ScienceWorld:
             raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(OFFICIAL_STEP_LIMITS)}")
         usual = {"simplifications": "easy", "limit": str(_LIMIT), "actions": "compact", "embedder": ""}
         chosen = dict(settings or {})
-        for key in chosen:
-            if key not in usual:
-                raise UserError(f"scienceworld:{task}: no setting {key!r}; it has {', '.join(usual)}")
+        check_settings(f"scienceworld:{task}:", chosen, tuple(usual))
         changed = {key: value for key, value in sorted(chosen.items()) if value != usual[key]}
         self.game = task
         self.name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
@@ -165,8 +164,7 @@ class ScienceWorld:
             raise UserError(f"{self.name}: got an embedder by name and another as an object: choose one")
         self._grounding = Grounding(embed or _sentence_transformer(chosen["embedder"])) if embed or chosen["embedder"] else None
         self._live = LiveGames(self.name, self._start, self.horizon, size=live, free_text=True)
-        self._lock = threading.RLock()
-        self._machines: list[Java] = []
+        self._machines = JavaMachines(self._launch, self._new_server)
         self._folds: dict[str, tuple[int, ...]] = {}
         self._classes: dict[int, str] = {}
         self._instructions: dict[int, str] = {}
@@ -178,21 +176,16 @@ class ScienceWorld:
         Raises:
             UserError: no such split or variation, no package, or no Java.
         """
-        folds = self._official()
-        if split not in folds:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(folds)}")
-        if not 0 <= seed < len(folds[split]):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(folds[split]) - 1}, got {seed}")
-        variation = folds[split][seed]
+        variation = pick_task(self.name, self._official(), split, seed)
         if variation not in self._instructions:
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, variation, self._simple, False)
-            told = " ".join(str(server.ask("getTaskDescription")).split())
+            instruction = " ".join(str(server.ask("getTaskDescription")).split())
             if self.actions == "none":
                 commands = [str(command) for command in server.ask("getPossibleActions")]
-                told += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
+                instruction += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
             server.release()
-            self._instructions[variation] = told
+            self._instructions[variation] = instruction
         return Task(f"{self.game}-{variation}", self._instructions[variation], variation)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
@@ -219,12 +212,9 @@ class ScienceWorld:
         """The solution that the game itself generates, up to success and cut at the horizon. It is not the shortest."""
         if task.seed not in self._gold:
             self._variation(task)
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, task.seed, self._simple, True)
-            path = [str(action) for action in server.ask("getGoldActionSequence")][: self.horizon]
-            server.release()
-            done = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
-            self._gold[task.seed] = tuple(path[:done])
+            self._gold[task.seed] = self._live.cut_at_end(task, server.solution())
         return self._gold[task.seed]
 
     def optimum(self, task: Task) -> float:
@@ -234,17 +224,13 @@ class ScienceWorld:
     def close(self) -> None:
         """End the live games and their Java machines. The next use starts them again."""
         self._live.close()
-        with self._lock:
-            machines, self._machines = self._machines, []
-        for java in machines:
-            java.end()
+        self._machines.end()
 
     def _official(self) -> dict[str, tuple[int, ...]]:
         if not self._folds:
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, 0, self._simple, False)
-            names = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
-            folds = {split: tuple(int(v) for v in server.ask(method)) for split, method in names.items()}
+            folds = server.official_splits("getVariations")
             classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
             self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
             server.release()
@@ -256,20 +242,16 @@ class ScienceWorld:
             return task.seed
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
 
-    def _server(self) -> GameServer:
-        """A machine without a world: one given back by a finished game, or a new one (half a second)."""
-        with self._lock:
-            self._machines = [java for java in self._machines if java.is_alive()]
-            for java in self._machines:
-                if java.idle:
-                    return GameServer(java, java.idle.pop())
-            java = Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
-            self._machines.append(java)
-            return GameServer(java, java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+    def _launch(self) -> Java:
+        return Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
+
+    @staticmethod
+    def _new_server(java: Java) -> Any:
+        return java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         variation = self._variation(task)
-        episode = _Episode(self._server(), self.actions, self._classes, self._grounding, self.horizon)
+        episode = _Episode(self._machines.server(), self.actions, self._classes, self._grounding, self.horizon)
         episode.server.ask("load", self.game, variation, self._simple, False)
         return episode, episode.begin()
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...memory.records import Observation, Task, UserError
-from .support.java import GameServer, Java
+from .support.arguments import pick_task
+from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
 __all__ = ["DEFAULT_PARAMETERS", "GAMES", "TextWorldExpress"]
@@ -94,10 +94,9 @@ class TextWorldExpress:
         self._settings = ",".join(f"{key}={value}" for key, value in sorted(self.params.items()))
         # The package keeps parts of a sorting game in static variables: two in one Java machine take each other's objects
         # (17 of 24 interleaved random episodes went wrong; none of 24 in each of the seven other games).
-        self._alone = game == "sorting"
-        self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if self._alone else live)
-        self._lock = threading.RLock()
-        self._machines: list[Java] = []
+        is_alone = game == "sorting"
+        self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if is_alone else live)
+        self._machines = JavaMachines(self._launch, self._new_server, is_shared=not is_alone)
         self._folds: dict[str, tuple[int, ...]] = {}
         self._gold: dict[int, tuple[str, ...]] = {}
 
@@ -107,13 +106,8 @@ class TextWorldExpress:
         Raises:
             UserError: no such split or task, no package, no Java, or parameters that the game refuses.
         """
-        folds = self._official()
-        if split not in folds:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(folds)}")
-        if not 0 <= seed < len(folds[split]):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(folds[split]) - 1}, got {seed}")
-        official = folds[split][seed]
-        server = self._server()
+        official = pick_task(self.name, self._official(), split, seed)
+        server = self._machines.server()
         server.ask("generateNewGameJSON", official, split, False)
         instruction = _tidy(str(server.ask("getTaskDescription")))
         server.release()
@@ -158,12 +152,9 @@ class TextWorldExpress:
         """The action sequence that the game itself generates, up to success and cut at the horizon. It always succeeds,
         but it explores on the way: it is not always the shortest."""
         if task.seed not in self._gold:
-            server = self._server()
+            server = self._machines.server()
             server.ask("generateNewGameJSON", task.seed, self._fold(task), True)
-            path = [str(action) for action in server.ask("getGoldActionSequence")][: self.horizon]
-            server.release()
-            done = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
-            self._gold[task.seed] = tuple(path[:done])
+            self._gold[task.seed] = self._live.cut_at_end(task, server.solution())
         return self._gold[task.seed]
 
     def optimum(self, task: Task) -> float:
@@ -174,16 +165,12 @@ class TextWorldExpress:
     def close(self) -> None:
         """End the live games and their Java machine. The next use starts them again."""
         self._live.close()
-        with self._lock:
-            machines, self._machines = self._machines, []
-        for java in machines:
-            java.end()
+        self._machines.end()
 
     def _official(self) -> dict[str, tuple[int, ...]]:
         if not self._folds:
-            server = self._server()
-            names = {"train": "getSeedsTrain", "dev": "getSeedsDev", "test": "getSeedsTest"}
-            folds = {split: tuple(int(seed) for seed in server.ask(method)) for split, method in names.items()}
+            server = self._machines.server()
+            folds = server.official_splits("getSeeds")
             server.release()
             self._folds = folds
         return self._folds
@@ -194,25 +181,20 @@ class TextWorldExpress:
                 return split
         raise UserError(f"{self.name}: {task.id} has seed {task.seed}, which is in no fold: make tasks with task()")
 
-    def _server(self) -> GameServer:
-        """A loaded game without a start yet: one given back by a finished game, or a new one."""
-        with self._lock:
-            self._machines = [java for java in self._machines if java.is_alive()]
-            for java in self._machines:
-                if java.idle:
-                    return GameServer(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
-            if self._alone or not self._machines:
-                self._machines.append(Java.launch(self.name, "textworld_express.constants", _INSTALL))
-            java = self._machines[-1]
-            interface = java.gateway.jvm.textworldexpress.runtime.PythonInterface()
-            problem = str(interface.load(self.game, self._settings) or "").strip()
-            if problem:
-                raise UserError(f"{self.name}: the game was refused: {problem}")
-            return GameServer(java, interface)
+    def _launch(self) -> Java:
+        return Java.launch(self.name, "textworld_express.constants", _INSTALL)
+
+    def _new_server(self, java: Java) -> Any:
+        """A server with the game loaded, which takes 30 to 70 ms; a new episode on it takes 0.5 ms."""
+        interface = java.gateway.jvm.textworldexpress.runtime.PythonInterface()
+        problem = str(interface.load(self.game, self._settings) or "").strip()
+        if problem:
+            raise UserError(f"{self.name}: the game was refused: {problem}")
+        return interface
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         fold = self._fold(task)
-        episode = _Episode(self._server(), self.game)
+        episode = _Episode(self._machines.server(), self.game)
         return episode, episode.show(episode.server.ask("generateNewGameJSON", task.seed, fold, False), "")
 
 

@@ -43,6 +43,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.ranking import Ranking, words
 
 __all__ = [
@@ -517,11 +518,8 @@ class WebShop:
     """The score from which a purchase counts as a success."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON, *, shop: Shop | None = None) -> None:
-        if horizon < 1:
-            raise UserError(f"webshop: horizon must be at least 1, got {horizon}")
-        for key in settings or {}:
-            if key not in _USUAL:
-                raise UserError(f"webshop: no setting {key!r}; it has {', '.join(_USUAL)}")
+        check_horizon("webshop", horizon)
+        check_settings("webshop:", settings or {}, tuple(_USUAL))
         if settings and shop:
             raise UserError("webshop: got settings and a shop: choose one")
         chosen = _USUAL | dict(settings or {})
@@ -541,13 +539,8 @@ class WebShop:
         Raises:
             UserError: there is no such split or goal.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[places[seed]].text}", places[seed])
+        number = pick_task(self.name, self._splits, split, seed)
+        return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[number].text}", number)
 
     def goal(self, task: Task) -> Goal:
         """What is wanted in a task.
@@ -578,15 +571,11 @@ class WebShop:
         Raises:
             UserError: as `observe`.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         self.goal(task)
         page = Page()
         for step, action in enumerate(actions):
-            if page.kind == "done" or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str) or not action.strip():
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=page.kind == "done" or step >= self.horizon)
             page = self._pages(task.seed, tuple(actions[: step + 1]))
         return page
 

@@ -31,6 +31,7 @@ from functools import cache
 from pathlib import Path
 
 from ...memory.records import Observation, Task, UserError
+from .support.arguments import check_horizon, check_split, check_written_answer
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["PARAGRAPHS", "Writing", "check_endings"]
@@ -101,8 +102,7 @@ class Writing:
     """The score from which a task counts as solved: all four endings."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        if horizon < 1:
-            raise UserError(f"writing: horizon must be at least 1, got {horizon}")
+        check_horizon("writing", horizon)
         self.horizon = horizon
         self.rows, self.left_out, source = self._lines(settings or {})
         self.name = f"writing?{source}"
@@ -140,8 +140,7 @@ class Writing:
         Raises:
             UserError: there is no such split or task.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         most = len(self.rows) - 1 if self.rows and split == "test" else None
         if seed < 0 or (most is not None and seed > most):
             have = f"{split} has tasks 0 to {most}" if most is not None else "task seeds count from 0"
@@ -176,15 +175,10 @@ class Writing:
         Raises:
             UserError: the passage is no text, or more than one was given.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_written_answer(self.name, task, actions)
         sentences = self.sentences(task)
         if not actions:
             return Observation(f"end the four paragraphs with:\n{_number_lines(sentences)}")
-        if not isinstance(actions[0], str):
-            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-        if len(actions) > 1:
-            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
         right = check_endings(actions[0], sentences)
         if not right:
             return Observation("this cannot be read: a passage of four paragraphs was expected", (), None, True)

@@ -501,15 +501,14 @@ class running:  # noqa: N801
 
     def __init__(self, env: WebShop) -> None:
         self.server = ShopServer(env)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(target=self.server.serve)
 
     def __enter__(self) -> ShopServer:
         self.thread.start()
         return self.server
 
     def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.stop()
         self.thread.join(5)
         assert not self.thread.is_alive()
 
@@ -642,7 +641,7 @@ def test_bad_forms_are_refused_and_change_nothing(serving: ShopServer) -> None:
 
 
 def test_a_form_without_a_length_is_refused(serving: ShopServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", serving.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=10)
     for length in (None, "-1", "many"):
         connection.putrequest("POST", "/begin")
         if length is not None:
@@ -688,10 +687,17 @@ def test_the_first_page_begins_an_episode(serving: ShopServer) -> None:
 
 
 def test_a_taken_port_is_said(serving: ShopServer) -> None:
-    with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{serving.server_port}: .*--port 0 takes a free port"):
-        ShopServer(serving.environment, port=serving.server_port)
+    with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{serving.port}: .*--port 0 takes a free port"):
+        ShopServer(serving.environment, port=serving.port)
     with pytest.raises(UserError, match="cannot listen on"):
         ShopServer(serving.environment, port=99_999)
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_its_packages_the_server_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"need {package} .*pip install 'learngraph\[serve\]'"):
+        ShopServer(WebShop({"products": "24"}))
 
 
 def test_the_command_serves_a_shop_and_says_where() -> None:

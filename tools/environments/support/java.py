@@ -6,14 +6,15 @@ import importlib
 import shutil
 import socket
 import subprocess
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....memory.records import UserError
 
-__all__ = ["GameServer", "Java"]
+__all__ = ["GameServer", "Java", "JavaMachines"]
 
 
 @dataclass
@@ -97,11 +98,62 @@ class GameServer:
                 _end(self.java.process)
             raise
 
+    def official_splits(self, getter: str) -> dict[str, tuple[int, ...]]:
+        """The game's own numbers of tasks by split.
+
+        Args:
+            getter: beginning of the methods' names, e.g. `getSeeds` for `getSeedsTrain`, `getSeedsDev` and `getSeedsTest`.
+        """
+        return {split: tuple(int(n) for n in self.ask(getter + split.capitalize())) for split in ("train", "dev", "test")}
+
+    def solution(self) -> list[str]:
+        """The solution of the loaded task that the game generates; releases the server."""
+        path = [str(action) for action in self.ask("getGoldActionSequence")]
+        self.release()
+        return path
+
     def release(self) -> None:
         """Give it back to its machine for the next game, unless something went wrong in it."""
         if self.is_healthy:
             self.is_healthy = False  # released once
             self.java.idle.append(self.interface)
+
+
+class JavaMachines:
+    """The Java machines of an environment, and the game servers in them; safe to share between threads.
+
+    Args:
+        launch: starts a machine.
+        new_server: makes a game server in a machine.
+        is_shared: whether a machine may hold several servers; if not, each has a machine of its own.
+    """
+
+    def __init__(self, launch: Callable[[], Java], new_server: Callable[[Java], Any], *, is_shared: bool = False) -> None:
+        self._launch = launch
+        self._new_server = new_server
+        self._is_shared = is_shared
+        self.machines: list[Java] = []
+        """The machines that were started; a dead one is removed when the next server is asked for."""
+        self._lock = threading.RLock()
+
+    def server(self) -> GameServer:
+        """A game server: one that a finished game gave back, or a new one. A machine starts in half a second."""
+        with self._lock:
+            self.machines = [java for java in self.machines if java.is_alive()]
+            for java in self.machines:
+                if java.idle:
+                    return GameServer(java, java.idle.pop())
+            if not (self._is_shared and self.machines):
+                self.machines.append(self._launch())
+            java = self.machines[-1]
+            return GameServer(java, self._new_server(java))
+
+    def end(self) -> None:
+        """End all machines. The next server starts a new one."""
+        with self._lock:
+            machines, self.machines = self.machines, []
+        for java in machines:
+            java.end()
 
 
 class _Prompt(socket.socket):

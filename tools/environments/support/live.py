@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ....memory.records import Observation, Task, UserError
+from .arguments import check_actions, check_horizon, check_step
 
 __all__ = ["LiveGame", "LiveGames"]
 
@@ -60,8 +61,7 @@ class LiveGames:
         size: int = 16,
         free_text: bool = False,
     ) -> None:
-        if horizon < 1:
-            raise UserError(f"{name}: horizon must be at least 1, got {horizon}")
+        check_horizon(name, horizon)
         self.name = name
         self.horizon = horizon
         self.size = size
@@ -78,8 +78,7 @@ class LiveGames:
         Raises:
             UserError: an action is not admissible, the episode was over before it, or the game died twice.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         asked = tuple(actions)
         known = self._cached_observation(task, asked)
         if known is not None:
@@ -91,6 +90,12 @@ class LiveGames:
             raise
         except Exception:
             return self._advance(None, task, asked, last=True)
+
+    def cut_at_end(self, task: Task, actions: Sequence[str]) -> tuple[str, ...]:
+        """The actions up to the one that ends the episode, at most as many as the horizon allows."""
+        path = actions[: self.horizon]
+        end = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
+        return tuple(path[:end])
 
     def close(self) -> None:
         """End all live games. The next `observe` starts new ones."""
@@ -158,10 +163,7 @@ class LiveGames:
         return observation
 
     def _check(self, observation: Observation, task: Task, step: int, action: str) -> None:
-        if observation.over:
-            raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-        if not isinstance(action, str) or not action.strip():
-            raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+        check_step(self.name, task, step, action, over=observation.over)
         if not self.free_text and action not in observation.actions:
             listed = ", ".join(observation.actions)
             raise UserError(f"{self.name}: {action!r} is not admissible at step {step} of {task.id}: choose one of {listed}")
