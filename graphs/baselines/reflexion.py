@@ -22,7 +22,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Compose, Layout, Push, ReflectionsPrompt, note_line
 from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
-from ...nodes.synthesize.reflect import reflect
+from ...nodes.synthesize.reflect import write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs, check_literals
 
@@ -85,7 +85,8 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
-        "reflect": reflect(
+        "reflect": write_about_attempt(
+            "reflexion/reflect",
             parts.require_chat_model("reflexion"),
             buffer,
             parts.journal,

@@ -23,7 +23,7 @@ from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Layout, Push
 from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
-from ...nodes.synthesize.reflect import feedback
+from ...nodes.synthesize.reflect import write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -74,7 +74,8 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "unjudged": NoJudge(),
-        "feedback": feedback(
+        "feedback": write_about_attempt(
+            "self_refine/feedback",
             parts.require_chat_model("self-refine"),
             buffer,
             parts.journal,
