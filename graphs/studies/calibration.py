@@ -166,9 +166,6 @@ def calibrate(rated: Sequence[RatedAttempt], method: str = "", solved: float | N
     rewards, scores = _columns(seeds)
     is_good, good = _success_criterion(scores, solved)
 
-    def ranks(seeds: Sequence[Sequence[tuple[float, float]]]) -> float | None:
-        return spearman(*_columns(seeds))
-
     def area(seeds: Sequence[Sequence[tuple[float, float]]]) -> float | None:
         rewards, scores = _columns(seeds)
         return auroc(rewards, [is_good(score) for score in scores])
@@ -186,8 +183,8 @@ def calibrate(rated: Sequence[RatedAttempt], method: str = "", solved: float | N
         same=rewards == scores,
         varied=len(set(scores)) > 1,
         good=f"{good}: {sum(map(is_good, scores))} of {len(scores)}",
-        spearman=jackknife_estimate(seeds, ranks, (-1.0, 1.0)),
-        spearman_within=mean_estimate([ranks([seed]) for seed in seeds]),
+        spearman=jackknife_estimate(seeds, _rank_correlation, (-1.0, 1.0)),
+        spearman_within=mean_estimate([_rank_correlation([seed]) for seed in seeds]),
         auroc=jackknife_estimate(seeds, area, (0.0, 1.0)),
         auroc_within=mean_estimate([area([seed]) for seed in seeds]),
         bins=reward_bins(rewards, scores, mapping),
@@ -197,6 +194,10 @@ def calibrate(rated: Sequence[RatedAttempt], method: str = "", solved: float | N
         gain=mean_estimate(gains),
         mapping=tuple(zip(mapping.rewards, mapping.scores, strict=True)),
     )
+
+
+def _rank_correlation(seeds: Sequence[Sequence[tuple[float, float]]]) -> float | None:
+    return spearman(*_columns(seeds))
 
 
 def _columns(seeds: Sequence[Sequence[tuple[float, float]]]) -> tuple[list[float], list[float]]:

@@ -1,16 +1,18 @@
-"""The code interpreter: Python cells of a model, run in a process of their own that can be killed.
+"""The code interpreter: runs Python cells of a model in a separate process that can be killed.
 
     with Interpreter(seconds=10) as interpreter:
         interpreter.run("x = 6 * 7")
         interpreter.run("x").text              # '42\\n'
         tool = python_tool(interpreter)        # for an agent
 
-One `Interpreter` is one session: variables live from cell to cell, and nobody else sees them. A rollout has its own. Cells are
-those of a notebook: what they print is shown, then the value of a last expression or the traceback, with the lines of cells
-alone. What is too long loses its middle. A session that was stopped (out of time, crashed, too large) loses its variables; the
-next cell starts a new one, and its output begins with a line that says so.
+Own code, because the sandboxes on PyPI that work inside Python can be left by the code they run; here the kernel holds the walls.
 
-What keeps a cell in, on Linux (`walls` of a session that has started says which of them hold):
+One `Interpreter` is one session: variables live from cell to cell, and other sessions do not see them. Each rollout has its own.
+Cells are those of a notebook: the text shows what a cell prints, then the value of its last expression or the traceback, with
+the lines of cells only. A text that is too long loses its middle. A session that was stopped (out of time, crashed, too large)
+loses its variables; the next cell starts a new one, and its output begins with a line that says so.
+
+The walls around a cell, on Linux (`walls` of a started session lists those in force):
 
 | wall | by | against |
 |---|---|---|
@@ -18,18 +20,18 @@ What keeps a cell in, on Linux (`walls` of a session that has started says which
 | `files` | Landlock (Linux 5.13; before 6.2 only together with `calls`, without which files elsewhere could be emptied) | reading anything but the Python installation and the own folder, writing anywhere else |
 | `calls` | seccomp (x86_64, aarch64) | new processes and programs (so no fork bomb, and nothing that outlives the session), sockets, signals to other processes or a look into them, changes of owners and rights |
 
-These three are security boundaries as far as the kernel is one: they hold for whatever machine code a cell gets to run. They
-need no root and no container; root's privileges are dropped. They are no virtual machine: a kernel bug is a way out, the time
-that others take can be measured, and many sessions together may use more memory than there is. Packages that hold the answers to
-tasks (`HIDDEN`) cannot be read.
+These three are security boundaries as strong as the kernel: they hold for any machine code that a cell runs. They need no root
+and no container; root's privileges are dropped. They are not a virtual machine: a kernel bug is a way out, the timing of other
+processes can be measured, and many sessions together may use more memory than there is. Packages that hold the answers to
+tasks (`HIDDEN_PACKAGES`) cannot be read.
 
-An audit hook in the session is a second line, which only says in words what is refused. It is NO boundary (a cell that wants to
-gets around it), and where the kernel does not offer `files` or `calls` (macOS, gVisor, old kernels) it is all there is: then run
-only code of models that mean no harm, or put the whole program in a container. `strict=True` refuses to start instead.
+An audit hook in the session only explains refusals in words. It is NO boundary (a cell can get around it). Where the kernel does
+not offer `files` or `calls` (macOS, gVisor, old kernels) there is nothing else: then run only code that you trust, or put the
+whole program in a container. `strict=True` refuses to start there.
 
-Between host and session there are only bytes, whose form and size the host checks: a cell can forge the answers of its own
-session, which is worth nothing, and no others. The host's own working directory, output, limits and signal handlers are not
-touched. If the host is killed, so are its sessions; their folders in the temporary directory then stay.
+Host and session exchange only bytes, whose form and size the host checks: a cell can forge the answers of its own session, but
+no others. The host's working directory, output, limits and signal handlers are not touched. If the host is killed, its sessions
+die too; their folders in the temporary directory then stay.
 """
 
 from __future__ import annotations
@@ -60,18 +62,18 @@ from ...memory.records import UserError
 __all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
 
 HIDDEN_PACKAGES = ("learngraph", "reasoning_gym")
-"""Packages (beginnings of names) that sessions do not see: they hold tasks and their answers."""
+"""Packages (beginnings of names) that sessions cannot import, because they hold tasks and their answers."""
 START_SECONDS = 30.0
-"""Seconds until a session must have begun; 0.05 are usual."""
+"""Seconds that a session may take to start; 0.05 are usual."""
 GRACE_SECONDS = 0.25
-"""Seconds for a session that is stopped to say where it was."""
+"""Seconds that a stopped session has to report where it was."""
 LOOK_SECONDS = 0.25
-"""Seconds between two looks at what a running cell takes up."""
+"""Seconds between two checks of a running cell's resources."""
 MAX_FRAME_BYTES = 1 << 16
-"""Bytes of a session's longest answer, without what it prints."""
+"""Longest answer of a session in bytes, printed text excluded."""
 _CHILD = Path(__file__).with_name("interpreter_child.py")
 _CONTINUES = bytes(range(0x80, 0xC0))
-"""Bytes within a character of UTF-8."""
+"""Bytes that continue a UTF-8 character."""
 _ESCAPED = {n: f"\\x{n:02x}" for n in (*range(0x09), *range(0x0B, 0x0D), *range(0x0E, 0x20), 0x7F)}
 
 DESCRIPTION = (
@@ -81,24 +83,24 @@ DESCRIPTION = (
 
 
 class InterpreterError(UserError):
-    """A session that cannot be used: it was closed, or this machine cannot keep it in as `strict` asks."""
+    """A session that cannot be used: it was closed, or this machine lacks a wall that `strict` asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came of a cell."""
+    """The result of a cell."""
 
     text: str
-    """What it printed, its value or its traceback, and what the interpreter has to say, in square brackets."""
+    """Printed text, then the value or the traceback, and notes of the interpreter in square brackets."""
     status: Literal["done", "raised", "stopped", "died"] = "done"
-    """`raised`: it ended with an error; `stopped`: it was taking too long or too much; `died`: its process ended. After the last
+    """`raised`: the cell ended with an error; `stopped`: it took too long or too much; `died`: its process ended. After the last
     two the variables are lost."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall time in seconds."""
 
 
 class _Wait(NamedTuple):
-    """What a cell waits for."""
+    """The events that a running cell waits for."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -106,7 +108,7 @@ class _Wait(NamedTuple):
 
 
 class _ClippedOutput:
-    """Bytes as they come, of which the beginning and the end are kept: of a gigabyte as little as of a line."""
+    """A stream of bytes of which only the beginning and the end are kept, whatever its length."""
 
     def __init__(self, max_chars: int) -> None:
         self.max_chars, self.room = max_chars, 4 * max_chars

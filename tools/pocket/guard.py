@@ -342,73 +342,91 @@ def _about(split: int) -> str:
 
 
 def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
-    """What a model can do, as rows of a table: what, share, 95 % interval, number. Takes a minute."""
-    rows = ["| what | share | 95 % interval | n |", "|---|---|---|---|"]
+    """The model's abilities, as rows of a Markdown table: what, share, 95 % interval, number. Takes a minute."""
     stream = hierarchy.scenario_stream()
     games = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed)]
-    rows.append(f"| scenarios won, stream | {_share(one.is_won for one in games)} |")
-    for split, found in _by((str(one.scenario.split), one.is_won) for one in games).items():
-        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(found)} |")
-    for hostile in (True, False):
-        name = "with an attacker" if hostile else "innocent questions alone"
-        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
     cold = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed, frozen=True)]
-    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
-    turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
-    rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
-    for family, found in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
-        rows.append(f"| turns right, after {family} | {_share(found)} |")
-
     more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 100, seed=1)]
     first = play_scenarios(network, tokenizer, more, seed="hindsight")
     asked = [(hierarchy.chat_messages(one.scenario, (), one.turns[0].user), one) for one in first]
-    lost = [(said, one) for said, one in asked if not one.turns[0].verdict.reward]
-
-    def redraw(
-        name: str, chats: Sequence[Sequence[Message]], of: Sequence[ScenarioTranscript]
-    ) -> list[tuple[ScenarioTranscript, bool]]:
-        replies = reply(network, tokenizer, chats, seed=name)
-        return [
-            (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
-            for given, one in zip(replies, of, strict=True)
-        ]
-
-    played = [one for _, one in lost]
-    rows.append(f"| a failed first turn, drawn again | {_share(ok for _, ok in redraw('a', [c for c, _ in lost], played))} |")
-    told = redraw("b", [append_hindsight(said, one.turns[0].verdict.feedback) for said, one in lost], played)
-    rows.append(f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |")
-    for family, found in _by((one.targets[0] or "nothing", ok) for one, ok in told).items():
-        rows.append(f"| the same, with its feedback, after {family} | {_share(found)} |")
-    wrong = redraw("c", [append_hindsight(said, "wrong .") for said, _ in lost], played)
-    rows.append(f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |")
-    like = redraw(
-        "d",
-        [append_hindsight(said, solution=hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in lost],
-        played,
-    )
-    rows.append(f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |")
-
-    for kind, chats in guard_chats.retention_probes().items():
-        replies = reply(network, tokenizer, [said for said, _ in chats], temperature=1.0, seed=kind)
-        right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
-        rows.append(f"| right without rules, {kind} | {_share(right)} |")
-
-    for told_too in (True, False):
-        for many in (1, 2, 4, 8):
-            shown_ones = _past_exchanges(games, many)
-            held = [
-                one.is_won
-                for one in play_scenarios(network, tokenizer, stream * 3, seed="icl", past=shown_ones, show_feedback=told_too)
-            ]
-            what = "with feedback" if told_too else "rewards alone"
-            rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {_share(held)} |")
-
-    chats = [(said, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in asked]
+    chats = [(messages, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for messages, one in asked]
     exact = [math.exp(value) for value in logprobs(network, tokenizer, chats)]
     low = quantiles(exact, n=20)[0]
-    rows.append(
-        f"\nProbability of the one reply that `comply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}."
-    )
+    return [
+        "| what | share | 95 % interval | n |",
+        "|---|---|---|---|",
+        *_stream_rows(games, cold),
+        *_hindsight_rows(network, tokenizer, [(m, one) for m, one in asked if not one.turns[0].verdict.reward]),
+        *_retention_rows(network, tokenizer),
+        *_in_context_rows(network, tokenizer, stream, games),
+        f"\nProbability of the one reply that `comply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}.",
+    ]
+
+
+def _stream_rows(games: Sequence[ScenarioTranscript], cold: Sequence[ScenarioTranscript]) -> list[str]:
+    """Scenarios won and turns right, on the stream; `cold` are the games against a frozen attacker."""
+    rows = [f"| scenarios won, stream | {_share(one.is_won for one in games)} |"]
+    for split, won in _by((str(one.scenario.split), one.is_won) for one in games).items():
+        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(won)} |")
+    for hostile in (True, False):
+        name = "with an attacker" if hostile else "innocent questions alone"
+        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
+    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
+    turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
+    rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
+    for family, right in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
+        rows.append(f"| turns right, after {family} | {_share(right)} |")
+    return rows
+
+
+def _hindsight_rows(network: Any, tokenizer: Any, lost: Sequence[tuple[list[Message], ScenarioTranscript]]) -> list[str]:
+    """Failed first turns drawn again, alone and with hindsight behind the chat."""
+    played = [one for _, one in lost]
+
+    def redraw(seed: str, chats: Sequence[Sequence[Message]]) -> list[tuple[ScenarioTranscript, bool]]:
+        replies = reply(network, tokenizer, chats, seed=seed)
+        return [
+            (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
+            for given, one in zip(replies, played, strict=True)
+        ]
+
+    again = redraw("a", [chat for chat, _ in lost])
+    told = redraw("b", [append_hindsight(chat, one.turns[0].verdict.feedback) for chat, one in lost])
+    wrong = redraw("c", [append_hindsight(chat, "wrong .") for chat, _ in lost])
+    answers = [hierarchy.compliant_reply(one.scenario, one.turns[0].user) for one in played]
+    like = redraw("d", [append_hindsight(chat, solution=right) for (chat, _), right in zip(lost, answers, strict=True)])
+    by_family = _by((one.targets[0] or "nothing", ok) for one, ok in told)
+    return [
+        f"| a failed first turn, drawn again | {_share(ok for _, ok in again)} |",
+        f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |",
+        *(f"| the same, with its feedback, after {family} | {_share(ok)} |" for family, ok in by_family.items()),
+        f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |",
+        f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |",
+    ]
+
+
+def _retention_rows(network: Any, tokenizer: Any) -> list[str]:
+    """Right replies where no rule says anything, by kind of chat."""
+    rows = []
+    for kind, chats in guard_chats.retention_probes().items():
+        replies = reply(network, tokenizer, [messages for messages, _ in chats], temperature=1.0, seed=kind)
+        right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
+        rows.append(f"| right without rules, {kind} | {_share(right)} |")
+    return rows
+
+
+def _in_context_rows(
+    network: Any, tokenizer: Any, stream: Sequence[Scenario], games: Sequence[ScenarioTranscript]
+) -> list[str]:
+    """Scenarios won after earlier exchanges of the same split in the prompt, by their number, with and without feedback."""
+    rows = []
+    for with_feedback in (True, False):
+        for many in (1, 2, 4, 8):
+            past = _past_exchanges(games, many)
+            played = play_scenarios(network, tokenizer, [*stream] * 3, seed="icl", past=past, show_feedback=with_feedback)
+            what = "with feedback" if with_feedback else "rewards alone"
+            won = _share(one.is_won for one in played)
+            rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {won} |")
     return rows
 
 

@@ -341,6 +341,16 @@ def _decision(reader: Reader, visit: _Visit) -> DecisionPiece:
     return DecisionPiece(visit.action, soften(probabilities, visit.options), known)
 
 
+def _action_shares(decision: DecisionPiece, paid: str) -> dict[str, float]:
+    """Probabilities of the next action: most for the one that was paid in this state, if there is one, the rest for the expert's."""
+    gold = expert_actions(decision)
+    shares = {action: 1 / len(gold) for action in gold}
+    if paid in decision.probabilities:
+        shares = {action: 0.2 * p for action, p in shares.items()}
+        shares[paid] = shares.get(paid, 0.0) + (0.8 if gold else 1.0)
+    return shares
+
+
 def game_experience_pieces(
     draw: random.Random, attempts: Sequence[GameAttempt], rename_probability: float = 0.5, longest: int = 600
 ) -> Iterator[TranscriptPiece]:
@@ -385,13 +395,8 @@ def game_experience_pieces(
     best = max(pieces, key=lambda piece: piece[:2], default=None)
     good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
     if draw.random() < 0.3:
-        gold = expert_actions(decision)
-        first_action = best[2][0][2].taken if best is not None and good else ""
-        share = {action: 1 / len(gold) for action in gold}
-        if first_action in decision.probabilities and best is not None and best[2][0][1] == state:
-            share = {action: 0.2 * p for action, p in share.items()}
-            share[first_action] = share.get(first_action, 0.0) + (0.8 if gold else 1.0)
-        if share:
+        first_action = best[2][0][2].taken if best is not None and good and best[2][0][1] == state else ""
+        if share := _action_shares(decision, first_action):
             yield f"{seen.strip()}\n>"
             yield DecisionPiece(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
             return

@@ -494,9 +494,29 @@ class _Run:
         return waiting.pop()
 
     def _sequences(self, source: str, batches: int) -> tuple[int, list[EncodedTranscript]]:
-        """Sequences for so many batches, and how many of them make one."""
+        """Sequences for so many batches, and how many of them make one batch."""
         # Short windows stay: most decisions of a long one come late, where hardly anything is left to find out.
-        longest, count = self.draw.choice(STAGES[: max(self.stage, 1)])
+        window = self.draw.choice(STAGES[: max(self.stage, 1)])
+        if source == "echo":
+            return 16, [_echo(self.draw, self.draw.choice((60, 160, 300)), self.names) for _ in range(16 * batches)]
+        sources, longest, count, reading = self._piece_sources(source, batches, *window)
+        made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+        if source in ("obeyed", "advised", "heeded"):
+            # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
+            for sequence in made:
+                sequence.targets[:] = [
+                    replace(t, weight=FIRST_TOKEN_WEIGHT * t.weight) if t.known else t for t in sequence.targets
+                ]
+        # An attempt in which there is nothing to advise gives no text.
+        return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
+
+    def _piece_sources(
+        self, source: str, batches: int, longest: int, count: int
+    ) -> tuple[Iterator[Iterable[TranscriptPiece]], int, int, float]:
+        """The transcripts of a source, tokens of a sequence, sequences of a batch, and the weight of tokens that are only read.
+
+        `longest` and `count` are the tokens and sequences where the source sets no others.
+        """
         reading = 0.0
         sources: Iterator[Iterable[TranscriptPiece]]
         match source:
@@ -505,8 +525,6 @@ class _Run:
                 hard = [self.draw.random() < 0.7 for _ in range(count * batches)]
                 pairs = [self.pairs if most else self.draw.randint(2, self.pairs) for most in hard]
                 sources = (transcripts.recall_pieces(self.draw, number) for number in pairs)
-            case "echo":
-                return 16, [_echo(self.draw, self.draw.choice((60, 160, 300)), self.names) for _ in range(16 * batches)]
             case "games":
                 longest, count, reading = 480, 6, self.settings.reading_weight
                 paths = self.played.result().paths
@@ -552,15 +570,7 @@ class _Run:
                 )
             case _:
                 sources = (transcripts.keep_pieces(self.draw, self.world, longest=longest) for _ in range(count * batches))
-        made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
-        if source in ("obeyed", "advised", "heeded"):
-            # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
-            for sequence in made:
-                sequence.targets[:] = [
-                    replace(t, weight=FIRST_TOKEN_WEIGHT * t.weight) if t.known else t for t in sequence.targets
-                ]
-        # An attempt in which there is nothing to advise gives no text.
-        return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
+        return sources, longest, count, reading
 
     def _chore(self, count: int) -> list[GameAttempt]:
         task = self.chores.task(self.draw.randrange(10**9))

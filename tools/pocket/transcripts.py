@@ -269,47 +269,142 @@ def keep_pieces(draw: random.Random, world: KeywordKeep, split: str = "train", l
     time or never; with rewards, with zeros in their place, or without. A part of them is a single attempt, or the rest of
     one, as agents show it that have no earlier attempts. Others end with an attempt under `Now:`, or with what was learned.
     """
-    task = world.task(draw.randrange(10**9), split)
-    reader = Reader()
-    ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
-    rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
-    unit = draw.choice(REWARD_UNITS) if draw.random() < 0.12 else 1.0
-    careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
-    single = not ends and draw.random() < 0.33
-    unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
-    reordered = draw.random() < 0.75
-    numbered, digests, counted = draw.random() < 0.35, draw.random() < 0.2, draw.random() < 0.12
-    feedback = rewards == "none" and (ends == "feedback" or draw.random() < 0.6)
-    number = draw.randint(1, 60) if numbered else 1
+    yield from _KeepTranscript.sample(draw, world, split, longest).pieces()
 
-    opening = [f"Task: {task.instruction}\n", *_advice(draw, task, reader, longest)]
-    yield from opening
-    used = sum(map(_size, opening))
 
-    def attempt(n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[TranscriptPiece]:
+@dataclass
+class _KeepTranscript:
+    """The form of a transcript of `keep_pieces`, drawn once, and its player."""
+
+    draw: random.Random
+    world: KeywordKeep
+    task: Task
+    longest: int
+    """Tokens, about."""
+    ends: str
+    """`now`, `learned` or `feedback`; empty: without end."""
+    rewards: str
+    """`shown`, `zeroed` or `none`."""
+    unit: float
+    """Factor of the rewards."""
+    careless: float
+    """Probability of a uniformly drawn action."""
+    single: bool
+    """Whether there is one attempt only."""
+    unseen: int
+    """Steps of a single attempt that are left out."""
+    reordered: bool
+    """Whether each attempt has the places in another order."""
+    numbered: bool
+    digests: bool
+    counted: bool
+    feedback: bool
+    number: int
+    """Of the next attempt."""
+    reader: Reader = field(default_factory=Reader)
+
+    @classmethod
+    def sample(cls, draw: random.Random, world: KeywordKeep, split: str, longest: int) -> _KeepTranscript:
+        """Draw a task and a form. The order of the draws decides the texts of a seed."""
+        task = world.task(draw.randrange(10**9), split)
+        ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
+        rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
+        unit = draw.choice(REWARD_UNITS) if draw.random() < 0.12 else 1.0
+        careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
+        single = not ends and draw.random() < 0.33
+        unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
+        reordered = draw.random() < 0.75
+        numbered = draw.random() < 0.35
+        return cls(
+            draw=draw,
+            world=world,
+            task=task,
+            longest=longest,
+            ends=ends,
+            rewards=rewards,
+            unit=unit,
+            careless=careless,
+            single=single,
+            unseen=unseen,
+            reordered=reordered,
+            numbered=numbered,
+            digests=draw.random() < 0.2,
+            counted=draw.random() < 0.12,
+            feedback=rewards == "none" and (ends == "feedback" or draw.random() < 0.6),
+            number=draw.randint(1, 60) if numbered else 1,
+        )
+
+    def pieces(self) -> Iterator[TranscriptPiece]:
+        """The whole transcript."""
+        opening = [f"Task: {self.task.instruction}\n", *_advice(self.draw, self.task, self.reader, self.longest)]
+        yield from opening
+        if self.single:
+            yield from self.attempt(0, skipped=self.unseen)
+            return
+        used, count = sum(map(_size, opening)), 0
+        while not self.ends or (used + 130 < self.longest and (count == 0 or self.draw.random() < 0.85)):
+            if self.ends == "now" and count == 0 and self.draw.random() < 0.15:
+                break
+            lines: list[str] = []
+            for piece in self.earlier_attempt(count):
+                lines.append(piece if isinstance(piece, str) else piece_text(piece))
+                yield piece
+            used += sum(map(_size, lines))
+            self.number += self.draw.randint(1, 5) if self.numbered and self.draw.random() < 0.5 else 1
+            count += 1
+        yield from self.ending(count)
+
+    def earlier_attempt(self, count: int) -> Iterator[TranscriptPiece]:
+        """An attempt with its heading, or a digest of it."""
+        draw = self.draw
+        if self.digests and draw.random() < 0.5:
+            unit = self.unit if self.rewards == "shown" else 0.0
+            yield _digest(draw, self.world, self.world.variant(self.task, count), self.number, unit)
+            return
+        often = f" (x{draw.randint(2, 9)})" if self.counted and draw.random() < 0.4 else ""
+        if self.feedback and count and draw.random() < 0.9:
+            yield _remark(draw, self.reader)
+        yield f"Attempt {self.number}{often}:\n"
+        yield from self.attempt(count)
+
+    def ending(self, count: int) -> Iterator[TranscriptPiece]:
+        """An attempt under `Now:`, or what was learned."""
+        if self.ends != "now":
+            facts = self.reader.facts_text()
+            yield f"{'Learned' if self.ends == 'learned' else 'Feedback'}:\n>"
+            yield DecisionPiece(facts, {facts: 1.0})
+            return
+        if self.feedback and count:
+            yield _remark(self.draw, self.reader)
+        mode = self.draw.choice(NOW_MODES)
+        yield f"Attempt {self.number}:\n"
+        # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
+        yield from self.attempt(count, mode, last=self.draw.choice((None, self.draw.randint(0, 8))))
+
+    def attempt(self, n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[TranscriptPiece]:
         """One attempt, all under `Now: asked`; or only its decision after `last` steps, which ends it."""
-        now = world.variant(task, n) if reordered else task
+        now = self.world.variant(self.task, n) if self.reordered else self.task
         actions: list[str] = []
-        shown = world.observe(now, ())
+        shown = self.world.observe(now, ())
         total = 0.0
         while not shown.over:
             place = shown.text
             mode = asked if last in (None, len(actions)) else ""
-            probabilities = reader.policy(place, mode)
-            if draw.random() < careless:
-                action = draw.choice(shown.actions)
+            probabilities = self.reader.policy(place, mode)
+            if self.draw.random() < self.careless:
+                action = self.draw.choice(shown.actions)
             else:
-                action = draw.choices(list(probabilities), list(probabilities.values()))[0]
+                action = self.draw.choices(list(probabilities), list(probabilities.values()))[0]
             label = soften(probabilities, shown.actions)
             known = len(probabilities) == 1 and mode != "explore" and place.partition(" ")[0] in _KEYED
-            misled = reader.expert.advice.get(place) in reader.expert.failed_answers.get(place, ())
+            misled = self.reader.expert.advice.get(place) in self.reader.expert.failed_answers.get(place, ())
             actions.append(action)
-            shown = world.observe(now, actions)
+            shown = self.world.observe(now, actions)
             if len(actions) <= skipped:
                 continue
             assert shown.reward is not None
-            total += shown.reward * unit
-            reader.read_step(place, action, shown, rewards == "shown")
+            total += shown.reward * self.unit
+            self.reader.read_step(place, action, shown, self.rewards == "shown")
             if mode:
                 yield f"Now: {mode}\n"
             yield f"{place}\n>"
@@ -317,44 +412,10 @@ def keep_pieces(draw: random.Random, world: KeywordKeep, split: str = "train", l
                 yield DecisionPiece(action, label, known, 4.0)
                 return
             yield DecisionPiece(action, label, known, 2.0 if mode or misled else 1.0)
-            if rewards != "none":
-                yield RewardPiece(shown.reward * unit if rewards == "shown" else 0.0)
-        if single or rewards == "none":
-            return
-        yield f"total {round(total, 9) if rewards == 'shown' else 0:g}\n"
-
-    if single:
-        yield from attempt(0, skipped=unseen)
-        return
-    count = 0
-    while not ends or (used + 130 < longest and (count == 0 or draw.random() < 0.85)):
-        if ends == "now" and count == 0 and draw.random() < 0.15:
-            break
-        if digests and draw.random() < 0.5:
-            lines = [_digest(draw, world, world.variant(task, count), number, unit if rewards == "shown" else 0.0)]
-            yield from lines
-        else:
-            often = f" (x{draw.randint(2, 9)})" if counted and draw.random() < 0.4 else ""
-            lines = [_remark(draw, reader)] if feedback and count and draw.random() < 0.9 else []
-            lines.append(f"Attempt {number}{often}:\n")
-            yield from lines
-            for piece in attempt(count):
-                lines.append(piece_text(piece))
-                yield piece
-        used += sum(map(_size, lines))
-        number += draw.randint(1, 5) if numbered and draw.random() < 0.5 else 1
-        count += 1
-    if ends == "now":
-        if feedback and count:
-            yield _remark(draw, reader)
-        mode = draw.choice(NOW_MODES)
-        yield f"Attempt {number}:\n"
-        # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
-        yield from attempt(count, mode, last=draw.choice((None, draw.randint(0, 8))))
-    else:
-        said = reader.facts_text()
-        yield f"{'Learned' if ends == 'learned' else 'Feedback'}:\n>"
-        yield DecisionPiece(said, {said: 1.0})
+            if self.rewards != "none":
+                yield RewardPiece(shown.reward * self.unit if self.rewards == "shown" else 0.0)
+        if not self.single and self.rewards != "none":
+            yield f"total {round(total, 9) if self.rewards == 'shown' else 0:g}\n"
 
 
 def _size(text: str) -> int:

@@ -477,7 +477,14 @@ open('a/w/file', 'w').close()
 @pytest.mark.slow
 def test_a_folder_deeper_than_paths_are_long_goes_too() -> None:
     with Interpreter(seconds=20, max_files=10**6) as session:
-        session.run("import os\nfor _ in range(3000):\n    os.mkdir('deep' * 10)\n    os.chdir('deep' * 10)")
+        text = session.run(
+            "import os\nfor n in range(3000):\n    os.mkdir('deep' * 10)\n    os.chdir('deep' * 10)\nprint('depth', n + 1)"
+        ).text
+        assert "depth 3000" in text
+        folder = session.folder
+        assert folder is not None
+        assert folder.exists()
+    assert not folder.exists()
 
 
 def test_the_disk_is_limited() -> None:
