@@ -1,4 +1,4 @@
-"""The environments by name."""
+"""Environments by name, and the function that opens one."""
 
 from __future__ import annotations
 
@@ -40,12 +40,14 @@ ENVIRONMENTS: Mapping[str, str] = {
     "$ALFWORLD_DATA (alfworld-download)",
     "alfworld:TYPE": "one type of them such as pick_heat_then_place_in_recep",
 }
-"""What `open_environment` opens: the spec, and one line on what it is and what to install."""
+"""Spec of an environment that `open_environment` opens -> one line on what it is and what to install."""
 
 
 WrittenEnvironment = Writing | Problems | Reasoning
-"""Worlds whose one action is a whole text."""
+"""Environments whose one action is a whole text."""
+
 StepwiseEnvironment = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
+"""Environments that are played step by step."""
 
 
 def open_environment(
@@ -60,10 +62,10 @@ def open_environment(
     `alfworld?data=DIR,split=valid_unseen`.
 
     Args:
-        spec: which environment, with which settings.
-        horizon: step limit of an episode; the environment's own default if not given.
-        games_dir: Jericho's folder of game files, if the spec names none.
-        cache_dir: Jericho's folder for lists of actions, if the spec names none.
+        spec: name of the environment, with settings.
+        horizon: number of steps after which an episode ends; None: the environment's default.
+        games_dir: folder of Jericho's game files, if the spec names none.
+        cache_dir: folder for Jericho's lists of actions, if the spec names none.
 
     Raises:
         UserError: there is no such environment or setting, or something has to be installed first.

@@ -20,13 +20,13 @@ from math import factorial, isqrt
 __all__ = ["KINDS", "PROBLEMS_PER_KIND", "exercises_file_text"]
 
 PROBLEMS_PER_KIND = 8
-"""Problems of a kind."""
+"""Draws a problem of one kind: (text, answer in LaTeX)."""
 
 Draw = random.Random
 
 
 def _fraction(value: Fraction) -> str:
-    """In LaTeX."""
+    """The answer in LaTeX."""
     sign, value = ("-" if value < 0 else ""), abs(value)
     if value.denominator == 1:
         return f"{sign}{value.numerator}"
@@ -206,7 +206,7 @@ KINDS: dict[str, Callable[[Draw], tuple[str, str]]] = {
     "roots": _roots,
     "work": _work,
 }
-"""What draws a problem of each kind: (text, answer in LaTeX)."""
+"""Kind of problem -> the function that draws one: (text, answer in LaTeX)."""
 
 
 def _draw_rows() -> Iterator[dict[str, str]]:
@@ -226,5 +226,5 @@ def _new(kind: str, make: Callable[[Draw], tuple[str, str]], turn: int) -> dict[
 
 
 def exercises_file_text() -> str:
-    """What `data/math.jsonl` holds, worked out: one problem on each line. Takes a second."""
+    """The text of `data/math.jsonl`, computed in a second: one problem on each line."""
     return "".join(json.dumps(row) + "\n" for row in _draw_rows())

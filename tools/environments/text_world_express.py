@@ -36,7 +36,7 @@ DEFAULT_PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "simonsays": {},
     "peckingorder": {},
 }
-"""Our settings: maps on which an agent can learn something within 50 steps. An empty one means the package's defaults.
+"""Game -> our settings: maps on which an agent can learn within 50 steps. Empty: the package's defaults.
 
 Mean final score over the first 40 tasks of the test fold, 5 episodes each, horizon 50 (standard error over tasks), by
 `python tests/performance/bench_environments.py`; gold scores 1.0 on all of them:
@@ -52,7 +52,7 @@ Mean final score over the first 40 tasks of the test fold, 5 episodes each, hori
 | simonsays | .00 (.00) | 5 (5) |
 | peckingorder | .02 (.01) | 9 (9) |
 
-In the last four a wrong move fails the task, so that random ends at 0 after 1 to 14 steps.
+In the last four a wrong move fails the task, so the random player ends at 0 after 1 to 14 steps.
 """
 GAMES = tuple(DEFAULT_PARAMETERS)
 
@@ -64,13 +64,13 @@ _READ = "You last read: "
 
 
 class TextWorldExpress:
-    """One of the eight games as an environment.
+    """An environment for one of the eight games.
 
     Args:
         game: coin, cookingworld, twc, mapreader, arithmetic, sorting, simonsays or peckingorder.
-        params: the game's own parameters, over those of `DEFAULTS`; what differs shows in the environment's name.
-        horizon: steps after which the episode ends.
-        live: how many games are kept open between steps. All share one Java machine (140 MB with 10 games), except those of
+        params: the game's parameters, over those of `DEFAULT_PARAMETERS`; changed ones are part of the environment's name.
+        horizon: number of steps after which an episode ends.
+        live: number of games kept open between steps. All share one Java machine (140 MB with 10 games), except those of
             sorting: of these at most 4 are kept, and each has its own machine.
     """
 
@@ -114,7 +114,7 @@ class TextWorldExpress:
         return Task(f"{self.game}-{split}-{seed}", instruction, official)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the game shows after these actions.
+        """The observation after these actions.
 
         The text is the game's answer to the last action, then what `look around` and `inventory` would show, then (in the
         games with a cookbook, map, problem or instructions) what was last read. Rewards are the changes of the game's
@@ -124,11 +124,11 @@ class TextWorldExpress:
         return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
-        """The state without the game's answer to the last action, and without order: the room, what is in it, the exits,
-        what is carried, each list sorted, and what was last read where that is part of the state:
+        """The state without the game's answer to the last action: the room, the things in it, the exits and the things
+        carried, each list sorted, and the text read last in games where it is part of the state:
 
-        - coin, twc, sorting: room and inventory say it all (sorting: the box shows what is done).
-        - cookingworld: with the recipe once it was read, arithmetic: with the problem (reading it pays, and says which
+        - coin, twc, sorting: room and inventory are the whole state (sorting: the box shows the progress).
+        - cookingworld: with the recipe once it was read, arithmetic: with the problem (reading it is rewarded, and says which
           item is right), peckingorder: with the current instruction.
         - mapreader: without the map, which is the same all through the task and would outweigh the rest.
         - simonsays: has no room; Simon's last order is the state.
@@ -149,8 +149,8 @@ class TextWorldExpress:
         return "\n".join(lines)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The action sequence that the game itself generates, up to success and cut at the horizon. It always succeeds,
-        but it explores on the way: it is not always the shortest."""
+        """The solution that the game generates, up to success and cut at the horizon. It always succeeds, but it explores on
+        the way and is not always the shortest."""
         if task.seed not in self._gold:
             server = self._machines.server()
             server.ask("generateNewGameJSON", task.seed, self._fold(task), True)
@@ -200,7 +200,7 @@ class TextWorldExpress:
 
 @dataclass
 class _Episode:
-    """One live game."""
+    """A running game of one episode."""
 
     server: GameServer
     game: str
@@ -228,7 +228,7 @@ class _Episode:
 
 
 def _tidy(text: str) -> str:
-    """Without trailing blanks and empty lines: an empty line separates the parts of an observation."""
+    """The text without trailing blanks and empty lines, because an empty line separates the parts of an observation."""
     return "\n".join(line.rstrip() for line in text.split("\n") if line.strip())
 
 

@@ -24,17 +24,17 @@ class Java:
     gateway: Any
     process: subprocess.Popen[bytes]
     idle: list[Any] = field(default_factory=list)
-    """Servers that a finished game gave back."""
+    """Servers that finished games gave back."""
 
     @classmethod
     def launch(cls, name: str, constants: str, install: str, options: Sequence[str] = ()) -> Java:
-        """Start one.
+        """Start a machine.
 
         Args:
-            name: the environment's, for messages.
-            constants: the module that says where the game's archive is, e.g. `textworld_express.constants`.
-            install: the command that installs all it needs, for messages.
-            options: more of Java's own command line options.
+            name: the environment's name, for messages.
+            constants: the module with the path of the game's archive, e.g. `textworld_express.constants`.
+            install: the command that installs what the game needs, for messages.
+            options: further command line options of Java.
 
         Raises:
             UserError: the package is not installed, or there is no Java that starts.
@@ -70,18 +70,18 @@ class Java:
         return started
 
     def is_alive(self) -> bool:
-        """Whether the machine still runs."""
+        """True while the machine runs."""
         return self.process.poll() is None
 
     def end(self) -> None:
-        """End the machine, and with it all that runs in it."""
+        """End the machine and every game in it."""
         self.gateway.close()
         _end(self.process)
 
 
 @dataclass
 class GameServer:
-    """A game server in a Java machine, while one game has it."""
+    """A game server in a Java machine, in use by one game."""
 
     java: Java
     interface: Any
@@ -113,7 +113,7 @@ class GameServer:
         return path
 
     def release(self) -> None:
-        """Give it back to its machine for the next game, unless something went wrong in it."""
+        """Give the server back to its machine for the next game, unless it has failed."""
         if self.is_healthy:
             self.is_healthy = False  # released once
             self.java.idle.append(self.interface)
@@ -165,7 +165,7 @@ class _Prompt(socket.socket):
 
 
 def _hurry(client: Any) -> None:
-    """Let a py4j client's connections use such sockets: else Java waits 40 ms for the acknowledgement of the first 8 KB
+    """Make a py4j client's connections use such sockets: otherwise Java waits 40 ms for the acknowledgement of the first 8 KB
     before it sends the rest of an answer (a list of actions took 52 ms, and takes 10)."""
     if not hasattr(socket, "TCP_QUICKACK"):  # Linux has it
         return

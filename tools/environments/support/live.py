@@ -23,17 +23,17 @@ class LiveGame(Protocol):
     """A running game. Deterministic: the same actions after the same start show the same observations."""
 
     def step(self, action: str) -> Observation:
-        """Take one action. Any exception but a UserError means that the game is dead."""
+        """Take one action. Any exception other than a UserError means that the game is dead."""
         ...
 
     def close(self) -> None:
-        """End the game. Never raises, also when it is dead."""
+        """End the game. Never raises, even if the game is dead."""
         ...
 
 
 @dataclass
 class _Seat:
-    """A live game, the history that led to its present state, and what that showed."""
+    """A live game, the history that led to its present state, and its last observation."""
 
     game: LiveGame
     task: Task
@@ -45,11 +45,11 @@ class LiveGames:
     """A bounded pool of live games of one environment; safe to share between threads.
 
     Args:
-        name: the environment's, for messages.
-        start: begins the game of a task: the game and its first observation.
+        name: the environment's name, for messages.
+        start: starts the game of a task; returns the game and its first observation.
         horizon: the step limit; the observation after that many actions is over.
-        size: how many games are kept open; one for each parallel rollout avoids replays.
-        free_text: whether the game accepts actions beyond those it lists (a parser game does).
+        size: number of games kept open; one for each parallel rollout avoids replays.
+        free_text: True if the game accepts actions that it does not list (a parser game).
     """
 
     def __init__(
