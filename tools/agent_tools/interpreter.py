@@ -129,7 +129,7 @@ class _ClippedOutput:
         del self.tail[:count]
 
     def text(self) -> str:
-        """All of it, or the beginning and the end with what was cut between."""
+        """The whole text, or its beginning and end with a note on the cut."""
         if not self.dropped:
             whole = _escape_control(bytes(self.head + self.tail))
             cut = len(whole) - self.max_chars
@@ -142,7 +142,7 @@ class _ClippedOutput:
 
 
 def _character_boundary(data: bytes | bytearray, at: int) -> int:
-    """The next place, at most three bytes on, that is not within a character."""
+    """The next position, at most three bytes on, that does not split a character."""
     return next((place for place in range(at, at + 3) if place >= len(data) or data[place] & 0xC0 != 0x80), at)
 
 
@@ -151,12 +151,12 @@ def _join_ends(head: str, cut: int, tail: str) -> str:
 
 
 def _escape_control(data: bytes) -> str:
-    """Bytes as text that any message can hold: what is no UTF-8, and control characters, as escapes."""
+    """Bytes as text for any message: control characters and invalid UTF-8 become escapes."""
     return data.decode("utf-8", "backslashreplace").translate(_ESCAPED)
 
 
 class _LiveSession:
-    """A running session: its process, its folder, its ends of the pipes. Ends with its `end`, at the latest with this process."""
+    """A running session: its process, its folder, and the host's ends of its pipes. `end` ends it, at the latest with this process."""
 
     def __init__(self, argument: dict[str, Any]) -> None:
         self.owner, self.walls, self.cells = os.getpid(), frozenset[str](), 0
@@ -211,7 +211,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
-    """Nothing of a session is left."""
+    """End a session's process, close its pipes and delete its folder."""
     if os.getpid() != owner:
         return  # a fork of the host: the session is not its own
     _kill_group(process)
@@ -222,7 +222,7 @@ def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[in
 
 
 def _remove_tree(folder: str) -> None:
-    """Delete a folder whatever a cell made of it: any depth, any rights, links (which are not followed)."""
+    """Delete a folder of any depth and with any rights; links are not followed."""
     rest = [folder]
     shelf = tempfile.mkdtemp(prefix="learngraph-python-")
     moved = 0
@@ -243,7 +243,7 @@ def _remove_tree(folder: str) -> None:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """What a session sees of the environment: no key of the host's."""
+    """The environment variables of a session, without the host's keys."""
     own = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
     own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return own | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -251,29 +251,30 @@ def _environment(folder: str) -> dict[str, str]:
 
 @dataclass(kw_only=True, eq=False)
 class Interpreter:
-    """A session. It starts with its first cell; close it, or use it in a `with` statement. Safe to share between threads and
-    event loops: its cells run one at a time."""
+    """A session of Python cells. It starts with its first cell; close it, or use it in a `with` statement. Safe to share between
+    threads and event loops: its cells run one at a time."""
 
     seconds: float = 10.0
-    """Wall time of a cell."""
+    """Longest wall time of a cell, in seconds."""
     cpu_seconds: int = 120
-    """CPU seconds of a session, all its cells and threads together."""
+    """Longest CPU time of a session, in seconds, over all cells and threads."""
     memory_mib: int = 1024
-    """MiB of addresses; NumPy and SciPy take 300 of them."""
+    """Address space in MiB; NumPy and SciPy take 300 of them."""
     disk_mib: int = 64
-    """MiB in the session's folder, and of a file."""
+    """Largest size of the session's folder, and of a file, in MiB."""
     max_files: int = 1000
-    """Files and folders in it."""
+    """Highest number of files and folders in the session's folder."""
     max_threads: int = 64
+    """Highest number of threads."""
     max_output_chars: int = 8000
-    """Characters of a cell's output that are kept: half of them from its beginning, half from its end."""
+    """Longest output of a cell, in characters; of a longer one the beginning and the end are kept, half each."""
     strict: bool = False
-    """Refuse to start where the kernel does not keep a session in (see above)."""
+    """True: refuse to start if the kernel lacks one of the walls (see above)."""
     seed: str = ""
-    """Of `random`, when a session starts."""
+    """Seed of `random` when a session starts."""
     _live: _LiveSession | None = field(default=None, init=False, repr=False)
     _has_lost_variables: bool = field(default=False, init=False, repr=False)
-    """Whether variables were lost, which the next cell has to say."""
+    """True if variables were lost and the next cell has to say so."""
     _closed: bool = field(default=False, init=False, repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -300,19 +301,19 @@ class Interpreter:
 
     @property
     def walls(self) -> frozenset[str]:
-        """Which of `limits`, `files`, `calls` keep the running session in; empty before its first cell."""
+        """The walls in force around the running session, of `limits`, `files`, `calls`; empty before its first cell."""
         return self._live.walls if self._live else frozenset()
 
     @property
     def folder(self) -> Path | None:
-        """Where the running session may write; gone with it."""
+        """The folder where the running session may write, deleted with it; None before its first cell."""
         return Path(self._live.folder) if self._live else None
 
     def run(self, code: str) -> Cell:
         """Run a cell.
 
         Raises:
-            InterpreterError: the session is closed, or cannot be kept in as `strict` asks.
+            InterpreterError: the session is closed, or lacks a wall that `strict` asks for.
         """
         self._turn.acquire()
         moves = self._cell_steps(code)
@@ -326,7 +327,7 @@ class Interpreter:
             self._release_turn()
 
     async def arun(self, code: str) -> Cell:
-        """The same, without keeping the event loop waiting (a session starts in 2 ms of it). Cancelled, it kills the session."""
+        """Run a cell without blocking the event loop (starting a session takes 2 ms of it). Cancelling it kills the session."""
         while not self._turn.acquire(blocking=False):
             await asyncio.sleep(0.005)
         moves = self._cell_steps(code)
@@ -340,7 +341,7 @@ class Interpreter:
             self._release_turn()
 
     def close(self) -> None:
-        """End the session for good, from any thread, also while a cell runs: that then says so, and sweeps up behind itself."""
+        """End the session for good, from any thread. A running cell is stopped, and its text says so."""
         self._closed = True
         if live := self._live:
             live.kill()
@@ -349,7 +350,7 @@ class Interpreter:
             self._turn.release()
 
     def _release_turn(self) -> None:
-        """It is the next cell's turn."""
+        """Let the next cell run."""
         self._turn.release()
         if self._closed:
             self.close()
@@ -362,7 +363,7 @@ class Interpreter:
     # One cell
 
     def _cell_steps(self, code: str) -> Generator[_Wait, None, Cell]:
-        """Yields what to wait for, returns what came of the cell. Left in the middle, it ends the session."""
+        """Run a cell as a generator: it yields the events to wait for and returns the result. Closing it early ends the session."""
         began, lost, whole = time.monotonic(), self._has_lost_variables, False
         printed = _ClippedOutput(self.max_output_chars)
         try:
@@ -409,7 +410,7 @@ class Interpreter:
         return live
 
     def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> Generator[_Wait, None, tuple[Any, str]]:
-        """Send the cell, gather what it prints until it is over or has to be stopped."""
+        """Send the cell and collect its output until it ends or has to be stopped."""
         live.cells += 1
         body = json.dumps({"cell": live.cells, "code": code}).encode()
         rest = memoryview(struct.pack(">I", len(body)) + body)
@@ -445,7 +446,7 @@ class Interpreter:
             yield _Wait(live.reads, writes, max(min(until, look) - time.monotonic(), 0.0))
 
     def _stop_cell(self, live: _LiveSession, printed: _ClippedOutput) -> Generator[_Wait, None, str]:
-        """Ask the session where it is, for a moment; then kill it, and wait until it is gone."""
+        """Ask the session for its position, then kill it and wait for its end."""
         with suppress(ProcessLookupError):
             os.kill(live.process.pid, signal.SIGTERM)
         said = ""
@@ -463,7 +464,7 @@ class Interpreter:
             yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
 
     def _death(self, live: _LiveSession) -> Generator[_Wait, None, str]:
-        """Why the process ended."""
+        """The reason why the process ended, in words."""
         until = time.monotonic() + 2 * GRACE_SECONDS
         while (code := live.process.poll()) is None and time.monotonic() < until:
             yield _Wait((), (), 0.002)
@@ -479,7 +480,7 @@ class Interpreter:
         return f"The cell's process was ended by {signal.Signals(-code).name}{why}"
 
     def _too_much(self, live: _LiveSession) -> str:
-        """What the session has too much of; empty if nothing."""
+        """The limit that the session exceeds, in words; empty if none."""
         with suppress(OSError, IndexError, ValueError):
             stat = Path(f"/proc/{live.process.pid}/stat").read_text()
             if (threads := int(stat[stat.rindex(")") :].split()[18])) > self.max_threads:
@@ -504,7 +505,7 @@ class Interpreter:
 
 
 def _packages() -> list[str]:
-    """Where this Python's packages are."""
+    """The folders of this Python's packages."""
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)]
 
 
@@ -520,7 +521,7 @@ def _write(live: _LiveSession, rest: memoryview) -> memoryview:
 
 
 def _read(live: _LiveSession, printed: _ClippedOutput) -> bool:
-    """Take what has come; whether more may come on the channel."""
+    """Read what has arrived; returns False once the channel is closed."""
     if live.out in live.reads:
         with suppress(BlockingIOError):
             if data := os.read(live.out, MAX_FRAME_BYTES):
@@ -541,7 +542,7 @@ def _read(live: _LiveSession, printed: _ClippedOutput) -> bool:
 
 
 def _drain(live: _LiveSession, printed: _ClippedOutput) -> None:
-    """Take what lies in the pipe, and not what a thread may go on printing."""
+    """Read what is in the pipe now, but not what a thread may go on printing."""
     with suppress(BlockingIOError):
         for _ in range(32):
             if not (data := os.read(live.out, MAX_FRAME_BYTES)):
@@ -550,7 +551,7 @@ def _drain(live: _LiveSession, printed: _ClippedOutput) -> None:
 
 
 def _frame(live: _LiveSession) -> dict[str, Any] | None:
-    """The next whole frame, if there is one. What is none (a cell wrote into the channel) is an empty one."""
+    """The next whole frame; None if it is incomplete. Invalid bytes (a cell wrote into the channel) give an empty frame."""
     received = live.received
     if len(received) < 4:
         return None
@@ -613,7 +614,7 @@ def python_tool(interpreter: Interpreter) -> BaseTool:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """The tools of rollouts: to each an interpreter of its own, closed when the rollout ends, and to all what remembers nothing.
+    """The tools of rollouts: each rollout gets an interpreter of its own, closed at its end; tools without a memory are shared.
 
         toolbox = Toolbox(python={"seconds": 10}, shared=(search_tool(),))
         with toolbox("run", "task-3", 0) as tools: ...
@@ -622,10 +623,10 @@ class Toolbox:
     """
 
     python: Mapping[str, Any] | None = field(default_factory=dict)
-    """Arguments of `Interpreter`; None: there is no interpreter."""
+    """Arguments of each `Interpreter`; None: no interpreter."""
     shared: Sequence[BaseTool] = field(default=(), repr=False)
     names: tuple[str, ...] = field(init=False)
-    """Of the shared tools: with `python`, this is what `repr` tells."""
+    """Names of the shared tools; `repr` shows them and `python`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(tool.name for tool in self.shared))
@@ -646,7 +647,7 @@ class Toolbox:
 
 
 def _strip_fence(code: str) -> str:
-    """Code without the Markdown fence that models like to put around it."""
+    """The code without a Markdown fence around it."""
     lines = code.strip().splitlines()
     if len(lines) > 1 and lines[0].strip() in ("```", "```python", "```py") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])
