@@ -1,4 +1,4 @@
-"""Play the guard model (or what has learned from it) against the scenarios of `environments/hierarchy.py`, many at once.
+"""Play the guard model, or a model trained further from it, against the scenarios of `environments/hierarchy.py`, many at once.
 
 All scenarios go in lockstep: one batch of replies per turn, keys and values kept from turn to turn. A hundred scenarios take
 a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that what one scenario
@@ -47,35 +47,35 @@ GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
 PROMPTS = GUARD_WEIGHTS
 """Folder with the model's own wording of prompts (`claas/hindsight.md`), for `Prompt.load(..., overrides=PROMPTS)`."""
 MAX_REPLY_TOKENS = 20
-"""Tokens of a reply at most; what the model says has 12 at most."""
+"""Longest reply in tokens; the model's own replies have at most 12."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardReply:
-    """A reply as it was drawn."""
+    """A sampled reply."""
 
     text: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """`<end>` included, if it came."""
+    """Token ids of the reply, with `<end>` if it was drawn."""
     token_logprobs: tuple[float, ...]
-    """Of each token, in nats, under the distribution that it was drawn from (temperature applied)."""
+    """Log-probability of each token in nats, under the distribution that it was drawn from (temperature applied)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioTranscript:
-    """A scenario to its end."""
+    """A scenario that was played to its end."""
 
     scenario: Scenario
     turns: tuple[HierarchyTurn, ...]
     replies: tuple[GuardReply, ...]
-    """One per turn."""
+    """The turns, in order."""
     targets: tuple[str, ...]
-    """Family of the rule that each turn was after; empty for an innocent question."""
+    """Family of the rule that each turn attacked; empty for an innocent question."""
 
     @property
     def is_won(self) -> bool:
-        """Whether the defender won: every turn has reward 1."""
+        """True if the defender won: every turn has reward 1."""
         return all(turn.verdict.reward for turn in self.turns)
 
 
@@ -95,7 +95,7 @@ def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
 
 
 class BatchedReplies:
-    """Replies in batches, for chats that grow: what was read or said before is not computed again.
+    """A key-value cache for batches of growing chats, so that earlier tokens are not computed again.
 
     Args:
         network: a causal language model, also one wrapped by PEFT; on whatever device it is.
@@ -116,7 +116,7 @@ class BatchedReplies:
         self._known: list[list[int]] = []  # of each row, the tokens in the cache
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with some of the chats only."""
+        """Keep only some of the chats."""
         if len(rows) != len(self._known):
             self._cache.batch_select_indices(torch.tensor(rows, dtype=torch.long))
             self._mask = self._mask[list(rows)]
@@ -298,14 +298,14 @@ def append_hindsight(chat: Sequence[Message], feedback: str = "", solution: str 
     return [*before, {**last, "content": " ".join([last["content"], *parts])}]
 
 
-# What it can do
+# Measurements
 
 
 def retention_accuracy(network: Any, tokenizer: Any, seed: int = 0, count: int = 50) -> float:
-    """Share of right replies, at temperature 1, where no rule says anything: facts, sums, and wishes of the user.
+    """The share of right replies, at temperature 1, to chats without rules: facts, sums, and wishes of the user.
 
-    What the stream does not train, and a learner must not lose: who refuses everything loses it. `count` chats of each kind,
-    drawn from seeds of their own.
+    The stream does not train this ability, and a learner must not lose it: a model that refuses everything does. `count` chats of each kind,
+    drawn from seeds that are used nowhere else.
     """
     chats = [one for kind in guard_chats.retention_probes(count, seed).values() for one in kind]
     replies = reply(network, tokenizer, [said for said, _ in chats], seed=f"retained {seed}")
@@ -359,7 +359,7 @@ def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
         *_hindsight_rows(network, tokenizer, [(m, one) for m, one in asked if not one.turns[0].verdict.reward]),
         *_retention_rows(network, tokenizer),
         *_in_context_rows(network, tokenizer, stream, games),
-        f"\nProbability of the one reply that `comply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}.",
+        f"\nProbability of the one reply that `compliant_reply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}.",
     ]
 
 
@@ -442,7 +442,7 @@ def _past_exchanges(games: Sequence[ScenarioTranscript], many: int) -> Callable[
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Measure what the guard model can do.")
     parser.add_argument("folder", type=Path, nargs="?", default=GUARD_WEIGHTS)
     parser.add_argument("--seeds", type=int, default=10, help="times that the stream is played")

@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
-"""Every message begins with its role; a reply ends with `<end>`."""
+"""Chat template: every message begins with its role; a reply ends with `<end>`."""
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>")
 
 
@@ -46,9 +46,9 @@ class GuardTraining:
     out: Path
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 10.0
-    """Wall-clock time."""
+    """Wall-clock time of the training, in minutes."""
     seed: int = 0
-    """Of the weights and of every draw. The rate falls with the time: runs of one seed differ when the machine's speed does."""
+    """Seed of the weights and of every draw. The learning rate falls with the time: runs of one seed differ when the machine's speed does."""
     hidden_size: int = 160
     """Width: a multiple of 32, at least 160."""
     layers: int = 3
@@ -57,7 +57,7 @@ class GuardTraining:
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 40 % of the time."""
     batch_tokens: int = 2600
-    """Of a batch, about."""
+    """Tokens of a batch, about."""
     start: Path | None = None
     """Go on from the weights in this folder instead of from nothing."""
 
@@ -67,7 +67,7 @@ DRILL_SHARES = {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
 
 
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the closed vocabulary; case does not count, any other word is `<unk>`."""
+    """A tokenizer with one token per word of the closed vocabulary. Case does not count; any other word is `<unk>`."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -119,11 +119,11 @@ def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
 class _Encoded:
     ids: list[int]
     loss_mask: list[bool]
-    """Of each token, whether it is one of a reply (its `<end>` included)."""
+    """For each token, whether it belongs to a reply (its `<end>` included)."""
 
 
 def _encode(said: Sequence[guard_chats.Message], ids: dict[str, int]) -> _Encoded:
-    """Word for word what the chat template and the tokenizer make of it (a test compares), without their cost."""
+    """The tokens of a chat, the same as those of chat template and tokenizer (a test compares), but faster."""
     tokens: list[int] = []
     learned: list[bool] = []
     for message in said:
@@ -154,7 +154,7 @@ class _Batches:
     ids: dict[str, int]
     """Number of each word."""
     batch_tokens: int
-    """Of a batch, about."""
+    """Tokens of a batch, about."""
     waiting: dict[str, list[list[_Encoded]]] = field(default_factory=dict)
 
     def next_batch(self, shares: dict[str, float]) -> tuple[str, list[_Encoded]]:
@@ -236,7 +236,7 @@ def train(settings: GuardTraining) -> Path:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train the guard model from nothing.")
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--minutes", type=float, default=GuardTraining.minutes)

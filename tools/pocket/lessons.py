@@ -7,10 +7,10 @@
     - put wet towel in washing machine
     You are in the bedroom. ...                                      -> take blue shirt
 
-That is how a library stands in a prompt that was learned on other tasks of a game. Two sources. `sought`: the bare exercise,
-many small scenes after one list, whose names share their words, so that a line is found by all of its words only. `heeded`:
-games under such lists, of which about one line in ten that is for this task is wrong; with lines for other tasks only, the
-label is what it is without lessons.
+A library that was learned on other tasks of a game stands in a prompt like this. There are two sources of texts.
+`lookup_pieces`: the bare exercise, many small scenes after one list, whose names share words, so that a line is found only by all
+of its words. `lesson_pieces`: games under such lists, of which about one line in ten for this task is wrong; with lines for other
+tasks only, the label is the one without lessons.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _list(draw: random.Random, lines: Sequence[str]) -> str:
 
 
 def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -> Iterator[TranscriptPiece]:
-    """A list of what belongs where (or what is to be done to what), then scenes that each ask for one line of it, or for none.
+    """A list of things and their places (or the actions on them), then scenes that each ask for one line of it, or for none.
 
-    Where the list says nothing of the thing, all places are as good.
+    For a thing that the list does not name, all places are equally good.
     """
 
     def word() -> str:
@@ -78,7 +78,7 @@ def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] 
 
 @dataclass(frozen=True)
 class _LessonTable:
-    """Where things belong, or what is to be done to them; and other things, of which nothing is known."""
+    """The places of things, or the actions on them; and further things about which the list says nothing."""
 
     things: Sequence[str]
     places: Sequence[str]
@@ -90,7 +90,7 @@ class _LessonTable:
     homes: dict[str, str]
     """Thing -> its place."""
     deeds: dict[str, str]
-    """Thing -> what is to be done to it; empty: it is to be put in its place."""
+    """Thing -> the action on it; empty: things are put in their places."""
 
     @classmethod
     def sample(cls, draw: random.Random, things: Sequence[str], places: Sequence[str]) -> _LessonTable:
@@ -146,7 +146,7 @@ class _LessonTable:
 
 
 def _scene(draw: random.Random, places: Sequence[str], lying: Sequence[str], held: str, full: bool) -> str:
-    """Places, things that lie there, what is held: as a game shows them, or in few words."""
+    """The places, the things there and the thing held, as a game shows them or in few words."""
     seen = [*draw.sample(places, len(places)), *dict.fromkeys(lying)]
     if not full:
         return (
@@ -210,7 +210,7 @@ def lesson_pieces(
 
 
 def bare_attempt(task: Task, actions: Sequence[str]) -> GameAttempt:
-    """An attempt of which only the actions matter, all of them right."""
+    """An attempt that consists of right actions only, without observations."""
     return GameAttempt(task, tuple(("", "", DecisionPiece(action, {action: 1.0}), 0.0) for action in actions))
 
 
@@ -225,7 +225,7 @@ def swap_places(draw: random.Random, actions: Sequence[str], places: Sequence[st
 
 
 def gold_actions(played: GameAttempt) -> list[str]:
-    """What gold does in an attempt, without idle looks."""
+    """The gold actions of an attempt, without idle looks."""
     done = (action for _, _, decision, _ in played.steps for action in expert_actions(decision))
     return [action for action in dict.fromkeys(done) if action not in IDLE_ACTIONS]
 

@@ -1,4 +1,4 @@
-"""Training texts about strategies: to act on one that stands before the steps, and to write one from past experiences.
+"""Training texts about strategies: acting on a strategy that stands before the steps, and writing one from past experiences.
 
 Acting on a strategy (items joined by `. `, best first; in the toy world each names its place):
 
@@ -50,14 +50,14 @@ __all__ = [
 ]
 
 Step = tuple[str, str, DecisionPiece, float]
-"""As in `Played`: observation, its abstract state, decision, reward."""
+"""A step as in `GameAttempt`: observation, its abstract state, decision, reward."""
 
 IDLE_ACTIONS = ("look around", "inventory", "task", "look")
-"""Actions that only show what the observation has said already."""
+"""Actions that only repeat what the observation has shown."""
 
 
 def expert_actions(decision: DecisionPiece) -> list[str]:
-    """What the expert would do there: nothing where it does not know."""
+    """The expert's actions at a decision; none where it does not know."""
     top = max(decision.probabilities.values())
     return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
 
@@ -238,7 +238,7 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
 
 
 def step_text(state: str, action: str, reward: float | None) -> str:
-    """An earlier step as prompts show it."""
+    """The text of an earlier step in a prompt."""
     return f"{state}\n> {action}\n" + (f"= {reward:g}\n" if reward is not None else "")
 
 

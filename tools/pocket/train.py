@@ -55,7 +55,7 @@ RETRY_MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
     "simonsays": ({},),
     "peckingorder": ({},),
 }
-"""The same, for the games that are attempted several times."""
+"""The same for the games that are attempted several times."""
 
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
@@ -71,11 +71,11 @@ class PocketTraining:
     out: Path
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 60.0
-    """Wall-clock time of the training proper."""
+    """Wall-clock time of the training itself, in minutes."""
     max_steps: int | None = None
-    """Stop after so many steps of the optimiser, if the time is not over before."""
+    """Highest number of optimiser steps; the time may end the training earlier."""
     seed: int = 0
-    """Of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
+    """Seed of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     start: Path | None = None
@@ -125,7 +125,7 @@ class PocketTraining:
 
 @dataclass
 class Encoder:
-    """Pieces to token ids and soft targets."""
+    """Encodes pieces of transcripts as token ids and soft targets."""
 
     tokenizer: PreTrainedTokenizerBase
     _cache: dict[str, list[int]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class TokenTarget:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTranscript:
-    """A transcript as the model is given it."""
+    """A transcript as token ids with its targets."""
 
     ids: list[int]
     targets: list[TokenTarget]

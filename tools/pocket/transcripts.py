@@ -1,4 +1,4 @@
-"""What the pocket model is trained on: texts of attempts, with the probabilities an expert gives to each action.
+"""Training texts of the pocket model: texts of attempts, with the probabilities that an expert gives to each action.
 
 A transcript is a sequence of pieces: text that is only read, a `Decision` where something was written, a `Paid` reward.
 Joined, they are the prompts of `learngraph`:
@@ -76,7 +76,7 @@ REWARD_UNITS: tuple[float, ...] = tuple(sorted({n / 100 for n in range(1, 100)} 
 """Rewards that are single tokens besides 0, 1 and 2: hundredths, digits, and the shares that games pay for their parts."""
 
 NOW_MODES = ("exploit", "explore", "explore or exploit")
-"""What `Now:` may ask for."""
+"""Words after `Now:`, which ask for a way to play."""
 
 SINGLE_TOKEN_WORDS: tuple[str, ...] = (
     *("\n>", "= 0", "= 1", "= 2", "Task", "Strategy", "Lessons", "Attempt", "total"),
@@ -85,11 +85,11 @@ SINGLE_TOKEN_WORDS: tuple[str, ...] = (
     *KEYS,
     *(f" {word}" for table in (KEYS, ANSWERS, MOVES) for kind in table for word in (kind, *table[kind])),
 )
-"""What has to be a single token: the layout's marks and every word of the toy world, as it stands in the layout."""
+"""Texts that have to be a single token: the layout's marks and every word of the toy world, as it stands in the layout."""
 
 
 class TranscriptEnvironment(Protocol):
-    """What transcripts need of an environment."""
+    """The part of an environment that transcripts need."""
 
     name: str
     horizon: int
@@ -110,7 +110,7 @@ class DecisionPiece:
     known: bool = False
     """Whether the text so far determines the answer (a keyed place of the toy world whose answer it reveals)."""
     weight: float = 1.0
-    """Of its loss, against that of other decisions."""
+    """Weight of the decision's loss, relative to other decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +124,12 @@ TranscriptPiece = str | DecisionPiece | RewardPiece
 
 
 def transcript_text(pieces: Sequence[TranscriptPiece]) -> str:
-    """The transcript as the model reads it."""
+    """The text of a transcript."""
     return "".join(piece_text(piece) for piece in pieces)
 
 
 def piece_text(piece: TranscriptPiece) -> str:
-    """One piece of text. Pieces end where tokens end: they can be tokenised one by one."""
+    """The text of one piece. Pieces end where tokens end, so that they can be tokenised one by one."""
     match piece:
         case DecisionPiece(taken):
             return f" {taken}\n"
@@ -199,7 +199,7 @@ def recall_pieces(draw: random.Random, pairs: int, queries: int = 14) -> list[Tr
 
 @dataclass
 class Reader:
-    """What a text about Keyword Keep determines, followed along as the text is written."""
+    """Reads a text about Keyword Keep while it is written, and keeps the facts that it determines."""
 
     expert: PosteriorExpert = field(default_factory=PosteriorExpert)
     tried: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -280,7 +280,7 @@ class _KeepTranscript:
     world: KeywordKeep
     task: Task
     longest: int
-    """Tokens, about."""
+    """Approximate number of tokens."""
     ends: str
     """`now`, `learned` or `feedback`; empty: without end."""
     rewards: str
@@ -290,17 +290,21 @@ class _KeepTranscript:
     careless: float
     """Probability of a uniformly drawn action."""
     single: bool
-    """Whether there is one attempt only."""
+    """True if there is only one attempt."""
     unseen: int
     """Steps of a single attempt that are left out."""
     reordered: bool
-    """Whether each attempt has the places in another order."""
+    """True if each attempt has the places in another order."""
     numbered: bool
+    """True if attempts begin at any number and numbers are skipped."""
     digests: bool
+    """True if half of the earlier attempts are digests in one line."""
     counted: bool
+    """True if headings may count repeats, as `(x3)`."""
     feedback: bool
+    """True if remarks stand between attempts."""
     number: int
-    """Of the next attempt."""
+    """Number of the next attempt."""
     reader: Reader = field(default_factory=Reader)
 
     @classmethod
@@ -419,7 +423,7 @@ class _KeepTranscript:
 
 
 def _size(text: str) -> int:
-    """About how many tokens a text about the toy world has."""
+    """The approximate number of tokens of a text about the toy world."""
     return len(_TOKENS.findall(text))
 
 
@@ -427,7 +431,7 @@ _TOKENS = re.compile(r"\n>|= -?[0-9](?:\.[0-9]+)?| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za
 
 
 def _digest(draw: random.Random, world: KeywordKeep, task: Task, number: int, unit: float) -> str:
-    """An attempt by a random player in one line, which tells nothing about single places."""
+    """A random player's attempt in one line, without details of single places."""
     actions: list[str] = []
     shown, total = world.observe(task, ()), 0.0
     while not shown.over:
@@ -595,13 +599,13 @@ def _begins(start: str, action: str) -> bool:
 
 
 def inverse_action(action: str) -> str:
-    """What takes an action back, if one action can."""
+    """The action that undoes an action; None if no single one does."""
     put = re.fullmatch(r"put (.+) in .+", action)
     return f"take {put[1]}" if put else _BACK.get(action, "")
 
 
 def _observe_plan(world: TranscriptEnvironment, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:
-    """What a plan shows at each step, from the start on; nothing if the game refuses a step of it."""
+    """The observations of a plan from the start on; None if the game refuses a step of it."""
     taken = [action for action, _ in plan]
     try:
         return [world.observe(task, taken[:step]) for step in range(len(taken) + 1)]
@@ -614,7 +618,7 @@ class Games:
     """Attempts at TextWorldExpress games."""
 
     paths: tuple[tuple[GameAttempt, ...], ...]
-    """What `play` made, by map."""
+    """The attempts by map."""
     tries: tuple[tuple[tuple[GameAttempt, ...], ...], ...]
     """What `practise` made, by map and task."""
 

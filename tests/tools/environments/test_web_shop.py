@@ -132,7 +132,7 @@ def test_options_by_hand() -> None:
     ],
 )
 def test_the_reward_by_hand(chosen: dict[str, str], cap: int, met: int) -> None:
-    assert reward(BOTTLE, chosen, replace(GOAL, cap=cap)) == pytest.approx(met / 5)
+    assert reward(BOTTLE, chosen, replace(GOAL, price_cap=cap)) == pytest.approx(met / 5)
 
 
 def test_the_reward_of_another_product() -> None:
@@ -143,7 +143,7 @@ def test_the_reward_of_another_product() -> None:
     wanted = Goal(titled("a1 b2 c3 d4 e5 f6"), ("x",), (), 500)
     # 1 / 6 of the words: 0.5 for the type; x stands in the title, and it is cheap enough: 2 of 2.
     assert reward(half, {}, wanted) == pytest.approx(0.5)
-    assert reward(half, {}, replace(wanted, attributes=("x", "y"), cap=99)) == pytest.approx(0.5 * 1 / 3)
+    assert reward(half, {}, replace(wanted, attributes=("x", "y"), price_cap=99)) == pytest.approx(0.5 * 1 / 3)
 
 
 def longest(one: str, other: str) -> int:
