@@ -326,7 +326,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _load_cached(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+def _parse_file(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     questions, passages = list[_Question](), dict[_Passage, None]()
     for where, item in _items(path):
         question, context = _question(where, item)
@@ -341,7 +341,7 @@ def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     """The questions of a file in order, and its passages in order of appearance, each once."""
     try:
         stat = path.stat()
-        return _load_cached(path, stat.st_mtime_ns, stat.st_size)
+        return _parse_file(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, UnicodeDecodeError) as cause:
         raise UserError(f"hotpot: cannot read {path}: {cause}") from cause
 

@@ -139,10 +139,9 @@ def _open_or_make(settings: GuardTraining) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    tokenizer: Any = train_tokenizer() if settings.start is None else AutoTokenizer.from_pretrained(settings.start)
     if settings.start is None:
-        tokenizer = train_tokenizer()
         return _model(settings, tokenizer), tokenizer
-    tokenizer = AutoTokenizer.from_pretrained(settings.start)
     return AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32), tokenizer
 
 

@@ -513,12 +513,9 @@ class _Run:
     def _piece_sources(
         self, source: str, batches: int, longest: int, count: int
     ) -> tuple[Iterator[Iterable[TranscriptPiece]], int, int, float]:
-        """The transcripts of a source, tokens of a sequence, sequences of a batch, and the weight of tokens that are only read.
-
-        `longest` and `count` are the tokens and sequences where the source sets no others.
-        """
-        reading = 0.0
+        """The transcripts of a source, tokens of a sequence, sequences of a batch, and the weight of tokens that are only read."""
         sources: Iterator[Iterable[TranscriptPiece]]
+        reading = 0.0
         match source:
             case "recall":
                 longest, count = 480, 16
@@ -564,7 +561,7 @@ class _Run:
                 longest, count = self.draw.choice(((400, 8), (800, 4)))
                 sources = (lessons.lookup_pieces(self.draw, longest, self.words) for _ in range(count * batches))
             case "heeded":
-                most, longest, count, reading = self.draw.choice(((8, 480, 6, 0.005), (40, 900, 3, 0.005)))
+                reading, (most, longest, count) = 0.005, self.draw.choice(((8, 480, 6), (40, 900, 3)))
                 sources = (
                     lessons.lesson_pieces(self.draw, *self._lesson_attempts(), most, self.words) for _ in range(count * batches)
                 )

@@ -126,7 +126,7 @@ def shop_app(environment: WebShop) -> FastAPI:
     async def refuse(request: Request, problem: Exception) -> Response:
         return send(_document("Bad request", f"<main><p>{escape(str(problem))}</p></main>"), 400)
 
-    async def not_found(request: Request, problem: Exception) -> Response:
+    async def show_missing(request: Request, problem: Exception) -> Response:
         return missing(request.url.path)
 
     app.add_route("/", show_start, methods=["GET"])
@@ -136,7 +136,7 @@ def shop_app(environment: WebShop) -> FastAPI:
     for error in (_BadRequest, UserError):
         app.add_exception_handler(error, refuse)
     for status in (404, 405):  # a path with another method is no page either
-        app.add_exception_handler(status, not_found)
+        app.add_exception_handler(status, show_missing)
     return app
 
 

@@ -26,20 +26,14 @@ class FakeProcess:
         pass
 
 
-class FakeInterface:
-    """A game server with three splits and a solution."""
-
-    def getSeedsTrain(self) -> list[int]:
-        return [1, 2]
-
-    def getSeedsDev(self) -> list[int]:
-        return []
-
-    def getSeedsTest(self) -> list[int]:
-        return [5]
-
-    def getGoldActionSequence(self) -> list[str]:
-        return ["open door", "take coin"]
+def fake_interface() -> Any:
+    """A game server with three splits and a solution; its methods have the names of the Java side."""
+    return SimpleNamespace(
+        getSeedsTrain=lambda: [1, 2],
+        getSeedsDev=list,
+        getSeedsTest=lambda: [5],
+        getGoldActionSequence=lambda: ["open door", "take coin"],
+    )
 
 
 def machines(is_shared: bool) -> tuple[JavaMachines, list[Any]]:
@@ -50,7 +44,7 @@ def machines(is_shared: bool) -> tuple[JavaMachines, list[Any]]:
         launched.append(java)
         return java
 
-    return JavaMachines(launch, lambda java: FakeInterface(), is_shared=is_shared), launched
+    return JavaMachines(launch, lambda java: fake_interface(), is_shared=is_shared), launched
 
 
 def test_a_released_server_is_used_again() -> None:
@@ -84,7 +78,7 @@ def test_a_dead_machine_is_replaced_and_its_servers_are_forgotten() -> None:
 
 def test_splits_and_solution_are_read_from_the_server() -> None:
     java = machines(is_shared=False)[0].server().java
-    server = GameServer(java, FakeInterface())
+    server = GameServer(java, fake_interface())
     assert server.official_splits("getSeeds") == {"train": (1, 2), "dev": (), "test": (5,)}
     assert server.solution() == ["open door", "take coin"]
     assert java.idle == [server.interface]  # the solution releases the server
