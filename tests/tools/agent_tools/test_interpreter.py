@@ -933,7 +933,9 @@ def test_a_warm_cell_takes_under_5_ms_and_a_start_under_150() -> None:
     assert min(start() for _ in range(5)) < 0.150 * busy
 
 
-@pytest.mark.parametrize("wrong", [{"seconds": 0}, {"memory": 10}, {"output": 5}, {"cpu": 0}, {"disk": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": 0}, {"memory_mib": 10}, {"max_output_chars": 5}, {"cpu_seconds": 0}, {"disk_mib": 0}]
+)
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=f"interpreter: {next(iter(wrong))} is at least"):
         Interpreter(**wrong)
@@ -969,7 +971,7 @@ def test_a_toolbox_gives_each_rollout_an_interpreter_of_its_own(session: Interpr
 
 
 def test_a_toolbox_refuses_settings_at_once() -> None:
-    with pytest.raises(UserError, match="there is no setting 'second'; there are cpu, "):
+    with pytest.raises(UserError, match="there is no setting 'second'; there are cpu_seconds, "):
         Toolbox(python={"second": 5})
     with pytest.raises(UserError, match="seconds is at least"):
         Toolbox(python={"seconds": 0})
