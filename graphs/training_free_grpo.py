@@ -45,11 +45,12 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
+from ..memory.errors import UserError
 from ..memory.library import LibraryLimits, LibraryVersions
-from ..memory.records import Comparison, Rollout, Task, Usage, UserError
+from ..memory.records import Comparison, Rollout, Task, Usage
 from ..memory.storage.cache import Cache, cache_key
 from ..memory.storage.rows import Rows
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.act.tool_use import Toolset
 from ..nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
@@ -68,7 +69,15 @@ from ..nodes.extract.rollouts import LibraryPrompt, RolloutPlayer, max_score
 from ..nodes.prompt import PROMPTS_DIR, Prompt
 from ..nodes.retrieve.attempts import Layout
 from ..nodes.retrieve.lessons import SameLessonsShown
-from ..nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, GroupInput, Planned, WithLibrary
+from ..nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    GroupInput,
+    LibraryChannels,
+    PlanChannels,
+)
 from ..nodes.update.accept_test import Accept, CachedProbes, PlayProbe, Rule, fan_out_probes
 from ..nodes.update.consolidate import ConsolidationMode, consolidate
 from ..nodes.update.library import (
@@ -323,11 +332,11 @@ class GroupState(BudgetedGroup, GroupOutput):
     """The channels of a group."""
 
 
-class LessonEpisodeState(Episode, Planned, Choice, WithLibrary):
+class LessonEpisodeState(EpisodeChannels, PlanChannels, ChoiceChannels, LibraryChannels):
     """The channels of the default rollout."""
 
 
-class RolloutRequest(EpisodeInput, WithLibrary):
+class RolloutRequest(EpisodeInput, LibraryChannels):
     """What a rollout is asked to do; its input."""
 
 

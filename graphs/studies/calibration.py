@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .benchmark import markdown_table, mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
 from .sweep import read_rows

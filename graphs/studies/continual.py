@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .benchmark import interval, markdown_table, mean, with_interval
 from .figures import save_figure
 

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ...memory.records import Rollout, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Rollout, Usage
 from .benchmark import Interval, interval, mean
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Have the model write about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
+"""Nodes that ask a model about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: St
 
 
 def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
-    """The steps of the attempt just made, as far as they fit beside `frame`, and its total."""
+    """The total of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
     total = layout.total(Trajectory(state["head"], state["task"], made))
-    told = fit_steps(made, layout, frame + total, count, window)
-    if told is None:
+    shown = fit_steps(made, layout, frame + total, count, window)
+    if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
-    return told + total
+    return shown + total
 
 
 def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:

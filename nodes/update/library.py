@@ -15,16 +15,17 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, open_library
-from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
+from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
-from ..act.advantage import seeded_random
+from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
 from ..extract.critic import as_library, random_lessons, shuffle_lessons
 from ..extract.rollouts import RolloutPlayer
-from ..state import GroupInput, Learning
+from ..state import GroupInput, LearningChannels
 from .accept_test import AcceptTestResult, accept_test_result
 
 __all__ = [
@@ -58,7 +59,7 @@ class LearningRunInput(TypedDict):
     """Its name: every id and every random draw is made from it."""
 
 
-class LearningRunState(Learning):
+class LearningRunState(LearningChannels):
     """The channels of a learning run."""
 
     before: str

@@ -32,8 +32,9 @@ from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryError, LibraryVersions
-from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage, UserError
+from learngraph.memory.records import Candidate, Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal, JournalError

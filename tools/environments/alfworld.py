@@ -43,7 +43,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.arguments import check_settings, check_split, pick_task
 from .support.live import LiveGames
 

@@ -46,7 +46,8 @@ from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.arguments import check_actions, check_horizon, check_split, check_step, pick_task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 

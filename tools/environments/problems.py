@@ -48,7 +48,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.arguments import check_horizon, check_settings, check_split, check_written_answer, pick_task
 from .support.verifying import Unverified, Workers
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.arguments import pick_task
 from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames

@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.arguments import check_horizon, check_split, check_written_answer
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 

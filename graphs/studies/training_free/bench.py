@@ -16,7 +16,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Rollout, Task, Usage, UserError
+from ....memory.errors import UserError
+from ....memory.records import Rollout, Task, Usage
 from .digests import file_digest, public_url, weights_digest
 from .setup import (
     DERIVED_ARMS,
@@ -173,7 +174,7 @@ class SeedWorker:
     ) -> tuple[str, Usage]:
         """Name of the version that is tested, and what it took to learn it."""
         from ....memory.library import Library
-        from ....nodes.act.advantage import seeded_random
+        from ....nodes.act.choose import seeded_random
         from ....nodes.extract.critic import random_lessons, shuffle_lessons
         from ... import training_free_grpo
 

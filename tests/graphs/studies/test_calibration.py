@@ -20,7 +20,7 @@ from learngraph.graphs.studies import calibration, sweep
 from learngraph.graphs.studies.benchmark import interval, mean
 from learngraph.graphs.studies.calibration import RatedAttempt, calibrate, reward_bins
 from learngraph.graphs.studies.calibration_statistics import auroc, isotonic, jackknife_estimate, spearman
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 
 few = st.integers(0, 4).map(float)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from learngraph.graphs.studies import evaluation, evaluation_tables, learning_curves
 from learngraph.graphs.studies.evaluation import Outcome
 from learngraph.graphs.studies.learning_curves import LearningStep
-from learngraph.memory.records import Rollout, Task, Usage, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Rollout, Task, Usage
 
 
 def rollout(task: str, number: int, reward: float | None, error: str = "", **more: object) -> Rollout:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ....memory.records import Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task
 
 __all__ = [
     "check_actions",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....memory.records import UserError
+from ....memory.errors import UserError
 
 __all__ = ["GameServer", "Java", "JavaMachines"]
 

@@ -33,7 +33,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from ....memory.records import Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task
 from ..web_shop import PageElement, WebShop
 
 if TYPE_CHECKING:

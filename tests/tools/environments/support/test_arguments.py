@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from learngraph.memory.records import Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Task
 from learngraph.tools.environments.support.arguments import (
     check_actions,
     check_horizon,
