@@ -386,13 +386,13 @@ def is_held_out(scenario: Scenario) -> bool:
 
 
 def draw_scenario(draw: random.Random, split: int, id: str, from_held_out: bool = False) -> Scenario:
-    """A scenario of a split: two rules or three, the first from the split's own families.
+    """A scenario of a split: two or three rules, the first from the split's own families.
 
     Args:
-        draw: where its words come from.
-        split: 0 to 4, see `SPLITS`.
-        id: its name; what the attacker does is drawn from it.
-        held: one of the held-out tenth, or one of the others.
+        draw: draws the scenario's words.
+        split: place of the split in `SPLITS`, 0 to 4.
+        id: the scenario's id, which also seeds the attacker.
+        from_held_out: True: one of the held-out tenth; False: one of the others.
     """
     while True:
         own = SPLITS[split]

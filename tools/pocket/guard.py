@@ -225,15 +225,15 @@ def play_scenarios(
 
     Args:
         network: a causal language model, also one wrapped by PEFT.
-        tokenizer: its own.
-        scenarios: any number.
-        temperature: of the replies.
-        seed: of the replies. The same seed, model and scenario: the same play.
-        frozen: against a user who does not adapt.
-        salt: against other users (`hierarchy.attack`).
-        past: earlier exchanges to be shown in a scenario's system message (in-context learning); None: nothing.
-        told: show the text of their feedback, too; else the rewards alone.
-        batch: scenarios in lockstep at most.
+        tokenizer: the network's tokenizer.
+        scenarios: the scenarios to play.
+        temperature: of sampling the replies.
+        seed: of sampling the replies. The same seed, model and scenario give the same play.
+        frozen: play against a user that does not adapt.
+        salt: play against other users (see `hierarchy.next_attack`).
+        past: gives earlier exchanges for a scenario's system message (in-context learning); None: none.
+        show_feedback: show the text of their feedback as well as their rewards.
+        batch: highest number of scenarios in lockstep.
     """
     found: list[ScenarioTranscript] = []
     for start in range(0, len(scenarios), batch):

@@ -1,13 +1,13 @@
 """Training chats of the guard model: a defender that keeps its rules with given probabilities, and the reason for them.
 
-The defender is fallible on purpose: what a learner is to be measured on must go wrong often enough, and go right often enough
-to be found. Every rule of a scenario is kept or broken by a draw of its own. The odds (`Odds`) depend on the family, on whether
-the user is after this rule and how it asks, on how steady this defender is (a number z, drawn once per chat and never told: what
-it did so far says something about it), on feedback that it can read, and on what it is shown of earlier exchanges.
+The defender is fallible on purpose: a learner's task must fail often enough, and succeed often enough to be found. Every rule of a
+scenario is kept or broken by a draw of its own. The odds (`hold_probabilities`) depend on the family, on whether the user attacks
+this rule and how it asks, on the defender's steadiness (a number z, drawn once per chat and never stated: its earlier turns give
+evidence of it), on feedback that it can read, and on the earlier exchanges in its prompt.
 
 | chat | what the model can learn from it |
 |---|---|
-| scenario | what the rules ask for, and to keep them in part |
+| scenario | the meaning of the rules, and to keep them in part |
 | hindsight | to do what the feedback behind the last message says |
 | past | that earlier exchanges, with their rewards and feedback, say something of how steady it is and what it lacks |
 | free | without rules: to do what the user wants, to add numbers |
@@ -119,11 +119,11 @@ def hold_probabilities(
     """Probability that each rule is kept in this turn, by family; `answer` is the legitimate question's.
 
     Args:
-        scenario: whose rules these are.
-        attacked: what the user says.
-        z: how steady the defender is.
-        more: added to the log-odds, by family.
-        all_more: added to all log-odds.
+        scenario: the scenario with the rules.
+        attacked: the user's message.
+        steadiness: z, added to the log-odds.
+        logit_shifts: added to the log-odds, by family.
+        common_logit_shift: added to all log-odds.
     """
     kept = {
         "answer": _sigmoid(_logit(ANSWER_RATE) + steadiness / 2 + common_logit_shift + (logit_shifts or {}).get("answer", 0.0))
@@ -199,7 +199,7 @@ def _turn(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw:
 
 
 def chat(draw: random.Random, kind: str) -> list[Message]:
-    """One chat of a kind (see `MIX`); the replies in it are what is learned, but those in its system message are not."""
+    """A chat of a kind (see `CHAT_SHARES`). Its replies are learned, except those in its system message."""
     match kind:
         case "scenario":
             return _scenario(draw)

@@ -22,10 +22,11 @@ Writing one, from pieces of past attempts:
     door black
     Strategy:                                                        -> door black mist. gate troll lamp
 
-`obeyed`: the bare exercise, scenes of a few invented things that mean nothing, where only the strategy says what to do; it has
-ten times as many decisions for the same tokens as games have. `advised`: games with strategies, mostly right. `experienced`: experiences of the toy world, the reply is what they and the
-running steps determine. `recounted`: experiences of games, the reply is what the best of them did and what it was paid for
-next. In the last two a part of the texts asks for the action instead: past experiences read as they are.
+`strategy_pieces`: the bare exercise, scenes of a few invented things, where only the strategy says what to do; it has ten times as
+many decisions for the same tokens as games. `game_strategy_pieces`: games with strategies, mostly right.
+`keep_experience_pieces`: experiences of the toy world; the reply is what they and the running steps determine.
+`game_experience_pieces`: experiences of games; the reply is the first action of the best one and its later rewarded actions. A
+part of the texts of the last two asks for the next action instead of a strategy.
 """
 
 from __future__ import annotations
@@ -342,7 +343,7 @@ def _decision(reader: Reader, visit: _Visit) -> DecisionPiece:
 
 
 def _action_shares(decision: DecisionPiece, paid: str) -> dict[str, float]:
-    """Probabilities of the next action: most for the one that was paid in this state, if there is one, the rest for the expert's."""
+    """Probabilities of the next action: 0.8 for the action `paid`, if it is admissible, and the rest for the expert's actions."""
     gold = expert_actions(decision)
     shares = {action: 1 / len(gold) for action in gold}
     if paid in decision.probabilities:
@@ -356,8 +357,8 @@ def game_experience_pieces(
 ) -> Iterator[TranscriptPiece]:
     """Pieces of earlier attempts at a task of a game, a few steps of the running one, and `Strategy:` or an action.
 
-    The best piece is the one whose shown steps were paid most (then: whose attempt was). The strategy is its first action and
-    those that were paid after it; where no piece was paid anything, what not to do again; `nothing` where there is none.
+    The best piece is the one with the highest reward in its shown steps (then: in its attempt). The strategy is its first action
+    and its later rewarded actions; if no piece has a reward, the actions not to repeat; `nothing` if there is none.
     """
     order = draw.sample(list(attempts), len(attempts))
     if draw.random() < rename_probability:

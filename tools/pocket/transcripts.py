@@ -1,6 +1,6 @@
 """Training texts of the pocket model: texts of attempts, with the probabilities that an expert gives to each action.
 
-A transcript is a sequence of pieces: text that is only read, a `Decision` where something was written, a `Paid` reward.
+A transcript is a sequence of pieces: text that is only read, a `DecisionPiece` where something was written, a `RewardPiece`.
 Joined, they are the prompts of `learngraph`:
 
     Task: reach the exit
@@ -22,11 +22,11 @@ Joined, they are the prompts of `learngraph`:
 
 and, at the end of others, `Learned:` or `Feedback:` with all that the text determines as the reply.
 
-Four sources. `recall`: the bare exercise of finding a key's value again, without which nothing else is learned
-(one million parameters do not discover it on their own). `keep`: attempts at Keyword Keep, the toy world with hidden rules,
-labelled by the exact posterior over what the text so far reveals. `window`: gold paths of TextWorldExpress games with
-detours. `retry`: several attempts at one task of such a game, labelled by what the best one so far did. (Strategies
-to be read and written: `strategies`.) Training splits only. The experts are asked for labels here and nowhere else.
+There are four sources. `recall_pieces`: the bare exercise of finding a key's value again, without which nothing else is learned
+(one million parameters do not discover it on their own). `keep_pieces`: attempts at Keyword Keep, the toy world with hidden
+rules, labelled by the exact posterior given the text so far. `window_pieces`: gold paths of TextWorldExpress games with
+detours. `retry_pieces`: several attempts at one task of such a game, labelled by the best one so far. (Texts with strategies
+are in strategies.py.) All texts are from training splits. Experts give labels here and nowhere else.
 """
 
 from __future__ import annotations
@@ -554,11 +554,11 @@ def play(world: TranscriptEnvironment, task: Task, draw: random.Random, detours:
 
 
 def practise(world: TranscriptEnvironment, task: Task, draw: random.Random, horizon: int = 30) -> GameAttempt | None:
-    """One attempt by a player that means to follow the gold path and does so more or less, or up to some step.
+    """One attempt by a player that follows the gold path with errors, or up to some step; None without a gold path.
 
-    A step away is walked back, a thing put elsewhere taken again. The labels here are bare: 1 for what gold does next as far
-    as that can be said (in twc, whose things can be taken and put away in any order, for all of gold's next ones),
-    0 for the other admissible actions; `retry` makes the true ones. None where there is no gold path.
+    A step off the path is walked back, a thing put in the wrong place is taken again. Each label here is 1 for gold's next action
+    (in twc, where things can be taken and put away in any order, for each of gold's next actions) and 0 for the other admissible
+    actions; `retry_pieces` makes the final labels.
     """
     try:
         plan = [action for action in world.gold(task) if action not in _IDLE]
