@@ -10,17 +10,36 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Required
+
+from typing_extensions import TypedDict, Unpack
 
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
 from .search.similarity import JaccardIndex, shingles
 
-__all__ = ["BadExperience", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
+__all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
 
 
 class BadExperience(UserError, ValueError):
     """An error: no returns can be computed from this trajectory or setting."""
+
+
+class ExperienceScope(TypedDict, total=False):
+    """Keyword arguments that say which experiences a question to `Experiences` is about."""
+
+    task: Required[str]
+    """Id of the task whose experiences count."""
+    domain: str
+    """The environment that the task belongs to; empty by default."""
+    cross_task: bool
+    """True if the experiences of all tasks of the domain count; False by default."""
+    before: tuple[str, int] | None
+    """(run, episode): the run's episodes from this number on do not count, so that a resumed or forked run learns only from
+    its own past. None (default): all episodes count."""
+    window: int | None
+    """Only the last so many episodes with a known return count, because older ones stem from an older policy. None (default):
+    all episodes count."""
 
 
 def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
@@ -269,18 +288,7 @@ class Experiences:
                     self._scopes.clear()
         return len(gone)
 
-    def neighbours(
-        self,
-        state: str,
-        k: int,
-        threshold: float = 0.0,
-        *,
-        task: str,
-        domain: str = "",
-        cross_task: bool = False,
-        before: tuple[str, int] | None = None,
-        window: int | None = None,
-    ) -> tuple[Neighbour, ...]:
+    def neighbours(self, state: str, k: int, threshold: float = 0.0, **scope: Unpack[ExperienceScope]) -> tuple[Neighbour, ...]:
         """The statistics of each action in the k remembered states most similar to this one (JitRL, Eq. 24).
 
         The most similar state stands first; among equals, the one met most recently for the first time. A state's actions
@@ -290,28 +298,20 @@ class Experiences:
             state: text of the present state.
             k: the greatest number of distinct states, however often they were visited.
             threshold: the least similarity, in [0, 1]; a state without a common token is never similar.
-            task: id of the task whose experiences count.
-            domain: its domain.
-            cross_task: whether experiences of all tasks of the domain count.
-            before: (run, episode): that run's episodes from this number on count as if they had never been stored, so that
-                a resumed or forked run learns only from its own past.
-            window: counts only this many of the latest episodes with a known return, since older ones stem from an older
-                policy.
-
-        With `before` or `window` the statistics are computed anew from the single returns, at a cost that grows with the
-        number of visits.
+            scope: says which experiences count. With `before` or `window` the statistics are computed anew from the single
+                returns, at a cost that grows with the number of visits.
 
         Raises:
             ValueError: `window` is negative.
         """
         with self._lock:
-            scope, shown = self._view(task, domain, cross_task, before, window)
+            view, shown = self._view(**scope)
             neighbours = []
-            for row, similarity in scope.nearest(state, k, threshold, shown):
-                tallies = scope.tallies[row]
+            for row, similarity in view.nearest(state, k, threshold, shown):
+                tallies = view.tallies[row]
                 if shown is not None:
                     tallies = {}
-                    for experience in map(scope.experiences.__getitem__, scope.places(row, shown)):
+                    for experience in map(view.experiences.__getitem__, view.places(row, shown)):
                         tallies.setdefault(experience.action, _Tally()).add(experience)
                 neighbours += [
                     Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2)
@@ -319,49 +319,39 @@ class Experiences:
                 ]
             return tuple(neighbours)
 
-    def moments(
-        self,
-        *,
-        task: str,
-        domain: str = "",
-        cross_task: bool = False,
-        before: tuple[str, int] | None = None,
-        window: int | None = None,
-    ) -> tuple[float, float]:
+    def moments(self, **scope: Unpack[ExperienceScope]) -> tuple[float, float]:
         """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
-            scope, shown = self._view(task, domain, cross_task, before, window)
-            seen = scope.all
+            view, shown = self._view(**scope)
+            seen = view.all
             if shown is not None:
                 seen = _Tally()
-                for place, one in enumerate(scope.experiences):
+                for place, one in enumerate(view.experiences):
                     if shown(place):
                         seen.add(one)
             return seen.mean, seen.m2 / max(seen.count - 1, 1)
 
     def raw_neighbours(
-        self,
-        state: str,
-        threshold: float = 0.0,
-        *,
-        task: str,
-        domain: str = "",
-        cross_task: bool = False,
-        before: tuple[str, int] | None = None,
-        window: int | None = None,
+        self, state: str, threshold: float = 0.0, **scope: Unpack[ExperienceScope]
     ) -> list[tuple[float, Experience]]:
         """Every single experience in a state at least `threshold` similar, as (similarity, experience), oldest first.
 
         JitRL's published code neither merges repeated visits nor stops at k. The arguments are those of `neighbours`.
         """
         with self._lock:
-            scope, shown = self._view(task, domain, cross_task, before, window)
-            found = scope.nearest(state, len(scope.index), threshold, shown)
-            placed = sorted((place, similarity) for row, similarity in found for place in scope.places(row, shown))
-            return [(similarity, scope.experiences[place]) for place, similarity in placed]
+            view, shown = self._view(**scope)
+            found = view.nearest(state, len(view.index), threshold, shown)
+            placed = sorted((place, similarity) for row, similarity in found for place in view.places(row, shown))
+            return [(similarity, view.experiences[place]) for place, similarity in placed]
 
     def _view(
-        self, task: str, domain: str, cross_task: bool, before: tuple[str, int] | None, window: int | None
+        self,
+        *,
+        task: str,
+        domain: str = "",
+        cross_task: bool = False,
+        before: tuple[str, int] | None = None,
+        window: int | None = None,
     ) -> tuple[_Scope, Callable[[int], bool] | None]:
         if window is not None and window < 0:
             raise ValueError(f"cannot look at the last {window} episodes: window must be >= 0")

@@ -31,7 +31,7 @@ from ...nodes.state import (
     PromptChannels,
     RewardChannels,
 )
-from ...nodes.synthesize.reflect import reflect
+from ...nodes.synthesize.reflect import write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs, check_literals
 
@@ -96,7 +96,8 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
-        "reflect": reflect(
+        "reflect": write_about_attempt(
+            "reflexion/reflect",
             model=parts.require_chat_model("reflexion"),
             buffer=buffer,
             journal=parts.journal,

@@ -32,7 +32,7 @@ from ...nodes.state import (
     PromptChannels,
     RewardChannels,
 )
-from ...nodes.synthesize.reflect import feedback
+from ...nodes.synthesize.reflect import write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs
 
@@ -84,7 +84,8 @@ def build(
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "unjudged": NoJudge(),
-        "feedback": feedback(
+        "feedback": write_about_attempt(
+            "self_refine/feedback",
             model=parts.require_chat_model("self-refine"),
             buffer=buffer,
             journal=parts.journal,

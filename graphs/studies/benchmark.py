@@ -1,4 +1,4 @@
-"""Statistics over seeds, tables and learning curves: what a comparison of methods comes down to. Pure, but for the picture.
+"""Comparison of methods: statistics over seeds, a Markdown table, learning curves. Pure functions, except for the drawing.
 
 A method plays every seed for the same number of episodes. Episodes of one seed depend on each other (that is the point of
 learning), so the unit of all statistics is the seed: first a number per seed, then its mean and 95 % interval over seeds.
@@ -7,22 +7,26 @@ learning), so the unit of all statistics is the seed: first a number per seed, t
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .figures import COLOURS, save_figure, score_axes
+
 Interval = tuple[float, float]
+"""The lower and the upper end of a confidence interval."""
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What one method did on one seed, episode by episode."""
+    """The results of one method on one seed, episode by episode."""
 
     method: str
     seed: int
     optimum: float
-    """What the gold path scores, in the environment's units."""
+    """Score of the gold path, in the environment's units."""
     scores: tuple[float, ...]
     """The score of each episode, in the environment's units."""
     bests: tuple[float, ...]
@@ -34,15 +38,15 @@ class SeedResult:
     seconds: tuple[float | None, ...] = ()
     """Wall time of each episode; None where it was not measured."""
     answer: int | None = None
-    """The episode whose attempt the method committed to."""
+    """Number of the episode whose attempt the method submitted as its answer; None if it submitted none."""
     solved: float | None = None
-    """The score from which the task counts as solved, where the environment says so."""
+    """Lowest score that counts as solved; None if the environment does not define one."""
     refreshes: tuple[int, ...] = ()
-    """Strategies written in each episode; empty where nobody counted."""
+    """Strategies written in each episode; empty if they were not counted."""
     malformed: int = 0
-    """Decisions that could not be read, and counted as no."""
+    """Yes-or-no decisions that could not be parsed and were taken as no."""
     studied: int = 0
-    """Tokens of what was read once, before the first attempt; not in `tokens`."""
+    """Tokens spent on reading a bank before the first attempt; not part of `tokens`."""
 
 
 @dataclass(frozen=True)
@@ -54,55 +58,58 @@ class MethodSummary:
     model: str
     seeds: list[int]
     episodes: int
-    """Of the longest run: a run may end earlier, at a budget of tokens."""
+    """Episodes of the longest run: a token budget may end a run earlier."""
     avg: float
     """Mean score over all episodes."""
     avg_ci: Interval | None
-    """Its 95 % interval over seeds; None with a single seed, which says nothing about others."""
+    """95 % interval of `avg` over seeds; None with a single seed."""
     final: float
     """Mean score over the last tenth of the episodes, at least three."""
     final_ci: Interval | None
+    """95 % interval of `final` over seeds; None with a single seed."""
     answer: float | None
-    """Mean score of the attempt that the method chose itself; None if it did not say."""
+    """Mean score of the attempt that the method chose as its answer; None if it chose none."""
     answer_ci: Interval | None
+    """95 % interval of `answer` over seeds; None with a single seed."""
     top: float
-    """Mean over seeds of the highest score of all episodes (the running maximum at the end): it takes an oracle to pick it."""
+    """Mean over seeds of the highest score of all episodes; only an oracle could pick that episode."""
     success: float | None
-    """Share of the episodes that solved the task, mean over seeds; None where the environment does not say what solved is."""
+    """Share of the episodes that solved the task, mean over seeds; None if the environment defines no such score."""
     solved: float | None
-    """Share of the seeds whose chosen attempt (the last one if none was chosen) solved the task; None where the environment
-    does not say what solved is."""
+    """Share of the seeds whose chosen attempt (the last one if none was chosen) solved the task; None if the environment
+    defines no such score."""
     optimum: float
-    """Mean over seeds of what the gold path scores."""
+    """Mean over seeds of the gold path's score."""
     regret: float
     """Sum over episodes of optimum - score, mean over seeds."""
     best: float
     """The highest score within an episode, mean over episodes and seeds."""
     avg_of_optimum: float | None
-    """Mean over seeds of (mean score / optimum); None where an optimum is not above 0."""
+    """Mean over seeds of (mean score / optimum); None if an optimum is not above 0."""
     final_of_optimum: float | None
+    """The same for the last episodes."""
     steps: float
     """Steps per episode."""
     tokens_per_task: float
     """Input and output tokens of all model calls, all episodes of a seed's task together; mean over seeds."""
     tokens_per_step: float | None
-    """The same over the steps taken; None without any step."""
+    """`tokens_per_task` divided by the steps taken; None without any step."""
     seconds_per_step: float | None
-    """Wall time over steps of the episodes whose time was measured, mean over seeds; None without any."""
+    """Wall time per step, over the episodes whose time was measured, mean over seeds; None without any."""
     refreshes: float
     """Strategies written per episode, mean over seeds."""
     malformed: int
-    """Decisions that could not be read, of all episodes together."""
+    """Decisions that could not be parsed, sum over all episodes."""
     studied: float
-    """Tokens of what was read once, before the first attempt (a bank); in none of the other costs. Mean over seeds."""
+    """Tokens spent on reading a bank before the first attempt, mean over seeds; not part of the other costs."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields as a dictionary for JSON."""
         return asdict(self)
 
 
 def final_count(episodes: int) -> int:
-    """How many episodes count as the end of a run: a tenth, at least three (or all, if there are fewer)."""
+    """The number of episodes that count as the end of a run: a tenth, at least three (or all, if there are fewer)."""
     return min(episodes, max(3, episodes // 10))
 
 
@@ -112,20 +119,29 @@ def mean(numbers: Sequence[float]) -> float:
 
 
 def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
-    """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers."""
+    """The confidence interval of the mean by Student's t (n - 1 degrees of freedom); None for fewer than two numbers.
+
+    Only the quantile is scipy's: `scipy.stats.t.interval` gives NaN where all numbers are equal, and importing scipy.stats takes
+    over half a second more.
+    """
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     n = len(numbers)
     if n < 2:
         return None
     middle = mean(numbers)
-    error = math.sqrt(math.fsum((x - middle) ** 2 for x in numbers) / (n - 1) / n)
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * error
+    half = float(stdtrit(n - 1, (1 + level) / 2)) * statistics.stdev(numbers) / math.sqrt(n)
     return middle - half, middle + half
 
 
 def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSummary:
-    """Sum up one method's attempts, one per seed."""
+    """Summarise one method.
+
+    Args:
+        attempts: the method's results, one per seed.
+        env: name of the environment.
+        model: name of the model.
+    """
     averages = [mean(a.scores) for a in attempts]
     finals = [mean(a.scores[-final_count(len(a.scores)) :]) for a in attempts]
     answers = [a.scores[a.answer] for a in attempts if a.answer is not None]
@@ -163,7 +179,7 @@ def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSumma
 
 
 def _solved_share(attempts: Sequence[SeedResult], scores: Sequence[Sequence[float]]) -> float | None:
-    """Per seed the share of these scores that solve its task, then the mean over seeds."""
+    """The share of these scores that solve the seed's task, mean over seeds; None if some seed defines no such score."""
     if any(a.solved is None for a in attempts):
         return None
     pairs = zip(scores, attempts, strict=True)
@@ -171,7 +187,7 @@ def _solved_share(attempts: Sequence[SeedResult], scores: Sequence[Sequence[floa
 
 
 def _seconds_and_steps(attempts: SeedResult) -> tuple[float, int]:
-    """Seconds and steps of the episodes whose time is known."""
+    """The seconds and the steps of the episodes whose time was measured."""
     known = [(s, n) for s, n in zip(attempts.seconds, attempts.steps, strict=False) if s is not None]
     return math.fsum(s for s, _ in known), sum(n for _, n in known)
 
@@ -181,7 +197,7 @@ def _ratio(amount: float, steps: int) -> float | None:
 
 
 def _mean_or_none(numbers: Sequence[float | None]) -> float | None:
-    """The mean of those that are known; None without any."""
+    """The mean of the known numbers; None without any."""
     known = [number for number in numbers if number is not None]
     return mean(known) if known else None
 
@@ -191,7 +207,7 @@ def table(rows: Sequence[MethodSummary]) -> str:
 
     `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. `success` is
     the share of all episodes that solved the task, `solved` that of the answers. Where the optimum is not 1, scores are also given
-    as a fraction of it. What says nothing of any method has no column.
+    as a fraction of it. A column without a number in it is left out.
     """
     first = rows[0]
     fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
@@ -213,14 +229,14 @@ def table(rows: Sequence[MethodSummary]) -> str:
         ("tokens/step", [format_number(r.tokens_per_step or None, ",.0f") for r in rows], "–"),
         ("s/step", [format_number(r.seconds_per_step, ".3g") for r in rows], "–"),
     ]
-    told = [column for column in columns if set(column[1]) != {"–"}]
-    lines = [["method", *(head for head, _, _ in told)]]
-    lines += [[r.method, *(cells[i] for _, cells, _ in told)] for i, r in enumerate(rows)]
-    return aligned([*lines, ["gold path", *(gold for _, _, gold in told)]])
+    columns = [column for column in columns if set(column[1]) != {"–"}]
+    lines = [["method", *(head for head, _, _ in columns)]]
+    lines += [[r.method, *(cells[i] for _, cells, _ in columns)] for i, r in enumerate(rows)]
+    return markdown_table([*lines, ["gold path", *(gold for _, _, gold in columns)]])
 
 
 def bank_cost_notes(rows: Sequence[MethodSummary]) -> list[str]:
-    """A line for each method with costs that its row of the table does not hold."""
+    """One line for each method that read a bank: what that cost, which the table leaves out."""
     return [
         f"{row.method}: reading its bank before the first attempt took {row.studied:,.0f} tokens a seed, which the table leaves out"
         for row in rows
@@ -229,50 +245,47 @@ def bank_cost_notes(rows: Sequence[MethodSummary]) -> list[str]:
 
 
 def format_number(number: float | None, form: str) -> str:
+    """A number in a format of Python's `format`; a dash for None."""
     return "–" if number is None else format(number, form)
 
 
 def with_interval(number: float, ci: Interval | None) -> str:
+    """A number with its interval, as `0.5 [0.4, 0.6]`; the number alone without an interval."""
     return f"{number:.3g}" if ci is None else f"{number:.3g} [{ci[0]:.3g}, {ci[1]:.3g}]"
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    shown = [
-        "| "
-        + " | ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-        + " |"
-        for line in lines
-    ]
-    rule = "|" + "|".join("-" * (w + 1) + ("-" if i == 0 else ":") for i, w in enumerate(widths)) + "|"
-    return "\n".join([shown[0], rule, *shown[1:]])
+def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
+    """An aligned Markdown table.
+
+    Args:
+        lines: the header and the rows, each with one cell per column.
+        left: the number of leading columns that are aligned to the left; the others are aligned to the right.
+    """
+    from tabulate import tabulate  # type: ignore[import-untyped]
+
+    sides = ["left"] * left + ["right"] * (len(lines[0]) - left)
+    # The header goes in as a row, because tabulate makes a column at least two characters wider than a header.
+    text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)
+    rule, header, *rows = text.splitlines()
+    return "\n".join([header, rule.replace(":", "-", left), *rows])
 
 
 def moving_average(numbers: Sequence[float], width: int = 3) -> list[float]:
-    """Centred moving average over `width` (odd) neighbours, fewer at the ends."""
+    """The centred moving average over `width` (odd) neighbours, fewer at the ends."""
     half = width // 2
     return [mean(numbers[max(0, i - half) : i + half + 1]) for i in range(len(numbers))]
 
 
-COLOURS = ("#1f5fbf", "#d1495b", "#8a8f98", "#2e8b57", "#9467bd", "#e08e0b", "#17a2b8", "#7f4f24")
-"""One per method, in the order of the command."""
-
-
 def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, paths: Sequence[Path]) -> None:
-    """Draw learning curves: per method the mean over seeds with its 95 % interval, smoothed, and the gold path.
+    """Draw learning curves: per method the smoothed mean over seeds with its 95 % interval, and the score of the gold path.
 
     Args:
-        attempts: for each method its attempts, one per seed.
-        title: above the picture.
-        paths: where to; the suffix says the format (.png, .svg).
+        attempts: for each method its results, one per seed.
+        title: text above the picture.
+        paths: files to write; the suffix gives the format (.png, .svg).
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(7.6, 4.2), dpi=160, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    seeds_note = f"mean of {n} seeds, 95 % interval" if (n := len(attempts[0])) > 1 else "one seed"
+    figure, axes = score_axes(title, f"episode ({seeds_note}; moving average over 3 episodes)", "score")
     for colour, seeds in zip(COLOURS * len(attempts), attempts, strict=False):
         shortest = min(len(a.scores) for a in seeds)  # a budget of tokens may end some runs earlier
         smooth = [moving_average(a.scores[:shortest]) for a in seeds]
@@ -284,20 +297,8 @@ def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, p
             axes.fill_between(episodes, low, high, color=colour, alpha=0.08, lw=0)
     optimum = mean([a.optimum for a in attempts[0]])
     axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label="gold path")
-    seeds_said = f"mean of {n} seeds, 95 % interval" if (n := len(attempts[0])) > 1 else "one seed"
-    axes.set_xlabel(f"episode ({seeds_said}; moving average over 3 episodes)")
-    axes.set_ylabel("score")
-    axes.set_title(title, loc="left", fontsize=11)
     lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
     axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
     axes.set_xlim(1, max(2, *(len(a.scores) for seeds in attempts for a in seeds)))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", lw=0.8)
-    axes.set_axisbelow(True)
     figure.legend(loc="outside right upper", frameon=False)
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
-        figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
-        part.replace(path)
+    save_figure(figure, paths)

@@ -1,13 +1,14 @@
-"""What a stream of tasks leaves behind: checkpoint x split matrices, and what is read off them. Pure, but for the pictures.
+"""Metrics of continual learning, from a matrix of success rates (checkpoint x split). Pure functions, except for the drawing.
 
-A stream is cut into K contiguous splits. The learner is copied before the first split (checkpoint 0) and after each split
-(checkpoints 1 to K), and every checkpoint plays every split again, in the study against users it has not met (the system prompts are the same):
+A stream of tasks is cut into K contiguous splits. The learner is copied before the first split (checkpoint 0) and after each
+split (checkpoints 1 to K), and every checkpoint plays every split again. In the study it plays against users that it has not
+met; the system prompts are the same.
 
     P[k][j]      success rate of checkpoint k on split j, in [0, 1]; k from 0 to K, j from 1 to K
-    forward      mean of P[k][j] over 1 <= k < j          splits that are still to come
-    gain         mean of P[k][j] - P[0][j] over the same  what of it is owed to learning
-    forgetting   mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]   what was once reached, and lost at the end
-    BWT          mean over j < K of P[K][j] - P[j][j]     backward transfer: what later splits did to earlier ones
+    forward      mean of P[k][j] over 1 <= k < j          success on splits that are still to come
+    gain         mean of P[k][j] - P[0][j] over the same  the part of it that learning added
+    forgetting   mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]   success once reached and lost at the end
+    BWT          mean over j < K of P[K][j] - P[j][j]     backward transfer: the effect of later splits on earlier ones
     final        mean of P[K][j] over all j
 
 The CLaaS paper (arXiv 2606.05559) reports forward, forgetting and final; its exact formula of forgetting is not public, and
@@ -23,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
-from .benchmark import aligned, interval, mean, with_interval
+from .benchmark import interval, markdown_table, mean, with_interval
+from .figures import save_figure
 
 __all__ = [
     "METRICS",
@@ -44,31 +46,31 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Trial:
-    """One pass over a stream."""
+    """The results of one pass over a stream."""
 
     arm: str
     shuffle: int
-    """Which order of the scenarios."""
+    """Number of the order of the scenarios."""
     seed: int
-    """Of everything that is drawn."""
+    """Seed of all random draws."""
     matrix: tuple[tuple[float, ...], ...]
     """P: K + 1 rows, one per checkpoint, of K success rates."""
     online: tuple[float, ...] = ()
-    """Success while learning, scenario by scenario."""
+    """Success rate while learning, scenario by scenario."""
     first: int | None = None
-    """Scenarios played before the first update; None: there was none."""
+    """Scenarios played before the first update; None: there was no update."""
     updates: int = 0
     """Gradient steps taken."""
     skipped: int = 0
-    """Steps that had nothing to learn from."""
+    """Gradient steps skipped because there was nothing to learn from."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall time, in seconds."""
     retained: float | None = None
-    """What is left at the end of an ability that was not trained on, as a share of what it was."""
+    """Share of an untrained ability that is left at the end: 1 means that nothing was lost."""
     ess: float | None = None
-    """Effective share of the samples behind the updates, mean over them."""
+    """Effective sample size as a share of the samples, mean over the updates."""
     age: float | None = None
-    """Age of these samples in gradient steps, mean over the updates."""
+    """Age of the samples in gradient steps, mean over the updates."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", tuple(tuple(row) for row in self.matrix))
@@ -77,7 +79,7 @@ class Trial:
 
 
 def _split_count(p: Matrix) -> int:
-    """K, of a matrix that has the right shape."""
+    """The number of splits K; a UserError if the matrix does not have K + 1 rows of K numbers."""
     splits = len(p) - 1
     if splits < 1 or any(len(row) != splits for row in p):
         raise UserError(f"a matrix of K splits has K + 1 rows of K numbers, got rows of {[len(row) for row in p]}")
@@ -85,35 +87,38 @@ def _split_count(p: Matrix) -> int:
 
 
 def forward_success(p: Matrix) -> float | None:
-    """Mean of P[k][j] over 1 <= k < j; None for a single split."""
+    """Forward success: the mean of P[k][j] over 1 <= k < j; None for a single split."""
     splits = _split_count(p)
     ahead = [p[k][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
     return mean(ahead) if ahead else None
 
 
 def forward_gain(p: Matrix) -> float | None:
-    """Mean of P[k][j] - P[0][j] over 1 <= k < j; None for a single split."""
+    """Forward gain: the mean of P[k][j] - P[0][j] over 1 <= k < j; None for a single split."""
     splits = _split_count(p)
     ahead = [p[k][j - 1] - p[0][j - 1] for k in range(1, splits) for j in range(k + 1, splits + 1)]
     return mean(ahead) if ahead else None
 
 
 def forgetting(p: Matrix) -> float | None:
-    """Mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]; None for a single split. Below 0: nothing was forgotten."""
+    """Forgetting: the mean over j < K of max(P[j][j], ..., P[K-1][j]) - P[K][j]; None for a single split.
+
+    Below 0, nothing was forgotten.
+    """
     splits = _split_count(p)
     lost = [max(p[k][j - 1] for k in range(j, splits)) - p[splits][j - 1] for j in range(1, splits)]
     return mean(lost) if lost else None
 
 
 def backward_transfer(p: Matrix) -> float | None:
-    """BWT: mean over j < K of P[K][j] - P[j][j]; None for a single split."""
+    """Backward transfer: the mean over j < K of P[K][j] - P[j][j]; None for a single split."""
     splits = _split_count(p)
     moved = [p[splits][j - 1] - p[j][j - 1] for j in range(1, splits)]
     return mean(moved) if moved else None
 
 
 def final_success(p: Matrix) -> float:
-    """Mean of P[K][j] over all j."""
+    """Final success: the mean of P[K][j] over all j."""
     return mean(p[_split_count(p)])
 
 
@@ -124,14 +129,14 @@ METRICS = {
     "BWT": backward_transfer,
     "final": final_success,
 }
-"""Column -> what it is read off with."""
+"""Name of a column -> the function that computes it from a matrix."""
 
 
 def table(arms: Mapping[str, Sequence[Trial]]) -> str:
     """A Markdown table, a row per arm: mean over trials [95 % interval].
 
-    `final - none` is paired: each trial over the trial without learning on the same stream. `first update by` is the scenario by
-    which the latest of the trials had its first update, `updates` a mean.
+    `final - none` is paired: each trial minus the trial without learning on the same stream. `first update by` is the number of
+    scenarios after which every trial had had its first update; `updates` is a mean.
     """
     extras: list[tuple[str, Any]] = [
         ("while learning", lambda trial: mean(trial.online) if trial.online else None),
@@ -151,14 +156,14 @@ def table(arms: Mapping[str, Sequence[Trial]]) -> str:
             len(METRICS),
             ("final - none", [_format_metric(_gain_over_baseline(trials, arms["none"])) for trials in arms.values()]),
         )
-    told = [column for column in columns if set(column[1]) != {"–"}]
-    lines = [["arm", "trials", *(head for head, _ in told)]]
-    lines += [[arm, str(len(trials)), *(cells[i] for _, cells in told)] for i, (arm, trials) in enumerate(arms.items())]
-    return aligned(lines)
+    columns = [column for column in columns if set(column[1]) != {"–"}]
+    lines = [["arm", "trials", *(head for head, _ in columns)]]
+    lines += [[arm, str(len(trials)), *(cells[i] for _, cells in columns)] for i, (arm, trials) in enumerate(arms.items())]
+    return markdown_table(lines)
 
 
 def _gain_over_baseline(trials: Sequence[Trial], base: Sequence[Trial]) -> list[float]:
-    """Final of each trial over that of the other arm's trial with the same order and seed."""
+    """Final success of each trial minus that of the baseline's trial with the same order and seed."""
     finals = {(trial.shuffle, trial.seed): final_success(trial.matrix) for trial in base}
     pairs = [(final_success(trial.matrix), finals.get((trial.shuffle, trial.seed))) for trial in trials]
     return [ours - theirs for ours, theirs in pairs if theirs is not None]
@@ -174,29 +179,29 @@ def _format_metric(numbers: Sequence[float | None], name: str = "") -> str:
 
 
 def matrix_table(trials: Sequence[Trial]) -> str:
-    """P as a Markdown table: mean over trials."""
+    """The matrix P, mean over trials, as a Markdown table."""
     averaged = _mean_matrix(trials)
     splits = len(averaged) - 1
     lines = [["checkpoint", *(f"split {j}" for j in range(1, splits + 1)), "mean"]]
     for k, row in enumerate(averaged):
         lines.append([f"after split {k}" if k else "untrained", *(f"{p:.2f}" for p in row), f"{mean(row):.2f}"])
-    return aligned(lines)
+    return markdown_table(lines)
 
 
 def _mean_matrix(trials: Sequence[Trial]) -> list[list[float]]:
     if not trials:
-        raise UserError("a matrix needs one trial at least, got none")
+        raise UserError("a matrix needs at least one trial, got none")
     rows = zip(*(trial.matrix for trial in trials), strict=True)
     return [[mean(column) for column in zip(*row, strict=True)] for row in rows]
 
 
 def draw_heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], columns: int = 4) -> None:
-    """Draw P of every arm, mean over trials: rows are checkpoints, columns splits, all on one scale from 0 to 1.
+    """Draw the matrix P of every arm, mean over trials. Rows are checkpoints, columns are splits; one scale from 0 to 1.
 
     Args:
-        arms: name -> its trials.
-        paths: where to; the suffix says the format (.png, .svg).
-        columns: arms beside each other.
+        arms: name of the arm -> its trials.
+        paths: files to write; the suffix gives the format (.png, .svg).
+        columns: number of arms side by side.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -222,8 +227,4 @@ def draw_heat_maps(arms: Mapping[str, Sequence[Trial]], paths: Sequence[Path], c
         place.set_axis_off()
     if drawn is not None:
         figure.colorbar(drawn, ax=places, label="success", shrink=0.6)
-    for path in paths:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"part-{path.name}")  # whoever finds the picture finds all of it
-        figure.savefig(part, metadata={"Date": None} if path.suffix == ".svg" else None)
-        part.replace(path)
+    save_figure(figure, paths)

@@ -1,14 +1,14 @@
-"""A sweep: several methods on several seeds, one run each, in worker processes, in a folder from which it can be resumed.
+"""A sweep: several methods on several seeds, one run each, in worker processes. It can be resumed from its folder.
 
-    <folder>/settings.json                     what was asked for; another question needs another folder
+    <folder>/settings.json                     the settings; a sweep with other settings needs another folder
     <folder>/<method>-s<seed>/steps.jsonl      one row per step
     <folder>/<method>-s<seed>/episodes.jsonl   one row per episode
-    <folder>/<method>-s<seed>/memory/          what the method remembers, if it does
+    <folder>/<method>-s<seed>/memory/          the method's memory, if it has one
     <folder>/<method>-s<seed>/checkpoints.sqlite
     <folder>/<method>-s<seed>/result.json      written last: the run is finished
 
-A run may be killed at any point. Whoever plays it again with the same settings goes on from the last checkpoint; every id and
-every random draw comes from (run, episode, step), so that the end is the same.
+A run may be killed at any point. With the same settings it goes on from the last checkpoint. Every id and every random draw
+comes from (run, episode, step), so the result is the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -34,47 +34,57 @@ from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .benchmark import SeedResult
 
-# What plays a run (LangGraph, Chroma) is imported where it is needed: reading the results of a finished sweep is quick.
+# LangGraph and Chroma are imported inside functions, so that reading the results of a finished sweep is quick.
 
 
 @dataclass(frozen=True)
 class Job:
-    """One method on one seed."""
+    """A run to play: one method on one seed."""
 
     method: str
-    """Its name in tables; with a preset, `jitrl:paper`."""
+    """The method's name in tables; with a preset, `jitrl:paper`."""
     seed: int
-    """Which task of the environment is played."""
+    """Number of the environment's task that is played."""
     episodes: int
+    """Number of episodes to play."""
     folder: Path
+    """Folder of the run's files."""
     run: str
-    """Names the run in ids and random draws."""
+    """Name of the run in ids and random draws."""
     thread: str
-    """Names it among the checkpoints."""
+    """Name of the run's thread among the checkpoints."""
     memory: str
-    """Directory or URL of what it remembers; empty if the method remembers nothing."""
+    """Directory or URL of the method's memory; empty if it has none."""
     namespace: tuple[str, ...]
-    """Of the memory's shelf."""
+    """Namespace of the records within the memory."""
     checkpoints: str
-    """SQLite file or Postgres URL."""
+    """SQLite file or Postgres URL of the checkpoints."""
     max_run_tokens: int = 0
-    """Of model calls, after which no further episode begins; 0: any number."""
+    """Tokens of model calls after which no further episode begins; 0: no limit."""
 
 
 class SweepEnvironment(Protocol):
-    """What a sweep asks of an environment, beside playing it."""
+    """The part of an environment that a sweep needs, beside playing it."""
 
-    def task(self, seed: int, split: str = "test") -> Task: ...
+    def task(self, seed: int, split: str = "test") -> Task:
+        """The task of a seed."""
+        ...
 
-    def optimum(self, task: Task) -> float: ...
+    def optimum(self, task: Task) -> float:
+        """The score of the task's gold path."""
+        ...
 
 
 @contextmanager
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the folder of a sweep with these settings (JSON values), made if missing.
+    """Lock the folder of a sweep while the context lasts, and make it if it is missing.
+
+    Args:
+        folder: the sweep's folder.
+        settings: the sweep's settings, as JSON values.
 
     Raises:
-        UserError: another process is at work there, or it belongs to a sweep with other settings.
+        UserError: another process works in the folder, or the folder belongs to a sweep with other settings.
     """
     from filelock import FileLock, Timeout
 
@@ -118,7 +128,7 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON in one piece: whoever reads sees all of it or the file before."""
+    """Write JSON to a file. A reader sees either the whole new file or the old one."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("w", encoding="utf-8") as file:
@@ -127,21 +137,21 @@ def write_json(path: Path, value: Any) -> None:
             os.fsync(file.fileno())  # a power cut must not leave an empty file of that name
         part.replace(path)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; what was finished is kept") from error
+        raise UserError(f"cannot write {path}: {error.strerror or error}; finished runs are kept") from error
 
 
 def play_job(
     job: Job, task: Task, optimum: float, build_graph: Callable[[Any, Any, Rows, Any], Any], solved: float | None = None
 ) -> None:
-    """Play a run to its end, from wherever it stands.
+    """Play a run to its end, from its last checkpoint if there is one.
 
     Args:
-        job: which run.
-        task: what every episode is about.
-        optimum: what the task's gold path scores.
-        make: makes the graph of the run from a journal, a shelf of trajectories (None without memory), the log of episodes
+        job: the run.
+        task: the task of every episode.
+        optimum: score of the task's gold path.
+        build_graph: builds the run's graph from a journal, a store of trajectories (None without memory), the log of episodes
             and a checkpointer.
-        solved: the score from which the task counts as solved, if there is such a thing.
+        solved: lowest score that counts as solved; None if the environment does not define one.
     """
     from filelock import FileLock
 
@@ -151,7 +161,7 @@ def play_job(
 
     with ExitStack() as stack:
         job.folder.mkdir(parents=True, exist_ok=True)
-        # A worker whose sweep was killed ends a moment after it.
+        # The worker of a killed sweep ends a moment after the sweep.
         stack.enter_context(FileLock(job.folder / "owner.lock", timeout=30))
         journal = Journal(job.folder / "steps.jsonl")
         log, times = Rows(job.folder / "episodes.jsonl"), Rows(job.folder / "seconds.jsonl")
@@ -168,8 +178,8 @@ def play_job(
         config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
         if saver.get_tuple(config):
             _rewind(graph, config, job, journal, log)
-        # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
-        # and whose successor has not begun.
+        # With a checkpoint, go on from it. `state.next` does not tell whether the run is finished: it is empty also when a node
+        # has ended and its successor has not begun.
         plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
         begin = None if saver.get_tuple(config) else plan
         started = perf_counter()
@@ -187,10 +197,10 @@ def play_job(
 
 
 def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
-    """Go back to the start of the first episode of which a power cut took steps or the score, if there is one.
+    """Go back to the start of the first episode that lost steps or its score in a power cut, if there is one.
 
-    Files lose their last lines where checkpoints were already safe. Episodes are functions of (run, episode): played again,
-    they are the same.
+    A file can lose its last lines although the checkpoint was already written. Episodes are functions of (run, episode), so
+    playing one again gives the same episode.
     """
     state = graph.get_state(config, subgraphs=True)
     done = state.values.get("episode", 0)
@@ -225,7 +235,7 @@ def _has_history(journal: Journal, head: str) -> bool:
 
 
 def is_finished(job: Job) -> bool:
-    """Whether there is nothing left to play."""
+    """True if the run is finished and its files are complete."""
     if not (job.folder / "result.json").exists():
         return False
     episodes = job.folder / "episodes.jsonl"
@@ -238,12 +248,16 @@ def _result(job: Job) -> dict[str, Any]:
 
 
 def task_id(job: Job) -> str:
-    """The id of the task that a finished run played."""
+    """The id of a finished run's task."""
     return str(_result(job)["task"])
 
 
 def seed_result(job: Job) -> SeedResult:
-    """What a finished run did."""
+    """The result of a finished run.
+
+    Raises:
+        UserError: rows of episodes are missing from its folder.
+    """
     rows = sorted(read_rows(job.folder / "episodes.jsonl"), key=lambda row: int(row["episode"]))
     result = _result(job)
     if [row["episode"] for row in rows] != list(range(result["episodes"])):
@@ -260,7 +274,7 @@ def seed_result(job: Job) -> SeedResult:
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
         tokens=result["tokens"],
-        # An episode in which a bank was read first took its time for that.
+        # The time of an episode that began with reading a bank is mostly the reading.
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
         solved=result["solved"],
@@ -271,13 +285,17 @@ def seed_result(job: Job) -> SeedResult:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file that somebody may be writing to."""
-    # A last line without its end was cut short by a crash, and its writer will write it again.
+    """The complete rows of a JSONL file that another process may be writing to."""
+    # A last line without a line end was cut short by a crash; its writer will write it again.
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
 
 
 class ScoreFollower:
-    """Reads the scores of a run while another process writes them."""
+    """Reads the scores of a run while another process writes them.
+
+    Args:
+        job: the run.
+    """
 
     def __init__(self, job: Job) -> None:
         self.path = job.folder / "episodes.jsonl"
@@ -285,7 +303,7 @@ class ScoreFollower:
         self._at = 0
 
     def read_scores(self) -> list[float]:
-        """All scores so far."""
+        """The scores of all episodes so far."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 file.seek(self._at)
@@ -299,7 +317,7 @@ class ScoreFollower:
 
 @contextmanager
 def environment_defaults(**variables: str) -> Iterator[None]:
-    """Set variables of the environment for the processes started within, where they are not set already."""
+    """Set environment variables that are not set yet, for the processes that are started while the context lasts."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:
@@ -316,20 +334,20 @@ def run_workers(
     tick: Callable[[], None] = lambda: None,
     concurrency: int = 1,
 ) -> None:
-    """Have worker processes (started by spawn, living as long as there is work) call `play` on every batch.
+    """Call `play` on every batch, in worker processes that are started by spawn.
 
     Args:
-        batches: what to hand out, in this order; must pickle.
-        play: a module's function; returns None, or in one line what went wrong.
-        workers: how many processes.
+        batches: the work, handed out in this order; each must pickle.
+        play: a function of a module; returns None, or one line about the error.
+        workers: number of processes.
         tick: called a few times a second.
-        concurrency: how many batches each process plays at the same time, in threads: with more than 1, batches are dealt out
-            to the processes beforehand.
+        concurrency: batches that each process plays at the same time, in threads. With more than 1, the batches are divided
+            among the processes beforehand.
 
     Raises:
-        UserError: what went wrong first. The other workers are stopped: what they have finished is kept.
+        UserError: the first error. The other workers are stopped; finished batches are kept.
     """
-    # Workers end when this pipe does: closed by us, or by the death of this process.
+    # Workers end when this pipe is closed: by this process, or by its death.
     listen, hold = get_context("spawn").Pipe(duplex=False)
     count = min(workers, len(batches))
     pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(listen,))
@@ -349,7 +367,7 @@ def run_workers(
                 if wrong:
                     raise UserError(wrong)
     except BaseException:
-        hold.close()  # now, because the shutdown waits for what is running
+        hold.close()  # before the shutdown, which waits for running work
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -357,7 +375,7 @@ def run_workers(
 
 
 def play_in_threads(batches: Sequence[Any], play: Callable[[Any], str | None], concurrency: int) -> str | None:
-    """Play batches in so many threads. Returns what went wrong first, without waiting for the others: the process will end."""
+    """Play batches in threads. Returns the first error at once, without waiting for the other batches, or None."""
     pool = ThreadPoolExecutor(min(concurrency, len(batches)))
     try:
         played = as_completed([pool.submit(play, batch) for batch in batches])
@@ -367,7 +385,7 @@ def play_in_threads(batches: Sequence[Any], play: Callable[[Any], str | None], c
 
 
 def _exit_with_parent(listen: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what follows
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
 
     def end() -> None:
         try:

@@ -5,31 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from typing_extensions import TypedDict
-
-from ...memory.experiences import Experiences
+from ...memory.experiences import Experiences, ExperienceScope
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
 
-class ExperienceScope(TypedDict):
-    """The scope of a search in `Experiences`; see `Experiences.neighbours`."""
-
-    task: str
-    domain: str
-    cross_task: bool
-    before: tuple[str, int]
-
-
 @dataclass(frozen=True)
-class Recall:
-    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with the returns of each action.
-
-    The statistics are merged: one neighbour per remembered state and action, over all visits. Experiences of this run's
-    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did.
-    """
+class ExperienceQuery:
+    """The settings that the nodes of this file share: a memory, and which of its states are neighbours of the present one."""
 
     role: ClassVar[str] = "memory"
 
@@ -42,69 +27,61 @@ class Recall:
     cross_task: bool = False
     """True: experience from other tasks of the same environment counts."""
 
+    def scope(self, state: EpisodeChannels) -> ExperienceScope:
+        """The experiences that count in this state: of this environment, from before this episode."""
+        return {
+            "task": state["task"].id,
+            "domain": self.environment.name,
+            "cross_task": self.cross_task,
+            "before": (state["run"], state["episode"]),
+        }
+
+    def visits(self, state: EpisodeChannels, threshold: float) -> list[tuple[float, Experience]]:
+        """Single visits at least `threshold` similar to the present state, as (similarity, experience), oldest first."""
+        key = self.environment.abstract(state["observation"])
+        return self.experiences.raw_neighbours(key, threshold=threshold, **self.scope(state))
+
+
+class Recall(ExperienceQuery):
+    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with the returns of each action.
+
+    The statistics are merged: one neighbour per remembered state and action, over all visits. Experiences of this run's
+    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did.
+    """
+
     def __call__(self, state: EpisodeChannels) -> RecallChannels:
-        key, scope = self.environment.abstract(state["observation"]), _scope(self, state)
+        key, scope = self.environment.abstract(state["observation"]), self.scope(state)
         found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
         average, variance = self.experiences.moments(**scope)
         return {"neighbours": list(found), "average": average, "variance": variance}
 
 
-@dataclass(frozen=True)
-class RecallVisits:
+class RecallVisits(ExperienceQuery):
     """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
-    role: ClassVar[str] = "memory"
-
-    experiences: Experiences
-    environment: Environment
-    k: int
-    threshold: float
-    cross_task: bool = False
-
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
-        newest = reversed(_visits(self, state, self.threshold))
+        newest = reversed(self.visits(state, self.threshold))
         return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
 
 
 @dataclass(frozen=True)
-class ReferenceRecall:
+class ReferenceRecall(ExperienceQuery):
     """Retrieve as the authors' code does: among equals the highest returns first, near-copies beyond k, a falling threshold."""
 
-    role: ClassVar[str] = "memory"
-
-    experiences: Experiences
-    environment: Environment
-    k: int
-    threshold: float
-    cross_task: bool = False
     threshold_decay: float = 0.1
     """Fall of the threshold over the first 20 steps."""
     near_copy_similarity: float = 0.98
     """All visits more similar than this are kept, even beyond k."""
 
     def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
-        found = _visits(self, state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
+        found = self.visits(state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
         found.sort(key=lambda one: (-one[0], -one[1].value))
         sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)
         return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
 
 
-def _visits(recall: RecallVisits | ReferenceRecall, state: EpisodeChannels, threshold: float) -> list[tuple[float, Experience]]:
-    key = recall.environment.abstract(state["observation"])
-    return recall.experiences.raw_neighbours(key, threshold=threshold, **_scope(recall, state))
-
-
 def _neighbour(similarity: float, visit: Experience) -> Neighbour:
     return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
-
-
-def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: EpisodeChannels) -> ExperienceScope:
-    return {
-        "task": state["task"].id,
-        "domain": recall.environment.name,
-        "cross_task": recall.cross_task,
-        "before": (state["run"], state["episode"]),
-    }
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 from random import Random
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ...memory.errors import UserError
 from ...memory.records import Task
@@ -152,36 +152,22 @@ def collect_pairs(
     pairs: list[Pair] = []
     count = steps = undrafted = 0
     for episode in episodes:
-        path, head = list[Mapping[str, Any]](), episode["head"]
-        while head in known:
-            path.append(known[head])
-            head = path[-1]["parent"]
-        path.reverse()
-        if len(path) != episode["steps"]:
-            raise MftError(f"episode {episode['id']} has {episode['steps']} steps, and {len(path)} of them are in the journal")
+        path = _steps_of_episode(known, episode)
         count, steps = count + 1, steps + len(path)
         for t, row in enumerate(path):
-            synthesis, strategy = row.get("synthesis"), row.get("strategy")
-            if not synthesis or not strategy:
+            if not row.get("synthesis") or not row.get("strategy"):
                 continue
             if not row.get("tentative"):
                 undrafted += 1
                 continue
-            try:
-                prompt = tuple(PromptMessage(ROLES[role], text) for role, text in synthesis["prompt"])
-                reply, advice, author = synthesis["reply"], strategy["text"], strategy["author"]
-            except (KeyError, TypeError, ValueError) as error:
-                raise MftError(
-                    f"step {row['id']} of episode {episode['id']} is not one of AdaMEM's ({type(error).__name__}: {error}); "
-                    "expected a strategy and the prompt and reply of its synthesis"
-                ) from error
+            synthesis = _read_synthesis(row, episode["id"])
             pairs.append(
                 Pair(
                     id=f"{episode['id']}/{t}",
-                    prompt=prompt,
-                    reply=reply,
-                    strategy=advice,
-                    author=author,
+                    prompt=synthesis.prompt,
+                    reply=synthesis.reply,
+                    strategy=synthesis.advice,
+                    author=synthesis.author,
                     tentative=row["tentative"],
                     action=row["action"],
                     score=episode["score"],
@@ -194,6 +180,39 @@ def collect_pairs(
                 )
             )
     return CollectedPairs(tuple(pairs), count, steps, undrafted)
+
+
+def _steps_of_episode(known: Mapping[str, Mapping[str, Any]], episode: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The journal's rows of an episode, first step first."""
+    path, head = list[Mapping[str, Any]](), episode["head"]
+    while head in known:
+        path.append(known[head])
+        head = path[-1]["parent"]
+    if len(path) != episode["steps"]:
+        raise MftError(f"episode {episode['id']} has {episode['steps']} steps, and {len(path)} of them are in the journal")
+    return path[::-1]
+
+
+class _Synthesis(NamedTuple):
+    """A strategy as it was written at a step."""
+
+    prompt: tuple[PromptMessage, ...]
+    reply: str
+    advice: str
+    author: str
+
+
+def _read_synthesis(row: Mapping[str, Any], episode: str) -> _Synthesis:
+    """The strategy of a row and how it was asked for; an MftError if the row is not one of AdaMEM's."""
+    try:
+        synthesis, strategy = row["synthesis"], row["strategy"]
+        prompt = tuple(PromptMessage(ROLES[role], text) for role, text in synthesis["prompt"])
+        return _Synthesis(prompt, synthesis["reply"], strategy["text"], strategy["author"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise MftError(
+            f"step {row['id']} of episode {episode} is not one of AdaMEM's ({type(error).__name__}: {error}); "
+            "expected a strategy and the prompt and reply of its synthesis"
+        ) from error
 
 
 # Filtering

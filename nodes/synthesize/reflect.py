@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -16,13 +16,20 @@ from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
 
-__all__ = ["feedback", "reflect"]
+__all__ = ["AttemptPrompt", "write_about_attempt"]
 
 
 Count = Callable[[str], int]
+AttemptPrompt = Literal["reflexion/reflect", "self_refine/feedback"]
+"""Name of a prompt about a finished attempt.
+
+- `reflexion/reflect`: Reflexion (arXiv:2303.11366), from the attempt with its rewards and the last plans to a new plan.
+- `self_refine/feedback`: Self-Refine (arXiv:2303.17651), the model's own criticism of the attempt, without a reward.
+"""
 
 
-def reflect(
+def write_about_attempt(
+    name: AttemptPrompt,
     model: Runnable[Any, Any],
     buffer: Buffer,
     journal: Journal,
@@ -31,56 +38,35 @@ def reflect(
     window: int = 2**31,
     prompts: Path | None = None,
 ) -> Ask:
-    """Reflexion (arXiv:2303.11366): write a new plan into `note`, from the attempt with its rewards and the last plans.
+    """A node that asks the model for a few sentences about the attempt just made and puts them into `note`.
 
-    If the attempt does not fit the window (`window` tokens by `count`), only its last steps are shown.
+    If the attempt does not fit the window, only its last steps are shown.
+
+    Args:
+        name: the prompt, which decides what the model is asked for.
+        model: the chat model.
+        buffer: the earlier attempts with their notes.
+        journal: the steps of the attempts.
+        layout: how attempts are written in a prompt.
+        count: counts the tokens of a text.
+        window: tokens that fit the model's context, by `count`.
+        prompts: folder with the user's own prompts.
     """
-
-    def before(state: State) -> str:
-        return notes_text(buffer, state)
-
-    return _ask_about_attempt("reflexion/reflect", model, before, journal, layout, count, window, prompts)
-
-
-def feedback(
-    model: Runnable[Any, Any],
-    buffer: Buffer,
-    journal: Journal,
-    layout: Layout,
-    count: Count = len,
-    window: int = 2**31,
-    prompts: Path | None = None,
-) -> Ask:
-    """Self-Refine (arXiv:2303.17651): write the model's own criticism of the attempt, without rewards, into `note`.
-
-    If the attempt does not fit the window (`window` tokens by `count`), only its last steps are shown.
-    """
-
-    def before(state: State) -> str:
-        return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
-
-    return _ask_about_attempt("self_refine/feedback", model, before, journal, layout, count, window, prompts)
-
-
-def _ask_about_attempt(
-    name: str,
-    model: Runnable[Any, Any],
-    before: Callable[[State], str],
-    journal: Journal,
-    layout: Layout,
-    count: Count,
-    window: int,
-    prompts: Path | None,
-) -> Ask:
-    """Ask about the attempt just made; `before` gives the text before it."""
     prompt = Prompt.load(name, prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        earlier, instruction = before(state), state["task"].instruction
+        earlier, instruction = _earlier_text(name, buffer, layout, state), state["task"].instruction
         steps = _attempt_text(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
     return Ask(name, model, messages, _note, Prompt.load("ask/again", prompts))
+
+
+def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:
+    """The text that stands before the attempt: the last plans, or the earlier attempts."""
+    if name == "reflexion/reflect":
+        return notes_text(buffer, state)
+    return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
 
 
 def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:

@@ -1,4 +1,4 @@
-"""Random and gold scores of the environments, and what a step costs.
+"""Scores of a random player and of the gold path, and the time of a step, for each environment.
 
     python tests/performance/bench_environments.py [SPEC ...] [--tasks 40] [--episodes 5]
 

@@ -1,4 +1,4 @@
-"""Many rollouts at once against a model server: rows 11 and 12 of the performance targets. Asserts nothing.
+"""Throughput of many rollouts at once against a model server, and CPU time per model call. Asserts nothing.
 
     OMP_NUM_THREADS=1 python tests/performance/bench_rollouts.py [--quick]
 
@@ -43,24 +43,24 @@ REPLIES = [
     for a in range(1, 14)
     for b in range(1, 12)
 ]
-"""Different ones, so that nothing is known from the round before."""
+"""Different replies, so that no round repeats the one before."""
 
 
 class Guess:
-    """The cheapest world there is: one written answer, worth its length. Beside it one sees what an environment costs."""
+    """The cheapest environment: one written answer, scored by its length. Compare with it to see the cost of an environment."""
 
     name, instant = "guess", True
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """Say something."""
+        """The task: say something."""
         return Task(f"guess-{seed}", "say something" + " of worth" * 120, seed)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """Over after one answer."""
+        """The episode is over after one answer."""
         return Observation("say it", (), float(len(actions[-1]) % 7) if actions else 0.0, bool(actions))
 
     def abstract(self, observation: Observation) -> str:
-        """The text."""
+        """The text of the observation."""
         return observation.text
 
     def read(self, reply: str) -> tuple[str, ...]:

@@ -1,16 +1,18 @@
-"""The code interpreter: Python cells of a model, run in a process of their own that can be killed.
+"""The code interpreter: runs Python cells of a model in a separate process that can be killed.
 
     with Interpreter(seconds=10) as interpreter:
         interpreter.run("x = 6 * 7")
         interpreter.run("x").text              # '42\\n'
         tool = python_tool(interpreter)        # for an agent
 
-One `Interpreter` is one session: variables live from cell to cell, and nobody else sees them. A rollout has its own. Cells are
-those of a notebook: what they print is shown, then the value of a last expression or the traceback, with the lines of cells
-alone. What is too long loses its middle. A session that was stopped (out of time, crashed, too large) loses its variables; the
-next cell starts a new one, and its output begins with a line that says so.
+Own code, because the sandboxes on PyPI that work inside Python can be left by the code they run; here the kernel holds the walls.
 
-What keeps a cell in, on Linux (`walls` of a session that has started says which of them hold):
+One `Interpreter` is one session: variables live from cell to cell, and other sessions do not see them. Each rollout has its own.
+Cells are those of a notebook: the text shows what a cell prints, then the value of its last expression or the traceback, with
+the lines of cells only. A text that is too long loses its middle. A session that was stopped (out of time, crashed, too large)
+loses its variables; the next cell starts a new one, and its output begins with a line that says so.
+
+The walls around a cell, on Linux (`walls` of a started session lists those in force):
 
 | wall | by | against |
 |---|---|---|
@@ -18,18 +20,18 @@ What keeps a cell in, on Linux (`walls` of a session that has started says which
 | `files` | Landlock (Linux 5.13; before 6.2 only together with `calls`, without which files elsewhere could be emptied) | reading anything but the Python installation and the own folder, writing anywhere else |
 | `calls` | seccomp (x86_64, aarch64) | new processes and programs (so no fork bomb, and nothing that outlives the session), sockets, signals to other processes or a look into them, changes of owners and rights |
 
-These three are security boundaries as far as the kernel is one: they hold for whatever machine code a cell gets to run. They
-need no root and no container; root's privileges are dropped. They are no virtual machine: a kernel bug is a way out, the time
-that others take can be measured, and many sessions together may use more memory than there is. Packages that hold the answers to
-tasks (`HIDDEN`) cannot be read.
+These three are security boundaries as strong as the kernel: they hold for any machine code that a cell runs. They need no root
+and no container; root's privileges are dropped. They are not a virtual machine: a kernel bug is a way out, the timing of other
+processes can be measured, and many sessions together may use more memory than there is. Packages that hold the answers to
+tasks (`HIDDEN_PACKAGES`) cannot be read.
 
-An audit hook in the session is a second line, which only says in words what is refused. It is NO boundary (a cell that wants to
-gets around it), and where the kernel does not offer `files` or `calls` (macOS, gVisor, old kernels) it is all there is: then run
-only code of models that mean no harm, or put the whole program in a container. `strict=True` refuses to start instead.
+An audit hook in the session only explains refusals in words. It is NO boundary (a cell can get around it). Where the kernel does
+not offer `files` or `calls` (macOS, gVisor, old kernels) there is nothing else: then run only code that you trust, or put the
+whole program in a container. `strict=True` refuses to start there.
 
-Between host and session there are only bytes, whose form and size the host checks: a cell can forge the answers of its own
-session, which is worth nothing, and no others. The host's own working directory, output, limits and signal handlers are not
-touched. If the host is killed, so are its sessions; their folders in the temporary directory then stay.
+Host and session exchange only bytes, whose form and size the host checks: a cell can forge the answers of its own session, but
+no others. The host's working directory, output, limits and signal handlers are not touched. If the host is killed, its sessions
+die too; their folders in the temporary directory then stay.
 """
 
 from __future__ import annotations
@@ -60,18 +62,18 @@ from ...memory.errors import UserError
 __all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
 
 HIDDEN_PACKAGES = ("learngraph", "reasoning_gym")
-"""Packages (beginnings of names) that sessions do not see: they hold tasks and their answers."""
+"""Packages (beginnings of names) that sessions cannot import, because they hold tasks and their answers."""
 START_SECONDS = 30.0
-"""Seconds until a session must have begun; 0.05 are usual."""
+"""Seconds that a session may take to start; 0.05 are usual."""
 GRACE_SECONDS = 0.25
-"""Seconds for a session that is stopped to say where it was."""
+"""Seconds that a stopped session has to report where it was."""
 LOOK_SECONDS = 0.25
-"""Seconds between two looks at what a running cell takes up."""
+"""Seconds between two checks of a running cell's resources."""
 MAX_FRAME_BYTES = 1 << 16
-"""Bytes of a session's longest answer, without what it prints."""
+"""Longest answer of a session in bytes, printed text excluded."""
 _CHILD = Path(__file__).with_name("interpreter_child.py")
 _CONTINUES = bytes(range(0x80, 0xC0))
-"""Bytes within a character of UTF-8."""
+"""Bytes that continue a UTF-8 character."""
 _ESCAPED = {n: f"\\x{n:02x}" for n in (*range(0x09), *range(0x0B, 0x0D), *range(0x0E, 0x20), 0x7F)}
 
 DESCRIPTION = (
@@ -81,24 +83,24 @@ DESCRIPTION = (
 
 
 class InterpreterError(UserError):
-    """A session that cannot be used: it was closed, or this machine cannot keep it in as `strict` asks."""
+    """A session that cannot be used: it was closed, or this machine lacks a wall that `strict` asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What came of a cell."""
+    """The result of a cell."""
 
     text: str
-    """What it printed, its value or its traceback, and what the interpreter has to say, in square brackets."""
+    """Printed text, then the value or the traceback, and notes of the interpreter in square brackets."""
     status: Literal["done", "raised", "stopped", "died"] = "done"
-    """`raised`: it ended with an error; `stopped`: it was taking too long or too much; `died`: its process ended. After the last
+    """`raised`: the cell ended with an error; `stopped`: it took too long or too much; `died`: its process ended. After the last
     two the variables are lost."""
     seconds: float = 0.0
-    """Wall time."""
+    """Wall time in seconds."""
 
 
 class _Wait(NamedTuple):
-    """What a cell waits for."""
+    """The events that a running cell waits for."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
@@ -106,7 +108,7 @@ class _Wait(NamedTuple):
 
 
 class _ClippedOutput:
-    """Bytes as they come, of which the beginning and the end are kept: of a gigabyte as little as of a line."""
+    """A stream of bytes of which only the beginning and the end are kept, whatever its length."""
 
     def __init__(self, max_chars: int) -> None:
         self.max_chars, self.room = max_chars, 4 * max_chars
@@ -127,7 +129,7 @@ class _ClippedOutput:
         del self.tail[:count]
 
     def text(self) -> str:
-        """All of it, or the beginning and the end with what was cut between."""
+        """The whole text, or its beginning and end with a note on the cut."""
         if not self.dropped:
             whole = _escape_control(bytes(self.head + self.tail))
             cut = len(whole) - self.max_chars
@@ -140,7 +142,7 @@ class _ClippedOutput:
 
 
 def _character_boundary(data: bytes | bytearray, at: int) -> int:
-    """The next place, at most three bytes on, that is not within a character."""
+    """The next position, at most three bytes on, that does not split a character."""
     return next((place for place in range(at, at + 3) if place >= len(data) or data[place] & 0xC0 != 0x80), at)
 
 
@@ -149,12 +151,12 @@ def _join_ends(head: str, cut: int, tail: str) -> str:
 
 
 def _escape_control(data: bytes) -> str:
-    """Bytes as text that any message can hold: what is no UTF-8, and control characters, as escapes."""
+    """Bytes as text for any message: control characters and invalid UTF-8 become escapes."""
     return data.decode("utf-8", "backslashreplace").translate(_ESCAPED)
 
 
 class _LiveSession:
-    """A running session: its process, its folder, its ends of the pipes. Ends with its `end`, at the latest with this process."""
+    """A running session: its process, its folder, and the host's ends of its pipes. `end` ends it, at the latest with this process."""
 
     def __init__(self, argument: dict[str, Any]) -> None:
         self.owner, self.walls, self.cells = os.getpid(), frozenset[str](), 0
@@ -209,7 +211,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[int], owner: int) -> None:
-    """Nothing of a session is left."""
+    """End a session's process, close its pipes and delete its folder."""
     if os.getpid() != owner:
         return  # a fork of the host: the session is not its own
     _kill_group(process)
@@ -220,7 +222,7 @@ def _end_session(process: subprocess.Popen[bytes], folder: str, fds: Sequence[in
 
 
 def _remove_tree(folder: str) -> None:
-    """Delete a folder whatever a cell made of it: any depth, any rights, links (which are not followed)."""
+    """Delete a folder of any depth and with any rights; links are not followed."""
     rest = [folder]
     shelf = tempfile.mkdtemp(prefix="learngraph-python-")
     moved = 0
@@ -241,7 +243,7 @@ def _remove_tree(folder: str) -> None:
 
 
 def _environment(folder: str) -> dict[str, str]:
-    """What a session sees of the environment: no key of the host's."""
+    """The environment variables of a session, without the host's keys."""
     own = {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8", "TZ": "UTC", "MPLBACKEND": "Agg", "PYTHONHASHSEED": "0"}
     own |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return own | {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
@@ -249,29 +251,30 @@ def _environment(folder: str) -> dict[str, str]:
 
 @dataclass(kw_only=True, eq=False)
 class Interpreter:
-    """A session. It starts with its first cell; close it, or use it in a `with` statement. Safe to share between threads and
-    event loops: its cells run one at a time."""
+    """A session of Python cells. It starts with its first cell; close it, or use it in a `with` statement. Safe to share between
+    threads and event loops: its cells run one at a time."""
 
     seconds: float = 10.0
-    """Wall time of a cell."""
+    """Longest wall time of a cell, in seconds."""
     cpu_seconds: int = 120
-    """CPU seconds of a session, all its cells and threads together."""
+    """Longest CPU time of a session, in seconds, over all cells and threads."""
     memory_mib: int = 1024
-    """MiB of addresses; NumPy and SciPy take 300 of them."""
+    """Address space in MiB; NumPy and SciPy take 300 of them."""
     disk_mib: int = 64
-    """MiB in the session's folder, and of a file."""
+    """Largest size of the session's folder, and of a file, in MiB."""
     max_files: int = 1000
-    """Files and folders in it."""
+    """Highest number of files and folders in the session's folder."""
     max_threads: int = 64
+    """Highest number of threads."""
     max_output_chars: int = 8000
-    """Characters of a cell's output that are kept: half of them from its beginning, half from its end."""
+    """Longest output of a cell, in characters; of a longer one the beginning and the end are kept, half each."""
     strict: bool = False
-    """Refuse to start where the kernel does not keep a session in (see above)."""
+    """True: refuse to start if the kernel lacks one of the walls (see above)."""
     seed: str = ""
-    """Of `random`, when a session starts."""
+    """Seed of `random` when a session starts."""
     _live: _LiveSession | None = field(default=None, init=False, repr=False)
     _has_lost_variables: bool = field(default=False, init=False, repr=False)
-    """Whether variables were lost, which the next cell has to say."""
+    """True if variables were lost and the next cell has to say so."""
     _closed: bool = field(default=False, init=False, repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
@@ -298,19 +301,19 @@ class Interpreter:
 
     @property
     def walls(self) -> frozenset[str]:
-        """Which of `limits`, `files`, `calls` keep the running session in; empty before its first cell."""
+        """The walls in force around the running session, of `limits`, `files`, `calls`; empty before its first cell."""
         return self._live.walls if self._live else frozenset()
 
     @property
     def folder(self) -> Path | None:
-        """Where the running session may write; gone with it."""
+        """The folder where the running session may write, deleted with it; None before its first cell."""
         return Path(self._live.folder) if self._live else None
 
     def run(self, code: str) -> Cell:
         """Run a cell.
 
         Raises:
-            InterpreterError: the session is closed, or cannot be kept in as `strict` asks.
+            InterpreterError: the session is closed, or lacks a wall that `strict` asks for.
         """
         self._turn.acquire()
         moves = self._cell_steps(code)
@@ -324,7 +327,7 @@ class Interpreter:
             self._release_turn()
 
     async def arun(self, code: str) -> Cell:
-        """The same, without keeping the event loop waiting (a session starts in 2 ms of it). Cancelled, it kills the session."""
+        """Run a cell without blocking the event loop (starting a session takes 2 ms of it). Cancelling it kills the session."""
         while not self._turn.acquire(blocking=False):
             await asyncio.sleep(0.005)
         moves = self._cell_steps(code)
@@ -338,7 +341,7 @@ class Interpreter:
             self._release_turn()
 
     def close(self) -> None:
-        """End the session for good, from any thread, also while a cell runs: that then says so, and sweeps up behind itself."""
+        """End the session for good, from any thread. A running cell is stopped, and its text says so."""
         self._closed = True
         if live := self._live:
             live.kill()
@@ -347,7 +350,7 @@ class Interpreter:
             self._turn.release()
 
     def _release_turn(self) -> None:
-        """It is the next cell's turn."""
+        """Let the next cell run."""
         self._turn.release()
         if self._closed:
             self.close()
@@ -360,7 +363,7 @@ class Interpreter:
     # One cell
 
     def _cell_steps(self, code: str) -> Generator[_Wait, None, Cell]:
-        """Yields what to wait for, returns what came of the cell. Left in the middle, it ends the session."""
+        """Run a cell as a generator: it yields the events to wait for and returns the result. Closing it early ends the session."""
         began, lost, whole = time.monotonic(), self._has_lost_variables, False
         printed = _ClippedOutput(self.max_output_chars)
         try:
@@ -407,7 +410,7 @@ class Interpreter:
         return live
 
     def _run_cell(self, live: _LiveSession, code: str, printed: _ClippedOutput) -> Generator[_Wait, None, tuple[Any, str]]:
-        """Send the cell, gather what it prints until it is over or has to be stopped."""
+        """Send the cell and collect its output until it ends or has to be stopped."""
         live.cells += 1
         body = json.dumps({"cell": live.cells, "code": code}).encode()
         rest = memoryview(struct.pack(">I", len(body)) + body)
@@ -443,7 +446,7 @@ class Interpreter:
             yield _Wait(live.reads, writes, max(min(until, look) - time.monotonic(), 0.0))
 
     def _stop_cell(self, live: _LiveSession, printed: _ClippedOutput) -> Generator[_Wait, None, str]:
-        """Ask the session where it is, for a moment; then kill it, and wait until it is gone."""
+        """Ask the session for its position, then kill it and wait for its end."""
         with suppress(ProcessLookupError):
             os.kill(live.process.pid, signal.SIGTERM)
         said = ""
@@ -461,7 +464,7 @@ class Interpreter:
             yield _Wait(live.reads, (), max(until - time.monotonic(), 0.0))
 
     def _death(self, live: _LiveSession) -> Generator[_Wait, None, str]:
-        """Why the process ended."""
+        """The reason why the process ended, in words."""
         until = time.monotonic() + 2 * GRACE_SECONDS
         while (code := live.process.poll()) is None and time.monotonic() < until:
             yield _Wait((), (), 0.002)
@@ -477,7 +480,7 @@ class Interpreter:
         return f"The cell's process was ended by {signal.Signals(-code).name}{why}"
 
     def _too_much(self, live: _LiveSession) -> str:
-        """What the session has too much of; empty if nothing."""
+        """The limit that the session exceeds, in words; empty if none."""
         with suppress(OSError, IndexError, ValueError):
             stat = Path(f"/proc/{live.process.pid}/stat").read_text()
             if (threads := int(stat[stat.rindex(")") :].split()[18])) > self.max_threads:
@@ -502,7 +505,7 @@ class Interpreter:
 
 
 def _packages() -> list[str]:
-    """Where this Python's packages are."""
+    """The folders of this Python's packages."""
     return [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages") and os.path.isdir(path)]
 
 
@@ -518,7 +521,7 @@ def _write(live: _LiveSession, rest: memoryview) -> memoryview:
 
 
 def _read(live: _LiveSession, printed: _ClippedOutput) -> bool:
-    """Take what has come; whether more may come on the channel."""
+    """Read what has arrived; returns False once the channel is closed."""
     if live.out in live.reads:
         with suppress(BlockingIOError):
             if data := os.read(live.out, MAX_FRAME_BYTES):
@@ -539,7 +542,7 @@ def _read(live: _LiveSession, printed: _ClippedOutput) -> bool:
 
 
 def _drain(live: _LiveSession, printed: _ClippedOutput) -> None:
-    """Take what lies in the pipe, and not what a thread may go on printing."""
+    """Read what is in the pipe now, but not what a thread may go on printing."""
     with suppress(BlockingIOError):
         for _ in range(32):
             if not (data := os.read(live.out, MAX_FRAME_BYTES)):
@@ -548,7 +551,7 @@ def _drain(live: _LiveSession, printed: _ClippedOutput) -> None:
 
 
 def _frame(live: _LiveSession) -> dict[str, Any] | None:
-    """The next whole frame, if there is one. What is none (a cell wrote into the channel) is an empty one."""
+    """The next whole frame; None if it is incomplete. Invalid bytes (a cell wrote into the channel) give an empty frame."""
     received = live.received
     if len(received) < 4:
         return None
@@ -611,7 +614,7 @@ def python_tool(interpreter: Interpreter) -> BaseTool:
 
 @dataclass(frozen=True)
 class Toolbox:
-    """The tools of rollouts: to each an interpreter of its own, closed when the rollout ends, and to all what remembers nothing.
+    """The tools of rollouts: each rollout gets an interpreter of its own, closed at its end; tools without a memory are shared.
 
         toolbox = Toolbox(python={"seconds": 10}, shared=(search_tool(),))
         with toolbox("run", "task-3", 0) as tools: ...
@@ -620,10 +623,10 @@ class Toolbox:
     """
 
     python: Mapping[str, Any] | None = field(default_factory=dict)
-    """Arguments of `Interpreter`; None: there is no interpreter."""
+    """Arguments of each `Interpreter`; None: no interpreter."""
     shared: Sequence[BaseTool] = field(default=(), repr=False)
     names: tuple[str, ...] = field(init=False)
-    """Of the shared tools: with `python`, this is what `repr` tells."""
+    """Names of the shared tools; `repr` shows them and `python`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(tool.name for tool in self.shared))
@@ -644,7 +647,7 @@ class Toolbox:
 
 
 def _strip_fence(code: str) -> str:
-    """Code without the Markdown fence that models like to put around it."""
+    """The code without a Markdown fence around it."""
     lines = code.strip().splitlines()
     if len(lines) > 1 and lines[0].strip() in ("```", "```python", "```py") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])

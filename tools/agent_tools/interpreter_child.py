@@ -1,6 +1,6 @@
-"""The program inside a session of `interpreter.py`: it shuts itself in, then runs one cell after the other.
+"""The program inside a session of `interpreter.py`: it confines itself, then runs one cell after the other.
 
-Run as a script, with a line of JSON as its argument (see `main`); standard library only, and nothing of ours. On the channel
+Run as a script, with a line of JSON as its argument (see `main`); standard library only, and nothing of learngraph. On the channel
 to the host every frame is four bytes of length and a JSON object: first `{"walls": [...]}`, then for each `{"cell": n, "code":
 ...}` that comes in one `{"cell": n, "status": ...}` that goes out. What a cell prints goes another way, through descriptor 1.
 """
@@ -45,7 +45,7 @@ _DEVICES = {
 
 
 def entries(folder: str, *excluded_prefixes: str) -> list[str]:
-    """What lies in a folder, except what has a name that begins so; nothing where there is no such folder."""
+    """The entries of a folder, except those whose names begin with a prefix; none if there is no such folder."""
     try:
         return [entry.path for entry in os.scandir(os.path.realpath(folder)) if not entry.name.startswith(excluded_prefixes)]
     except OSError:
@@ -128,7 +128,7 @@ _Rule = tuple[int, int, int, int]
 def _by_argument(
     call: int, argument: int, values: Sequence[int], then: int, other: int, mask: int = 0xFFFFFFFF
 ) -> Iterator[_Rule]:
-    """What becomes of a call: `then` if bits of an argument have one of the values, else `other`."""
+    """Instructions that decide a call: `then` if bits of an argument have one of the values, else `other`."""
     if call >= 0:
         yield _EQUAL, 0, len(values) + 4, call
         yield _LOAD, 0, 0, 16 + 8 * argument
@@ -290,7 +290,7 @@ def die_with_the_host(line: int) -> None:
 
 
 class CellSession:
-    """The state of the cells, and the way back to the host."""
+    """The state of the cells, and the channel to the host."""
 
     def __init__(self, channel: int) -> None:
         self.channel, self.cell, self.printed = channel, 0, fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
@@ -300,12 +300,12 @@ class CellSession:
         self.out = self.make_output()
 
     def make_output(self) -> io.TextIOWrapper:
-        """Where prints go. One stream for output and errors, so that they stay in order."""
+        """Make one stream for output and errors, so that they stay in order."""
         raw = io.BufferedWriter(io.FileIO(1, "wb", closefd=False), 1 << 16)
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace")
 
     def restore(self) -> None:
-        """Undo what a cell may have done to its output."""
+        """Restore the output streams after a cell."""
         os.dup2(self.printed, 1)
         os.dup2(self.printed, 2)
         try:
@@ -317,12 +317,12 @@ class CellSession:
         sys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = self.out  # type: ignore[misc]
 
     def send(self, **frame: Any) -> None:
-        """A frame to the host."""
+        """Send a frame to the host."""
         body = self.dumps(frame).encode()
         self.write(self.channel, struct.pack(">I", len(body)) + body)
 
     def receive(self) -> dict[str, Any]:
-        """The next frame; leaves when there will be none."""
+        """The next frame from the host; exits when the channel is closed."""
         (size,) = struct.unpack(">I", self._bytes(4))
         return self.loads(self._bytes(size))  # type: ignore[no-any-return]
 
@@ -337,7 +337,7 @@ class CellSession:
         return b"".join(parts)
 
     def serve(self) -> NoReturn:
-        """Run cells as they come."""
+        """Run cells until the host closes the channel."""
         signal.signal(signal.SIGTERM, self.on_terminate)
         while True:
             request = self.receive()
@@ -374,7 +374,7 @@ class CellSession:
             return "raised"
 
     def on_terminate(self, number: int, frame: types.FrameType | None) -> None:
-        """The host's SIGTERM: say where the cell is, and end."""
+        """Handle the host's SIGTERM: report the cell's position and exit."""
         at = ""
         while frame is not None and not frame.f_code.co_filename.startswith("<cell "):
             frame = frame.f_back
@@ -391,7 +391,7 @@ class CellSession:
 
 
 def cell_traceback(error: BaseException) -> str:
-    """The traceback of an error, with the frames of cells alone."""
+    """The traceback of an error, with the frames of cells only."""
     try:
         told = traceback.TracebackException.from_exception(error)
         chain, seen = [told], set[int]()
@@ -412,7 +412,7 @@ def cell_traceback(error: BaseException) -> str:
 
 
 def main(argument: str) -> NoReturn:
-    """Shut this process in, tell the host what holds, and serve. The argument has the fields that are read here."""
+    """Confine this process, tell the host which walls hold, and run cells. The argument is JSON with the fields read here."""
     told = json.loads(argument)
     channel, folder = told["channel"], os.path.realpath(told["folder"])
     die_with_the_host(told["line"])

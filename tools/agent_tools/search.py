@@ -1,11 +1,11 @@
-"""Search as a tool of an agent: over passages of a file, offline (BM25), or over the web where there is a key for it.
+"""Search tools for agents: over the passages of a file, offline (BM25), or over the web with a key.
 
     search_tool("passages.jsonl", k=3)     # a JSON object per line, with `title` and `text`
     search_tool()                          # the passages of `hotpot?source=own`
     web_search_tool()                      # Tavily with TAVILY_API_KEY, else SerpAPI with SERPAPI_API_KEY
 
-The local search is that of `environments/ranking.py`, deterministic on every machine; it needs the extra `[search]`. Asking the
-web sends the model's queries to the service whose key is used, and what comes back changes from day to day.
+The local search (`environments/support/ranking.py`) is deterministic on every machine and needs the extra `[search]`. The web
+search sends the model's queries to the service whose key is set; its results change from day to day.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = ["SearchError", "search_tool", "web_search_tool"]
 
 _OWN_PASSAGES = Path(__file__).parents[1] / "environments" / "data" / "questions.jsonl"
 _MAX_PASSAGE_CHARS = 1500
-"""Characters of a passage that are shown."""
+"""Longest passage that is shown, in characters."""
 
 _DESCRIPTION = "Searches a collection of passages and returns those that fit the query best, each with its title and text."
 
 
 class SearchError(UserError):
-    """A corpus that cannot be read, or a search for which something is missing."""
+    """A corpus that cannot be read, or a search that lacks a key or a package."""
 
 
 def search_tool(corpus: str | Path | Iterable[Mapping[str, str]] | None = None, k: int = 3) -> BaseTool:
@@ -72,7 +72,7 @@ def search_tool(corpus: str | Path | Iterable[Mapping[str, str]] | None = None, 
 
 @lru_cache(maxsize=4)
 def _load_index(path: Path, stamp: int) -> tuple[tuple[tuple[str, str], ...], Ranking]:
-    """The passages of a file as it was at this time, and their index: shared by the tools of all rollouts."""
+    """The passages of a file and their index, shared by the tools of all rollouts; `stamp` is the file's time of change."""
     passages: dict[tuple[str, str], None] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -115,7 +115,7 @@ def _make_ranking(passages: Sequence[tuple[str, str]], source: str) -> Ranking:
 
 
 def _best(passages: Sequence[tuple[str, str]], ranking: Ranking, query: str, k: int) -> list[tuple[str, str]]:
-    """The best passages; one whose title is just what was asked goes first."""
+    """The best passages. One whose title equals the query goes first."""
     asked = words(query)
     places = ranking.top_places(query, k + 1)
     named = next((place for place in places if asked and words(passages[place][0]) == asked), None)
@@ -129,13 +129,13 @@ def _cut(text: str) -> str:
 
 
 def web_search_tool(k: int = 5) -> BaseTool:
-    """A tool that searches the web and takes a query, through LangChain's packages. Nothing is asked before it is called.
+    """A tool that searches the web and takes a query, through LangChain's packages. Making the tool sends nothing.
 
     Args:
         k: results in an answer, at least 1.
 
     Raises:
-        SearchError: there is no key, or the package for it is missing; says which key and which package would do.
+        SearchError: no key is set, or its package is missing; the message names the keys and packages.
     """
     if k < 1:
         raise SearchError(f"web search: k is at least 1, got {k}")

@@ -45,6 +45,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_settings, check_split, pick_task
 from .support.live import LiveGames
 
 __all__ = ["SPLITS", "TASK_TYPES", "AlfWorld"]
@@ -57,10 +58,10 @@ TASK_TYPES = (
     "pick_heat_then_place_in_recep",
     "pick_two_obj_and_place",
 )
-"""The six task types, as the folders of the games name them."""
+"""The six task types, named as in the games' folders."""
 
 SPLITS: Mapping[str, str] = {"train": "train", "dev": "valid_train", "test": "valid_seen"}
-"""Which folder of games a split is. `valid_train` holds 200 games that the authors set aside, `valid_seen` new tasks in rooms
+"""Split -> folder of its games. `valid_train` holds 200 games that the authors set aside, `valid_seen` new tasks in rooms
 that also occur in training; the rooms of `valid_unseen` do not."""
 
 _FOLDERS = ("train", "valid_train", "valid_seen", "valid_unseen")
@@ -75,44 +76,42 @@ _NOTHING = "Nothing happens."
 _CONDITIONS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "issliced": "sliced"}
 _LISTED = re.compile(r"(you see )([^.]+)(\.|$)")
 _LOCK = threading.RLock()
-"""Held whenever the packages do anything: they keep parsers and counters in module variables. The copies of the planner share a
-registry that each writes into as it is loaded, so that loading two at a time, or one after another was unloaded, can end the
-process: they are loaded in turn, and stay."""
+"""Lock around every call into the packages, because they keep parsers and counters in module variables. The copies of the planner
+share a registry that each writes into when it is loaded. Loading two at a time, or one after another was unloaded, can end the
+process: so they are loaded in turn and never unloaded."""
 
 
 class AlfWorld:
-    """The games of a folder, all types of task or one, as an environment.
+    """An environment over the games of a folder, of all task types or of one.
 
     The types, with the number of games in train, valid_train and valid_seen: look_at_obj_in_light (308, 19, 13: take
     something and turn on a lamp), pick_and_place_simple (790, 46, 35), pick_clean_then_place_in_recep (650, 37, 27),
     pick_cool_then_place_in_recep (533, 28, 25), pick_heat_then_place_in_recep (459, 25, 16) and pick_two_obj_and_place (813,
     45, 24).
 
-    Any text may be said, as in a parser game. What is not an action at this moment is answered with `Nothing happens.`; the
-    step counts and the world does not change (`refused`). That is how the published runs treat a wrong action, too.
+    Any text may be an action, as in a parser game. A text that is no admissible action is answered with `Nothing happens.`; the
+    step counts and the world does not change (`is_refused`). The published runs treat a wrong action in the same way.
 
     Args:
-        kind: one of `TYPES`; all of them if empty.
-        settings: what a spec may say after its question mark.
+        kind: one of `TASK_TYPES`; empty: all of them.
+        settings: the settings that a spec gives after its question mark.
             `data`: the folder of the games: the one that holds `json_2.1.1`, that itself, or one of its splits;
             $ALFWORLD_DATA, then `~/.cache/alfworld`, if not given.
             `split`: the folder that the split `test` plays, `valid_unseen` say; `valid_seen` if not given.
-        horizon: steps after which the episode ends.
-        live: how many games are kept open between steps, each with its own copy of the planner.
+        horizon: number of steps after which an episode ends.
+        live: number of games kept open between steps, each with its own copy of the planner.
     """
 
     free_text = True
-    """It understands more than the actions it lists."""
+    """Any text may be an action, also one that is not listed."""
     solved: float = 1.0
-    """The score from which on a task counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, kind: str = "", settings: Mapping[str, str] | None = None, *, horizon: int = 50, live: int = 8) -> None:
         if kind and kind not in TASK_TYPES:
             raise UserError(f"alfworld: no task type {kind!r}; there are {', '.join(TASK_TYPES)}")
         chosen = dict(settings or {})
-        for key in chosen:
-            if key not in ("data", "split"):
-                raise UserError(f"alfworld: no setting {key!r}; it has data, split")
+        check_settings("alfworld:", chosen, ("data", "split"))
         test = chosen.get("split", SPLITS["test"])
         if test not in _FOLDERS:
             raise UserError(f"alfworld: no folder of games {test!r}; there are {', '.join(_FOLDERS)}")
@@ -137,15 +136,13 @@ class AlfWorld:
         Raises:
             UserError: no such split or task, no games, or a file that is not a game.
         """
-        files = self._games(split)
-        if not 0 <= seed < len(files):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(files) - 1}, got {seed}")
+        file = pick_task(self.name, {split: self._games(split)}, split, seed)
         folder = self._folders[split]
         where = split if folder == SPLITS[split] else folder
-        return Task(f"{self.kind or 'alfworld'}-{where}-{seed}", _read(files[seed]).instruction, _number(files[seed]))
+        return Task(f"{self.kind or 'alfworld'}-{where}-{seed}", _read(file).instruction, _number(file))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the game shows after these actions.
+        """The observation after these actions.
 
         The text is the game's answer to the last action, then what the agent knows of itself: the place (all receptacles that
         it faces), what it carries, with what it did to that (clean, hot, cool, sliced), and where it put what it had picked up.
@@ -156,21 +153,21 @@ class AlfWorld:
         return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
-        """The game's last answer, its lists sorted and without articles, then the place, what is carried, and what was put
-        where: the same whatever order the game told it in. The first state of a game is the list of its receptacles."""
+        """The game's last answer, its lists sorted and without articles, then the place, the things carried, and the places of
+        things put down. The order in which the game lists them does not matter. The first state is the list of receptacles."""
         said, _, state = observation.text.rpartition("\n\n")
         return "\n".join(part for part in (_LISTED.sub(_sort_listing, " ".join(said.split())), state) if part)
 
     def is_refused(self, observation: Observation) -> bool:
-        """Whether the action that led here was not understood or not possible: nothing happened but that a step was spent."""
+        """True if the last action was not understood or not possible: it cost a step and changed nothing."""
         return observation.text.startswith(_NOTHING)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The expert's walkthrough that is part of the game, cut at the horizon: 3 to 10 actions, 6 on average."""
+        """The expert's walkthrough from the game file, cut at the horizon: 3 to 10 actions, 6 on average."""
         return _read(self._file(task)).walkthrough[: self.horizon]
 
     def optimum(self, task: Task) -> float:
-        """1, also where the horizon is too short to get there."""
+        """The highest score, 1, also if the horizon is too short to reach it."""
         return self.solved
 
     def close(self) -> None:
@@ -180,7 +177,7 @@ class AlfWorld:
             self._worlds.clear()
 
     def _data(self) -> Path:
-        """The folder with the splits."""
+        """The folder that holds the splits."""
         if self._root is None:
             given = self._given or os.environ.get("ALFWORLD_DATA")
             asked = Path(given).expanduser() if given else Path.home() / ".cache" / "alfworld"
@@ -196,8 +193,7 @@ class AlfWorld:
         return self._root
 
     def _games(self, split: str) -> tuple[Path, ...]:
-        if split not in self._folders:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._folders)}")
+        check_split(self.name, split, self._folders)
         folder = self._folders[split]
         with self._lock:
             if folder not in self._listed:
@@ -250,11 +246,11 @@ class AlfWorld:
 
 @dataclass(frozen=True)
 class _Game:
-    """What a game file says."""
+    """The content of a game file."""
 
     domain: str
     grammar: str
-    """Without the goal: then it is the same in all games, and is parsed once."""
+    """The grammar without the goal: so it is the same in all games and is parsed once."""
     problem: str
     instruction: str
     walkthrough: tuple[str, ...]
@@ -280,7 +276,7 @@ def _read(path: Path) -> _Game:
 
 @dataclass
 class _World:
-    """A translated game: all that its episodes share."""
+    """A translated game: the data that its episodes share."""
 
     packages: Any
     rules: Any
@@ -288,7 +284,7 @@ class _World:
     sas: bytes
     """The planning task as the planner reads it, packed: a twentieth of 0.8 MB, up to 2.2."""
     facts: tuple[Any, ...]
-    """What is true at the start, as far as no action changes it or the problem states it."""
+    """Facts that hold at the start: those that no action changes, and those that the problem states."""
     types: dict[str, str]
     """The type of each thing."""
     schemas: dict[str, tuple[tuple[str, str], ...]]
@@ -296,7 +292,7 @@ class _World:
     kinds: Any
     """The hierarchy of types."""
     infos: dict[str, Any] = field(default_factory=dict)
-    """What the grammar may say of a thing: above all its name."""
+    """The properties of a thing that the grammar uses, such as its name."""
     places: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The names of the receptacles at each location."""
     phrased: dict[tuple[str, ...], str] = field(default_factory=dict)
@@ -330,7 +326,7 @@ class _World:
             return _World(packages, rules, zlib.compress(sas.encode(), 1), tuple(facts), types, schemas, kinds)
 
     def name(self, facts: Any) -> None:
-        """Give things their names: once for a game, when the first episode knows all facts."""
+        """Name the things. Done once per game, when the first episode knows all facts."""
         if not self.infos:
             info = self.packages.info
             self.infos = {part.name: info(part.name, part.type) for fact in facts.facts for part in fact.arguments}
@@ -344,7 +340,7 @@ class _World:
 
 
 class _Episode:
-    """One live game."""
+    """A running game of one episode."""
 
     def __init__(self, world: _World) -> None:
         self.world = world
@@ -385,7 +381,7 @@ class _Episode:
             return self.show(self.phrase(self.world.rules.actions[schema].feedback_rule, self.mapping(schema, arguments)))
 
     def notice(self, fact: Any) -> None:
-        """Keep what the agent knows of itself up to date with an effect of its action."""
+        """Update the agent's knowledge of itself with an effect of its action."""
         happened, name = not fact.is_negation, fact.name.removeprefix("not_")
         things = [part.name for part in fact.arguments]
         if name == "atlocation" and happened:
@@ -419,7 +415,7 @@ class _Episode:
         return " ".join((*sorted(self.conditions.get(thing, ())), self.world.infos[thing].name))
 
     def admissible(self) -> dict[str, Any]:
-        """The operators that can be applied, by command. Where several have the same command, the first one stands."""
+        """The applicable operators by command. Of several with the same command the first one counts."""
         operators = (self.world.packages.operator * self.planner.get_applicable_operators_count())()
         self.planner.get_applicable_operators(operators)
         commands: dict[str, Any] = {}
@@ -429,7 +425,7 @@ class _Episode:
         return commands
 
     def command(self, schema: str, arguments: list[str]) -> str:
-        """What to say for an action. A phrasing mentions some arguments, and asks at most for facts that never change (which
+        """The command for an action. A phrasing mentions some arguments, and asks at most for facts that never change (which
         receptacle is where), so that it is worked out once for each choice of these."""
         template = self.world.rules.actions[schema].template
         mentioned = set(re.findall(r"\w+", template))
@@ -445,7 +441,7 @@ class _Episode:
         return {logic.Placeholder(name, kind): logic.Variable(arg, kind) for (name, kind), arg in pairs}
 
     def phrase(self, rule: str, mapping: dict[Any, Any]) -> str:
-        """A text by the game's grammar."""
+        """A text generated by the game's grammar."""
         infos = self.world.infos
         variables = {place.name: infos[thing.name] for place, thing in mapping.items()}
         told = {"state": self.facts, "facts": (), "variables": variables, "mapping": mapping, "entity_infos": infos}
@@ -460,7 +456,7 @@ _LOADED: dict[str, Any] = {}
 
 
 def _packages(name: str, data: Path) -> Any:
-    """The parts of the three packages that are used here, loaded once (0.7 s)."""
+    """The objects of the three packages that are used here; importing them takes 0.7 s, once."""
     with _LOCK:
         if not _LOADED:
             try:
@@ -504,7 +500,7 @@ def _load(data: Path) -> Any:
 
 @contextlib.contextmanager
 def _restore_environment(data: Path) -> Iterator[None]:
-    """Import without traces: the translator parses `sys.argv`, and alfworld sets $ALFWORLD_DATA and makes that folder."""
+    """Import the packages and undo their side effects: the translator parses `sys.argv`, and alfworld sets $ALFWORLD_DATA and makes that folder."""
     argv, given = sys.argv, os.environ.get("ALFWORLD_DATA")
     sys.argv, os.environ["ALFWORLD_DATA"] = ["translate.py", "domain", "task"], str(data)
     try:
@@ -545,13 +541,13 @@ def _evaluate(expression: str, told: Mapping[str, Any]) -> Any:
 
 
 def _silent(*said: Any, file: Any = None, **how: Any) -> None:
-    """In place of `print` in the translator's modules: it writes files with it, too, but reports to nobody."""
+    """A replacement of `print` in the translator's modules: prints to files only, not to standard output."""
     if file is not None:
         print(*said, file=file, **how)
 
 
 def _number(path: Path) -> int:
-    """A number for a game, by the names of its folders: split, task, trial."""
+    """The number of a game: a hash of the names of its folders (split, task, trial)."""
     return int(hashlib.sha256("/".join(path.parts[-4:-1]).encode()).hexdigest()[:12], 16)
 
 
@@ -561,7 +557,7 @@ def _sort_listing(found: re.Match[str]) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Without padding and empty lines: an empty line separates the parts of an observation."""
+    """The text without padding and empty lines, because an empty line separates the parts of an observation."""
     return "\n".join(" ".join(line.split()) for line in text.split("\n") if line.strip())
 
 

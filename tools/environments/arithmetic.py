@@ -1,4 +1,4 @@
-"""Game of 24: make 24 from four numbers, each used once, with + - * /. An exact verifier, and exact rewards by rule.
+"""The Game of 24: make 24 from four numbers, each used once, with + - * /. With an exact verifier and exact rewards by rule.
 
 An episode has four steps: three operations, each of which joins two of the numbers left into one, and the answer.
 
@@ -7,14 +7,14 @@ An episode has four steps: three operations, each of which joins two of the numb
 | operation | `4 + 6 = 10`, `1 / 3 = 1/3`, `4 - 6 = -2` | `Step 1: 4 + 6 = 10 (left: 5 10 10)`, × ÷ − , exact decimals |
 | answer | `Answer: (10 - 4) * (5 - 1) = 24` | any case; `= 24` may be left out |
 
-What becomes of an action:
+The effect of an action:
 
 - A right operation is carried out. Whatever its line says in brackets about the numbers left is not read.
 - A wrong one (another result, a number that is not left, a division by 0) changes nothing and costs its step; the
-  observation says what is wrong. It does not end the episode, because the truth is about the answer alone, as published:
-  an expression that makes 24 counts, also after a slip on the way.
+  observation says what is wrong. It does not end the episode, because only the answer is scored, as published: an expression
+  that makes 24 counts, also after a wrong step.
 - An answer ends the episode, whenever it comes: reward 1 if its expression is verified, else 0. So the score is 0 or 1.
-- A line that can be read as neither ends the episode, with reward None: nobody can say what it was worth.
+- A line that can be read as neither ends the episode, with reward None, because its worth is unknown.
 
 `verify` pays by rule, step by step (Song et al., 2025, arXiv:2506.06303, have the model judge on the same scale): 3 for an
 operation after which 24 can be reached through whole numbers, 1 if only through fractions, 0 if not at all or if the
@@ -48,6 +48,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_actions, check_horizon, check_split, check_step, pick_task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = [
@@ -63,20 +64,20 @@ __all__ = [
 ]
 
 Puzzle = tuple[int, int, int, int]
-"""Four numbers from 1 to 13, ascending."""
+"""A puzzle: four numbers from 1 to 13, ascending."""
 Numbers = tuple[Fraction, ...]
-"""Numbers left, ascending."""
+"""The numbers left, ascending."""
 
 TARGET = 24
 HORIZON = 4
 DEMONSTRATIONS: tuple[Puzzle, ...] = ((4, 4, 6, 8), (2, 9, 10, 12), (1, 4, 8, 8), (5, 5, 5, 9), (3, 5, 7, 11))
-"""The puzzles solved in the instruction, in no split of either order. Four are those of the paper's prompt; its fifth is a row
+"""The puzzles that the instruction shows solved. They are in no split of either order. Four are those of the paper's prompt; its fifth is a row
 of the published test, so that its solution leaks, and is replaced."""
 
 _FILE = Path(__file__).with_name("game24.txt")
 _TEST, _DEV = range(900, 1000), range(800, 900)
 _PUBLISHED = "0582618aea29faae"
-"""Digest of the published order, so that a file is called published for what it holds."""
+"""Digest of the published order. A file with this content is called published, whatever its name."""
 
 
 # The numbers: what can be done with them, and whether 24 can be reached
@@ -104,7 +105,7 @@ def _operations(numbers: Numbers) -> Iterator[tuple[str, Fraction, Fraction, Fra
 
 @lru_cache(maxsize=65536)
 def reachable(numbers: Numbers, whole: bool = False) -> bool:
-    """Whether 24 can be made of all these numbers; with `whole`, of whole numbers (negative ones too) through such only.
+    """True if 24 can be made of all these numbers; with `whole`, through whole numbers (negative ones too) only.
 
     Args:
         numbers: what is left, ascending.
@@ -118,7 +119,7 @@ def reachable(numbers: Numbers, whole: bool = False) -> bool:
 
 
 def difficulty(puzzle: Puzzle) -> float:
-    """How hard a puzzle is by rule: the soft minimum (temperature 1.5) of the costs of its solutions; inf without any.
+    """The difficulty of a puzzle by rule: the soft minimum (temperature 1.5) of the costs of its solutions; inf without any.
 
     A solution costs, for each operation: `-` 1; `*` or `/` by 1: -3; `*` up to 24: 2, above: 3; `/` that leaves a fraction: 9;
     and for the last one besides: `*` -2, `-` +1, `/` +5. Weights fitted to the published order and rounded.
@@ -159,7 +160,7 @@ def _cost(operator: str, a: Fraction, b: Fraction, result: Fraction) -> int:
 
 
 def game24_file_text() -> str:
-    """What `game24.txt` holds, worked out: every solvable puzzle on a line of its own, by difficulty. Takes seconds."""
+    """The text of `game24.txt`, computed in seconds: every solvable puzzle on a line, by difficulty."""
     rated = {puzzle: difficulty(puzzle) for puzzle in combinations_with_replacement(range(1, 14), 4)}
     # Rounded, so that the last bit of a logarithm does not decide between equals.
     order = sorted((round(cost, 6), puzzle) for puzzle, cost in rated.items() if cost < math.inf)
@@ -194,7 +195,7 @@ def _four(text: str) -> Puzzle:
 
 @lru_cache(maxsize=4096)
 def _puzzle(text: str) -> Puzzle:
-    """A puzzle that somebody typed, known to have a solution."""
+    """The puzzle in a text; a UserError if it has no solution."""
     puzzle = _four(text)
     if puzzle not in _solvable():
         raise UserError(f"game24: {_numbers_text(puzzle)} cannot make 24; of the 1,820 puzzles 1,362 can, e.g. '4 5 6 10'")
@@ -251,7 +252,7 @@ def _number(text: str) -> Fraction | None:
 
 @dataclass(frozen=True, slots=True)
 class _Operation:
-    """An operation as somebody wrote it: right or wrong."""
+    """An operation as it was written, right or wrong."""
 
     a: Fraction
     operator: str
@@ -260,7 +261,7 @@ class _Operation:
 
     @property
     def result(self) -> Fraction | None:
-        """What it really makes; None for a division by 0."""
+        """The true result; None for a division by 0."""
         match self.operator:
             case "+":
                 return self.a + self.b
@@ -293,11 +294,11 @@ def _operations_in(line: str) -> list[_Operation]:
 
 
 class _Refused(Exception):
-    """Why an expression is not accepted, in words."""
+    """An expression that is not accepted; the message says why."""
 
 
 class _Unreadable(_Refused):
-    """It is not an expression."""
+    """The text is not an expression."""
 
 
 _MAKES_24 = re.compile(r"24(?![0-9])(?!\s*[-+*/.,^]+\s*[0-9])")
@@ -306,7 +307,7 @@ _DEEPEST = 12
 
 
 def refusal(answer: str, puzzle: Sequence[int]) -> str:
-    """Why an answer is not a solution, in words; empty if it is one.
+    """The reason why an answer is not a solution, in words; empty if it is one.
 
     What stands before the first `=` is the expression: whole numbers, + - * / and brackets, no sign in front of a number,
     no powers, no decimals. It is read by a grammar of our own, never by an evaluator of code, worked out in SymPy's rational
@@ -352,7 +353,7 @@ class _Expression:
         self.used: list[int] = []
 
     def read(self) -> tuple[Any, list[int]]:
-        """Its value, a SymPy rational, and the whole numbers in it, in order."""
+        """The value of the expression, a SymPy rational, and the whole numbers in it, in order."""
         value = self._sum()
         if self.at < len(self.tokens):
             raise _Unreadable(f"{self.tokens[self.at]!r} is not expected {self._where()}")
@@ -412,7 +413,7 @@ class _Term:
     value: Fraction
     text: str
     binds: int = 3
-    """How tightly its outermost operator binds: 1 for + and -, 2 for * and /, 3 for a bare number."""
+    """Precedence of the outermost operator: 1 for + and -, 2 for * and /, 3 for a bare number."""
 
     def join(self, operator: str, other: _Term, value: Fraction) -> _Term:
         binds = 1 if operator in "+-" else 2
@@ -423,16 +424,16 @@ class _Term:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What became of one action."""
+    """The result of one action."""
 
     left: tuple[_Term, ...]
-    """Ascending by value."""
+    """The numbers left, ascending by value."""
     reward: float | None = 0.0
     worth: float | None = 0.0
-    """r: what the rule pays for it."""
+    """r: the reward of the action by the rule."""
     over: bool = False
     said: str = ""
-    """What there is to say of it beside the numbers left."""
+    """Text of the observation beside the numbers left."""
 
     @property
     def numbers(self) -> Numbers:
@@ -457,7 +458,7 @@ def _steps(numbers: Numbers) -> tuple[str, ...]:
 
 
 def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
-    """Carry out one action, or say what is wrong with it."""
+    """Carry out one action; a wrong one changes nothing, and the result says what is wrong."""
     lines = [line for line in action.splitlines() if line.strip()]
     line = _clean(lines[0]) if len(lines) == 1 else ""
     left = before.left
@@ -480,7 +481,7 @@ def _take(before: _Turn, action: str, puzzle: Puzzle) -> _Turn:
 
 @lru_cache(maxsize=4096)
 def _turns(puzzle: Puzzle, actions: tuple[str, ...]) -> tuple[_Turn, ...]:
-    """The start, and what became of each action; kept, because the next question is about one action more."""
+    """The start and the result of each action; cached, because the next call has one action more."""
     if not actions:
         return (_start(puzzle),)
     before = _turns(puzzle, actions[:-1])
@@ -488,7 +489,7 @@ def _turns(puzzle: Puzzle, actions: tuple[str, ...]) -> tuple[_Turn, ...]:
 
 
 def _carry_out(before: _Turn, operation: _Operation) -> _Turn | str:
-    """What an operation leads to, or what is wrong with it."""
+    """The result of an operation, or a text that says what is wrong with it."""
     left, operands = list(before.left), list[_Term]()
     for number in (operation.a, operation.b):
         at = next((at for at, term in enumerate(left) if term.value == number), None)
@@ -506,7 +507,7 @@ def _carry_out(before: _Turn, operation: _Operation) -> _Turn | str:
 
 
 def _solve(puzzle: Puzzle) -> tuple[str, ...]:
-    """The first solution found: through whole numbers if there is one, positive ones if it can."""
+    """A solution of a puzzle: through whole numbers if there is one, positive ones if possible."""
     turn, actions = _start(puzzle), tuple[str, ...]()
     whole = reachable(turn.numbers, True)
     while len(turn.left) > 1:
@@ -526,7 +527,7 @@ def _start(puzzle: Puzzle) -> _Turn:
 
 @lru_cache(maxsize=64)
 def demonstration(puzzle: Puzzle) -> str:
-    """A puzzle with a solution, written as an answer should be: five lines."""
+    """A puzzle with a solution in five lines, in the form of a written answer."""
     turn, lines = _start(puzzle), [f"Numbers: {_numbers_text(puzzle)}"]
     *steps, answer = _solve(puzzle)
     for number, action in enumerate(steps, 1):
@@ -536,23 +537,22 @@ def demonstration(puzzle: Puzzle) -> str:
 
 
 class Game24:
-    """The Game of 24 as an environment.
+    """An environment for the Game of 24.
 
     Args:
         settings: `order` (published or difficulty), `csv` (the path of a file like the package's 24.csv, in its order),
             `puzzle` (four numbers: the only task there is) and `demos` (how many solved puzzles the instruction shows,
             0 to 5, default 5).
-        horizon: steps after which the episode ends; a solution needs 4, or 1 if it is only the answer.
+        horizon: number of steps after which an episode ends; a solution needs 4, or 1 if it is only the answer.
     """
 
     instant = True
     solved = 1.0
-    """The score from which a puzzle counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
         settings = settings or {}
-        if horizon < 1:
-            raise UserError(f"game24: horizon must be at least 1, got {horizon}")
+        check_horizon("game24", horizon)
         if "puzzle" in settings and settings.keys() & {"order", "csv"}:
             raise UserError("game24: either puzzle=… or order=… and csv=…, not both")
         demos = settings.get("demos", str(len(DEMONSTRATIONS)))
@@ -579,7 +579,7 @@ class Game24:
 
     @staticmethod
     def _load_puzzles(settings: Mapping[str, str]) -> tuple[tuple[Puzzle, ...], str]:
-        """The puzzles in the order asked for, and what the environment's name says of it."""
+        """The puzzles in the order asked for, and the order's part of the environment's name."""
         order, given = settings.get("order", ""), settings.get("csv", "")
         if order not in ("", "published", "difficulty"):
             raise UserError(f"game24: no order {order!r}; there are published, difficulty")
@@ -606,17 +606,13 @@ class Game24:
         Raises:
             UserError: there is no such split or task.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         if self.only:
             return self.puzzle_task(_numbers_text(self.only))
-        rows = self._splits[split]
-        if not 0 <= seed < len(rows):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(rows) - 1}, got {seed}")
-        return self._task(f"game24-{split}-{seed}", rows[seed])
+        return self._task(f"game24-{split}-{seed}", pick_task(self.name, self._splits, split, seed))
 
     def puzzle_task(self, numbers: str) -> Task:
-        """The task of a puzzle of one's own, e.g. `4 5 6 10`.
+        """The task of a given puzzle, e.g. `4 5 6 10`.
 
         Raises:
             UserError: these are not four numbers from 1 to 13, or they cannot make 24.
@@ -658,20 +654,16 @@ class Game24:
         return Observation(text, () if turn.over else _admissible(turn), turn.reward, turn.over)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """What the rule pays for each action: 3, 1 or 0 for an operation, 10 or 0 for an answer, None for what cannot be read."""
+        """The reward of each action by the rule: 3, 1 or 0 for an operation, 10 or 0 for an answer, None for one that cannot be read."""
         return [turn.worth for turn in self._play(task, actions)[1:]]
 
     def _play(self, task: Task, actions: Sequence[str]) -> list[_Turn]:
-        """The start, and what became of each action."""
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        """The start and the result of each action."""
+        check_actions(self.name, actions)
         puzzle = self.puzzle(task)
         turns = [_start(puzzle)]
         for step, action in enumerate(actions):
-            if turns[-1].over or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str):
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=turns[-1].over or step >= self.horizon, empty=True)
             turns = [*_turns(puzzle, tuple(actions[: step + 1]))]
         if len(actions) >= self.horizon:
             turns[-1] = replace(turns[-1], over=True)
@@ -706,7 +698,7 @@ class Game24:
         return tuple(last[-min(HORIZON, self.horizon) :])
 
     def abstract(self, observation: Observation) -> str:
-        """The numbers left, ascending. Which of the puzzle's numbers they were made of is not in it."""
+        """The numbers left, ascending, without their origin from the puzzle's numbers."""
         return observation.text.partition("\n")[0]
 
     def gold(self, task: Task) -> tuple[str, ...]:
@@ -715,17 +707,17 @@ class Game24:
         return path if self.horizon >= len(path) else path[-1:]
 
     def optimum(self, task: Task) -> float:
-        """1: every puzzle has a solution."""
+        """The highest score, 1: every puzzle has a solution."""
         return 1.0
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no process or file is held open."""
 
 
 _LINE = re.compile(r"(?<=\S)[ \t]+((?:[*_]{0,3}step\s*[0-9]+\s*[:.)]|[*_]{0,3}(?:final )?answer ?(?:is ?)?:))", re.IGNORECASE)
-"""Where a line begins that was not given one of its own."""
+"""Matches the blank before a step or an answer that does not stand on a line of its own."""
 _FIRST = re.compile(r"\W*(?:step\s*1\b|attempt\s*[0-9])", re.IGNORECASE)
-"""The first line of an attempt."""
+"""Matches the first line of an attempt."""
 
 
 def _from_csv(path: Path) -> tuple[Puzzle, ...]:

@@ -1,4 +1,4 @@
-"""The environments by name."""
+"""Environments by name, and the function that opens one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .passages import Passages
 from .problems import Problems
 from .reasoning import Reasoning
 from .science_world import ScienceWorld
+from .support.arguments import check_settings
 from .text_world_express import GAMES, TextWorldExpress
 from .web_shop import WebShop
 from .writing import Writing
@@ -39,12 +40,14 @@ ENVIRONMENTS: Mapping[str, str] = {
     "$ALFWORLD_DATA (alfworld-download)",
     "alfworld:TYPE": "one type of them such as pick_heat_then_place_in_recep",
 }
-"""What `open_environment` opens: the spec, and one line on what it is and what to install."""
+"""Spec of an environment that `open_environment` opens -> one line on what it is and what to install."""
 
 
 WrittenEnvironment = Writing | Problems | Reasoning
-"""Worlds whose one action is a whole text."""
+"""Environments whose one action is a whole text."""
+
 StepwiseEnvironment = KeywordKeep | Game24 | TextWorldExpress | Passages | WebShop | ScienceWorld | Jericho | AlfWorld
+"""Environments that are played step by step."""
 
 
 def open_environment(
@@ -59,61 +62,61 @@ def open_environment(
     `alfworld?data=DIR,split=valid_unseen`.
 
     Args:
-        spec: which environment, with which settings.
-        horizon: step limit of an episode; the environment's own default if not given.
-        games_dir: Jericho's folder of game files, if the spec names none.
-        cache_dir: Jericho's folder for lists of actions, if the spec names none.
+        spec: name of the environment, with settings.
+        horizon: number of steps after which an episode ends; None: the environment's default.
+        games_dir: folder of Jericho's game files, if the spec names none.
+        cache_dir: folder for Jericho's lists of actions, if the spec names none.
 
     Raises:
         UserError: there is no such environment or setting, or something has to be installed first.
     """
     name, _, tail = spec.partition("?")
     family, _, game = name.partition(":")
-    settings: dict[str, str] = {}
-    for setting in filter(None, tail.split(",")):
-        key, equals, value = setting.partition("=")
-        if not equals or not key or not value:
-            raise UserError(f"environment {spec!r}: cannot read the setting {setting!r}; expected name=value")
-        settings[key] = value
+    settings = _read_settings(spec, tail)
     limit = {} if horizon is None else {"horizon": horizon}
+
+    def allow(*known: str) -> None:
+        check_settings(f"environment {spec!r}:", settings, known)
+
     if name == "toy":
-        _only(spec, settings, ())
+        allow()
         return KeywordKeep(**limit)
     if name == "game24":
-        _only(spec, settings, ("order", "csv", "puzzle", "demos"))
+        allow("order", "csv", "puzzle", "demos")
         return Game24(settings, **limit)
     if name == "writing":
-        _only(spec, settings, ("source", "file"))
+        allow("source", "file")
         return Writing(settings, **limit)
     if name == "math":
         return Problems(settings, **limit)
     if name == "hotpot":
-        _only(spec, settings, ("source", "file", "split", "results", "sentences", "listed"))
+        allow("source", "file", "split", "results", "sentences", "listed")
         return Passages(settings, **limit)
     if name == "webshop":
-        _only(spec, settings, ("products", "seed"))
+        allow("products", "seed")
         return WebShop(settings) if horizon is None else WebShop(settings, horizon)
     if family == "reasoning" and game:
         return Reasoning(game, settings, **limit)
     if family == "alfworld" and (game or name == family):
-        _only(spec, settings, ("data", "split"))
+        allow("data", "split")
         return AlfWorld(game, settings, **limit)
     if family == "twx" and game in GAMES:
         return TextWorldExpress(game, settings, **limit)
     if family == "scienceworld" and game:
         return ScienceWorld(game, settings, horizon=horizon)
     if family == "jericho" and game:
-        _only(spec, settings, ("games", "cache"))
-        return Jericho(
-            game,
-            games_dir=settings.get("games") or games_dir,
-            cache_dir=settings.get("cache") or cache_dir,
-            **limit,
-        )
+        allow("games", "cache")
+        games, cache = settings.get("games") or games_dir, settings.get("cache") or cache_dir
+        return Jericho(game, games_dir=games, cache_dir=cache, **limit)
     raise UserError(f"no environment {name!r}; there are {', '.join(ENVIRONMENTS)}")
 
 
-def _only(spec: str, settings: Mapping[str, str], known: tuple[str, ...]) -> None:
-    for key in settings:
-        if key not in known:
-            raise UserError(f"environment {spec!r}: no setting {key!r}; it has {', '.join(known) or 'none'}")
+def _read_settings(spec: str, text: str) -> dict[str, str]:
+    """The settings after a spec's question mark, by name."""
+    settings: dict[str, str] = {}
+    for setting in filter(None, text.split(",")):
+        key, equals, value = setting.partition("=")
+        if not equals or not key or not value:
+            raise UserError(f"environment {spec!r}: cannot read the setting {setting!r}; expected name=value")
+        settings[key] = value
+    return settings

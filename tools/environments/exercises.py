@@ -1,11 +1,10 @@
-"""Our own small set of math problems, worked out by rule: 15 kinds of 8 problems, in `data/math.jsonl`.
+"""A small set of math problems, made by rule: 15 kinds of 8 problems, in `data/math.jsonl`.
 
-They are plain exercises with one or two steps each, for trying things out without a download; nothing measured on them can be
-compared with published numbers. Answers are worked out from the definition where that can be done (by counting, by trying all
+They are plain exercises with one or two steps each, for work without a download. Results on them cannot be compared with
+published numbers. Answers are computed from the definition where possible (by counting, by trying all
 numbers), not by the formula that a solver would use.
 
-`derive()` is the file's content; `python -c "from learngraph.tools.environments.exercises import derive; print(derive(), end='')"`
-writes it again.
+`exercises_file_text()` is the content of the file.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from math import factorial, isqrt
 __all__ = ["KINDS", "PROBLEMS_PER_KIND", "exercises_file_text"]
 
 PROBLEMS_PER_KIND = 8
-"""Problems of a kind."""
+"""Number of problems of each kind."""
 
 Draw = random.Random
 
 
 def _fraction(value: Fraction) -> str:
-    """In LaTeX."""
+    """A fraction in LaTeX."""
     sign, value = ("-" if value < 0 else ""), abs(value)
     if value.denominator == 1:
         return f"{sign}{value.numerator}"
@@ -206,7 +205,7 @@ KINDS: dict[str, Callable[[Draw], tuple[str, str]]] = {
     "roots": _roots,
     "work": _work,
 }
-"""What draws a problem of each kind: (text, answer in LaTeX)."""
+"""Kind of problem -> the function that draws one: (text, answer in LaTeX)."""
 
 
 def _draw_rows() -> Iterator[dict[str, str]]:
@@ -226,5 +225,5 @@ def _new(kind: str, make: Callable[[Draw], tuple[str, str]], turn: int) -> dict[
 
 
 def exercises_file_text() -> str:
-    """What `data/math.jsonl` holds, worked out: one problem on each line. Takes a second."""
+    """The text of `data/math.jsonl`, computed in a second: one problem on each line."""
     return "".join(json.dumps(row) + "\n" for row in _draw_rows())

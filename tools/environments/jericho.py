@@ -21,6 +21,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_split
 from .support.live import LiveGames
 
 __all__ = ["Jericho", "ValidActions"]
@@ -28,7 +29,7 @@ __all__ = ["Jericho", "ValidActions"]
 _INSTALL = "sudo apt install gcc make && pip install --no-deps jericho numpy"
 _SPLITS = {"test": 0, "dev": 1_000_000, "train": 2_000_000}
 _PASSING = ("look", "wait")
-"""Offered where nothing changes the world (detective: a man with a gun stares at you): time passes all the same."""
+"""Actions offered if no action changes the world (detective: a man with a gun stares at you). They let time pass."""
 _TWO_OBJECT_VERBS = frozenset(
     [
         "ask",
@@ -63,15 +64,15 @@ _TWO_OBJECT_VERBS = frozenset(
         "untie",
     ]
 )
-"""Templates with two objects are tried with these verbs only, since they are most of the cost."""
+"""Verbs with which templates of two objects are tried. Other verbs are left out, because these templates cost most."""
 _WITHOUT_TOOL = frozenset("ask look pour push read show tell turn".split())  # noqa: SIM905
-"""Of these, the ones tried with any two things; the others (put, give, unlock, attack) want one that is carried."""
+"""Those of them that are tried with any two things; the others (put, give, unlock, attack) need one that is carried."""
 _OUTSIDE = re.compile(
     r"(^|[.,;]|\bthen\b)\s*#?(save|restore|restart|undo|quit|q|script|unscript|noscript|transcript|notranscript|recording|record|"
     r"replay)\b",
     re.IGNORECASE,
 )
-"""Commands about the program rather than in the story. `save` and `restore` write and read files in the working directory,
+"""Matches commands about the program rather than in the story. `save` and `restore` write and read files in the working directory,
 so that one episode would leak into another, and `undo` would take back the adapter's own `look` and `inventory`."""
 _AMBIGUOUS = re.compile(r"(which|who) .*\bdo you mean\b", re.IGNORECASE)
 _EMPTY_WORDS = frozenset(
@@ -80,28 +81,28 @@ _EMPTY_WORDS = frozenset(
 
 
 class Jericho:
-    """One game as an environment.
+    """An environment for one game.
 
     The observation is the game's answer, then what `look` and `inventory` would show (asked and taken back, so they cost no
-    step). `Observation.actions` are the actions that would change the world, worked out from the game's grammar, object
-    tree and dictionary: good but not complete (in library a rewarded question is never among them). The game itself
-    understands more, so any text may be taken as an action; what it does not understand costs a step. So do `save`,
-    `restore`, `undo` and other commands about the program, which are answered without asking the game.
+    step). `Observation.actions` are the actions that would change the world, computed from the game's grammar, object tree
+    and dictionary: good but not complete (in library a rewarded question is never among them). The game understands more, so
+    any text may be an action; a text that it does not understand costs a step. So do `save`, `restore`, `undo` and other
+    commands about the program, which are not passed to the game.
 
     Rewards are score changes and can be negative: the score of zork1 falls when the player dies. Points given before the
-    first action (detective: 10) are nobody's reward: they are in no sum and not in the optimum, so add them before comparing
-    with published scores (`given`).
+    first action (detective: 10; `given`) are part of no reward and not of the optimum: add them before comparing with
+    published scores.
 
     Args:
         game: name of a file in the folder, without its ending.
-        horizon: steps after which the episode ends.
+        horizon: number of steps after which an episode ends.
         games_dir: folder of the game files; $JERICHO_GAMES if not given.
-        live: how many games are kept open.
-        cache_dir: folder in which the lists of actions are kept from run to run; in memory only if not given.
+        live: number of games kept open.
+        cache_dir: folder that keeps the lists of actions from run to run; None: they are kept in memory only.
     """
 
     free_text = True
-    """It understands more than the actions it lists."""
+    """Any text may be an action, also one that is not listed."""
 
     def __init__(
         self,
@@ -130,24 +131,23 @@ class Jericho:
         self.valid = ValidActions(stored)
 
     def task(self, seed: int, split: str = "test") -> Task:
-        """The game with the seed-th random numbers of a split; the game's text and map are always the same.
+        """The game with the seed-th random numbers of a split; text and map of the game are always the same.
 
         Task 0 of `test` has the walkthrough's random numbers. In detective seeds change nothing.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(_SPLITS)}")
+        check_split(self.name, split, _SPLITS)
         if not 0 <= seed < 1_000_000:
             raise UserError(f"{self.name}: task seeds are 0 to 999999, got {seed}")
         goal = f"You are playing the text adventure {self.game}. Score as many points as you can."
         return Task(f"{self.game}-{split}-{seed}", goal, _SPLITS[split] + seed)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the game shows after these actions."""
+        """The observation after these actions."""
         return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
-        """Location and inventory without the game's answer to the last action; what lies there and what is carried sorted.
-        After the end there is neither, and the last answer is the state."""
+        """Location and inventory without the game's answer to the last action; the things in both are sorted.
+        After the end there is neither, and the state is the last answer."""
         blocks = observation.text.split("\n\n")
         if len(blocks) < 2:
             return observation.text
@@ -155,8 +155,8 @@ class Jericho:
         return "\n".join([place, *sorted(things), heading, *sorted(carried)])
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The published walkthrough, cut at the horizon. It is sure to work in task 0 of `test` only, and is not optimal
-        within a short horizon: it plays to win the whole game."""
+        """The published walkthrough, cut at the horizon. It is certain to work in task 0 of `test` only. Within a short
+        horizon it is not optimal, because it aims at the end of the game."""
         return self._walkthrough[: self.horizon]
 
     def optimum(self, task: Task) -> float:
@@ -205,7 +205,7 @@ class Jericho:
 
 @dataclass
 class _Episode:
-    """One live game."""
+    """A running game of one episode."""
 
     world: Jericho
     seed: int
@@ -238,7 +238,7 @@ class _Episode:
 
 @dataclass
 class ValidActions:
-    """The actions that change the world, by state; worked out once for each state that is met.
+    """The actions that change the world, by state; computed once for each state.
 
     A list costs 0.1 (zork1) to 0.4 (library) seconds of one core. States are told apart by the object tree (the package's
     world hash, which leaves out turn counters) and the texts of `look` and `inventory`. Something may still be hidden from
@@ -250,7 +250,7 @@ class ValidActions:
     """A file of JSON lines `[key, [action, ...]]` that the lists are read from and appended to."""
     actions_by_state: dict[str, tuple[str, ...]] = field(default_factory=dict)
     computed_lists: int = 0
-    """How many lists had to be worked out so far."""
+    """Number of lists computed so far."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -350,7 +350,7 @@ def _names(game: Any) -> tuple[list[str], list[str]]:
 
 
 def _dictionary(game: Any) -> dict[str, bool]:
-    """The words that the game knows, and whether each can be a noun."""
+    """The words that the game knows -> whether each can be a noun."""
     if not hasattr(game, "learngraph_words"):
         game.learngraph_words = {word.word: bool(word.is_noun) for word in game.get_dictionary()}
     words: dict[str, bool] = game.learngraph_words
@@ -358,14 +358,14 @@ def _dictionary(game: Any) -> dict[str, bool]:
 
 
 def _try_command(game: Any, state: Any, command: str) -> str:
-    """The game's answer to a command that is taken back."""
+    """The game's answer to a command; the game's state is restored afterwards."""
     answer = _tidy(game.step(command)[0])
     game.set_state(state)
     return answer
 
 
 def _tidy(text: str) -> str:
-    """Without padding and empty lines: an empty line separates the parts of an observation."""
+    """The text without padding and empty lines, because an empty line separates the parts of an observation."""
     return "\n".join(re.sub(r"\s+", " ", line).strip() for line in text.split("\n") if line.strip())
 
 

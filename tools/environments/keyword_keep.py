@@ -1,9 +1,9 @@
-"""Keyword Keep: a toy world with hidden rules. For unit tests and for controls that need an oracle; never a benchmark.
+"""Keyword Keep: a toy world with hidden rules, for unit tests and for controls that need an oracle. It is no benchmark.
 
 A keep is a corridor of nine places: three doors, two gates, two forks and a chest, in some order, then the exit. Each
 door, gate and fork carries a key (a colour, a creature, a sign), and each key has one right answer: a word, a gift or a
 direction. The rules are the same for every task of one domain and independent of those of any other domain: an agent
-learns them by trying, and what it learned is worth nothing elsewhere.
+learns them by trying, and they do not help it elsewhere.
 
 Everything the agent reads and says is short, so that a small language model trained on it can play: the observation is
 `door black`, every action is one word, a lesson is `door black mist`.
@@ -33,6 +33,7 @@ from functools import lru_cache
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_horizon
 
 __all__ = ["ANSWERS", "HORIZON", "KEYS", "MOVES", "Domain", "KeywordKeep", "PosteriorExpert", "domain"]
 
@@ -43,7 +44,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "chest": ("gem",),
     "exit": ("keep",),
 }
-"""What a place of each kind can be called: `door black`, `gate wolf`, `fork moon`, `chest gem`, `exit keep`."""
+"""Kind of place -> its possible keys: `door black`, `gate wolf`, `fork moon`, `chest gem`, `exit keep`."""
 
 ANSWERS: Mapping[str, tuple[str, ...]] = {
     "door": ("echo", "mist", "fern", "salt", "gold"),
@@ -52,7 +53,7 @@ ANSWERS: Mapping[str, tuple[str, ...]] = {
     "chest": ("gem",),
     "exit": ("on",),
 }
-"""The answers among which one is right, by kind of place."""
+"""Kind of place -> the answers, of which one is right."""
 
 MOVES: Mapping[str, tuple[str, ...]] = {
     "door": ("back", "look", "wait"),
@@ -61,7 +62,7 @@ MOVES: Mapping[str, tuple[str, ...]] = {
     "chest": ("on", "back", "look", "wait"),
     "exit": ("back", "look", "wait"),
 }
-"""The other actions admissible at each kind of place."""
+"""Kind of place -> the other admissible actions."""
 
 HORIZON = 16
 OPTIMUM = 10.0
@@ -81,13 +82,13 @@ class Domain:
     """The seven keyed places and the chest, before the order of the corridor is drawn."""
 
     def lesson(self, place: str) -> str:
-        """What there is to know about a place, e.g. `door black mist`."""
+        """The lesson about a place, e.g. `door black mist`."""
         return f"{place} {self.rules[place]}"
 
 
 @lru_cache(maxsize=4096)
 def domain(seed: int) -> Domain:
-    """The rules behind a seed: the same on every machine and Python."""
+    """The rules of a seed, the same on every machine and Python version."""
     draw = random.Random(f"keyword keep {seed}")
     rules = {f"{kind} {key}": draw.choice(ANSWERS[kind]) for kind in _ACTIVE for key in KEYS[kind]}
     places = [f"{kind} {key}" for kind, count in _ACTIVE.items() for key in draw.sample(KEYS[kind], count)]
@@ -95,14 +96,14 @@ def domain(seed: int) -> Domain:
 
 
 class KeywordKeep:
-    """The toy world as an environment.
+    """An environment for the toy world.
 
     Splits by domain seed: `test` has those divisible by 10, `dev` those ending in 5, `train` all others; so nothing learned
     or trained on one split has met a rule set of another. A task fixes rules and order of places. `variant(task, n)` has
     the same rules and another order: then only knowledge of the rules helps, a remembered action sequence does not.
 
     Args:
-        horizon: steps after which the episode ends; the optimum needs 9.
+        horizon: number of steps after which an episode ends; the optimum needs 9.
     """
 
     name = "toy"
@@ -110,8 +111,7 @@ class KeywordKeep:
     solved = OPTIMUM
 
     def __init__(self, horizon: int = HORIZON) -> None:
-        if horizon < 1:
-            raise UserError(f"toy: horizon must be at least 1, got {horizon}")
+        check_horizon(self.name, horizon)
         self.horizon = horizon
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -130,7 +130,7 @@ class KeywordKeep:
         return Task(f"keep-{split}-{seed}", "reach the exit", chosen)
 
     def variant(self, task: Task, n: int) -> Task:
-        """The same rules with the places in the n-th order; variant 0 is the order of the task itself."""
+        """The task with the same rules and the places in the n-th order; variant 0 is the task itself."""
         stem = task.id.partition("/")[0]
         return replace(task, id=f"{stem}/{n}" if n else stem)
 
@@ -144,7 +144,7 @@ class KeywordKeep:
         return (*places, "exit keep")
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the agent sees after these actions: the place it stands at.
+        """The observation after these actions: the place where the agent stands.
 
         Raises:
             UserError: an action is not admissible where it is taken, or the episode was over before it.
@@ -174,8 +174,8 @@ class KeywordKeep:
         return Observation(path[at], () if over else _actions(path[at]), reward, over)
 
     def abstract(self, observation: Observation) -> str:
-        """The place, which is all that the agent sees. Whether the place was paid before is not in it: on its way back an
-        agent meets the same state with less to gain."""
+        """The place, which is all that the agent sees. It does not say whether the place was paid before: on its way back
+        an agent meets the same state with less to gain."""
         return observation.text
 
     def gold(self, task: Task) -> tuple[str, ...]:
@@ -184,11 +184,11 @@ class KeywordKeep:
         return tuple(rules[place] for place in self.path(task))[: self.horizon]
 
     def optimum(self, task: Task) -> float:
-        """10, unless the horizon is shorter than the corridor."""
+        """The highest score: 10, or less if the horizon is shorter than the corridor."""
         return OPTIMUM if self.horizon > 8 else float(self.horizon)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no process or file is held open."""
 
 
 def _actions(place: str) -> tuple[str, ...]:
@@ -205,14 +205,14 @@ class PosteriorExpert:
     """
 
     right_answers: dict[str, str] = field(default_factory=dict)
-    """Answers known to be right, by place."""
+    """Place -> the answer known to be right."""
     failed_answers: dict[str, set[str]] = field(default_factory=dict)
-    """Answers known to be wrong, by place."""
+    """Place -> the answers known to be wrong."""
     advice: dict[str, str] = field(default_factory=dict)
-    """Advice by place (from a lesson or a strategy): believed until it fails."""
+    """Place -> advice from a lesson or a strategy, followed until it fails."""
 
     def see(self, place: str, action: str, reward: float) -> None:
-        """Learn from one step: the place it was taken at, the action, and what it paid."""
+        """Learn from one step: its place, its action, and its reward."""
         if action not in ANSWERS[place.partition(" ")[0]] or place in self.right_answers:
             return
         if reward > 0:

@@ -10,14 +10,14 @@ the passages of a file instead of Wikipedia.
 | `finish[answer]` | the end: reward 1 if the answer is right, else 0 |
 
 - The answer is right if it equals the file's when both are normalised as published: lower case, no punctuation, no articles,
-  single spaces (`exact_match`). How near a wrong one came is `f1`, which nothing is paid for.
-- An action that cannot be read is told so, pays 0 and costs its step, as every action does.
-- As long as there is something to do, a line below what is shown says how (`HELP`): not in the task's text, by which tasks are
-  compared, nor in the state.
-- `search` is BM25 over title and text (`ranking.py`; needs the extra `[search]`: `pip install bm25s`); a passage whose title
-  is just what was asked goes first.
+  single spaces (`exact_match`). `f1` measures how near a wrong answer came; it is not part of the reward.
+- An action that cannot be read gets reward 0 and an observation that says so; like every action it costs a step.
+- As long as the episode goes on, the observation ends with a line on the actions (`HELP`). It is neither in the task's text, by
+  which tasks are compared, nor in the state.
+- `search` is BM25 over title and text (`support/ranking.py`; needs the extra `[search]`: `pip install bm25s`); a passage whose title
+  equals the query goes first.
 
-Where the questions come from, which the environment's name tells:
+Sources of the questions, named in the environment's name:
 
 - `hotpot?source=own`: a small file of ours, not HotpotQA: 75 questions (50 of the kind bridge, 25 comparisons) over 133
   passages about a coast that does not exist, invented so that no model can know the answers. Nothing measured on it can be
@@ -32,8 +32,7 @@ Where the questions come from, which the environment's name tells:
 Of every five questions, in the order of the file, two are for `test`, one for `dev`, two for `train`; `split=test` puts all of
 them into one split, for a file that is a test set already. The passages are shared by all.
 
-No actions are listed, because any words can be searched for. `listed=1` lists some, so that a policy that only scores actions
-can play at all: searches for the names read so far and for the words of the question, those words to look up, and as
+No actions are listed, because any words can be searched for. `listed=1` lists some, for policies that only score listed actions: searches for the names read so far and for the words of the question, those words to look up, and as
 answers the names and numbers read so far, yes and no. That is a restriction (an answer that is none of these is not among
 them) and a hint (it narrows the answer down): results with it are results of another environment, and the name says so.
 """
@@ -53,6 +52,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.ranking import Ranking, words
 
 __all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalise_answer"]
@@ -62,13 +62,13 @@ HELP = (
     "\nActions: search[words] shows the passages that fit best, and opens the first of them; lookup[word] shows the next "
     "sentence with that word in the open passage; finish[answer] ends it with a short answer: a name, a number, yes or no."
 )
-"""The end of every observation but the last."""
+"""Last line of every observation except the final one."""
 _OWN = Path(__file__).parent / "data" / "questions.jsonl"
 _SPLITS = ("test", "test", "dev", "train", "train")
-"""Which split every fifth question, from the n-th on, belongs to."""
+"""Split of the n-th of every five questions."""
 _USUAL = {"source": "", "file": "", "split": "", "results": "3", "sentences": "2", "listed": "0"}
 _INSTANT = 5000
-"""Passages up to which a search takes a fraction of a millisecond."""
+"""Number of passages up to which a search takes a fraction of a millisecond."""
 _LONGEST = 300
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -84,19 +84,19 @@ _SMALL = frozenset(
 
 
 def normalise_answer(answer: str) -> str:
-    """An answer as answers are compared: lower case, no ASCII punctuation, no articles, single spaces."""
+    """An answer in the form in which answers are compared: lower case, no ASCII punctuation, no articles, single spaces."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
 
 
 def exact_match(answer: str, right: str) -> bool:
-    """Whether two answers are the same, normalised."""
+    """True if two answers are the same after normalisation."""
     return normalise_answer(answer) == normalise_answer(right)
 
 
 def f1(answer: str, right: str) -> float:
-    """How far two answers share their words, in [0, 1]: the harmonic mean of the shares of either's words in the other.
+    """The F1 score of two answers, in [0, 1]: the harmonic mean of the shares of each one's words that the other has.
 
-    Yes and no are right or wrong: beside them anything else scores 0, as published.
+    If one of them is yes, no or noanswer, a different answer scores 0, as published.
     """
     one, other = normalise_answer(answer), normalise_answer(right)
     if one != other and {one, other} & {"yes", "no", "noanswer"}:
@@ -117,50 +117,47 @@ class _Question:
     text: str
     answer: str
     kind: str
-    """`bridge` or `comparison`; empty where the file does not say."""
+    """`bridge` or `comparison`; empty if the file does not say."""
     titles: tuple[str, ...]
-    """Of the passages that support the answer; empty where the file does not say."""
+    """Titles of the passages that support the answer; empty if the file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """What became of one action."""
+    """The result of one action."""
 
     text: str
     reward: float = 0.0
     over: bool = False
     open: int | None = None
-    """Place of the open passage."""
+    """Number of the open passage."""
     word: str = ""
-    """What was looked up in it last."""
+    """The word that was looked up last in the open passage."""
     shown: int = 0
-    """How many of its sentences with that word were shown."""
+    """Number of its sentences with that word that were shown."""
     names: tuple[str, ...] = ()
     """Names and numbers read so far, sorted; empty unless actions are listed."""
 
 
 class Passages:
-    """Multi-hop questions over the passages of a file, as an environment.
+    """An environment of multi-hop questions over the passages of a file.
 
     Args:
         settings: `source` (own) or `file` (a path); `split` (train, dev or test: all questions of the file belong to it);
             `results` (passages that a search shows, 1 to 20, default 3); `sentences` (how many sentences of each, 1 to 50,
             default 2); `listed` (1: list actions, default 0).
-        horizon: steps after which the episode ends.
+        horizon: number of steps after which an episode ends.
     """
 
     free_text = True
-    """It understands more than the actions it lists."""
+    """Any text may be an action, also one that is not listed."""
     solved = 1.0
-    """The score from which a question counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON) -> None:
-        for key in settings or {}:
-            if key not in _USUAL:
-                raise UserError(f"hotpot: no setting {key!r}; it has {', '.join(_USUAL)}")
+        check_settings("hotpot:", settings or {}, tuple(_USUAL))
         chosen = _USUAL | dict(settings or {})
-        if horizon < 1:
-            raise UserError(f"hotpot: horizon must be at least 1, got {horizon}")
+        check_horizon("hotpot", horizon)
         if chosen["source"] not in ("", "own"):
             raise UserError(f"hotpot: no source {chosen['source']!r}; there is own (or file=PATH)")
         if chosen["source"] and chosen["file"]:
@@ -196,16 +193,11 @@ class Passages:
         Raises:
             UserError: there is no such split or question.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        return Task(f"hotpot-{split}-{seed}", self.questions[places[seed]].text, places[seed])
+        place = pick_task(self.name, self._splits, split, seed)
+        return Task(f"hotpot-{split}-{seed}", self.questions[place].text, place)
 
     def question(self, task: Task) -> _Question:
-        """The question of a task, with what the file says of it.
+        """The question of a task, with its answer and the other fields of the file.
 
         Raises:
             UserError: the task is of another file.
@@ -215,44 +207,40 @@ class Passages:
         return self.questions[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The question; then what was found, or how it ended. Below it, what can be done.
+        """The question; after actions, the passages found, or the end. Below it the line on the actions.
 
         Raises:
             UserError: an action is no text, or the episode was over before it.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         self.question(task)
         turn = self._turn(task.seed, ())
         for step, action in enumerate(actions):
-            if turn.over or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str) or not action.strip():
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=turn.over or step >= self.horizon)
             turn = self._turn(task.seed, tuple(actions[: step + 1]))
         over = turn.over or len(actions) >= self.horizon
         listed = () if over or not self.listed else self._list_actions(task, turn)
         return Observation(turn.text if over else turn.text + HELP, listed, turn.reward, over)
 
     def abstract(self, observation: Observation) -> str:
-        """All that was shown, but for what can be done: what was read stands nowhere else."""
+        """The observation without the line on the actions."""
         return observation.text.removesuffix(HELP)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """Searches for the passages that support the answer, where the file names them, then the answer."""
+        """Searches for the passages that support the answer, if the file names them, then the answer."""
         question = self.question(task)
         searches = [f"search[{title}]" for title in question.titles]
         return (*searches[: self.horizon - 1], f"finish[{question.answer}]")
 
     def optimum(self, task: Task) -> float:
-        """1: every question has an answer."""
+        """The highest score, 1: every question has an answer."""
         return 1.0
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no process or file is held open."""
 
     def _play(self, number: int, actions: tuple[str, ...]) -> _Turn:
-        """What the last of these actions led to; kept, because the next question is about one action more."""
+        """The result of the last of these actions; cached, because the next call has one action more."""
         question = self.questions[number]
         if not actions:
             return _Turn(f"question: {question.text}", names=self._read(question.text))
@@ -339,7 +327,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _load_cached(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
+def _parse_file(path: Path, changed: int, size: int) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     questions, passages = list[_Question](), dict[_Passage, None]()
     for where, item in _items(path):
         question, context = _question(where, item)
@@ -354,7 +342,7 @@ def _load(path: Path) -> tuple[tuple[_Question, ...], tuple[_Passage, ...]]:
     """The questions of a file in order, and its passages in order of appearance, each once."""
     try:
         stat = path.stat()
-        return _load_cached(path, stat.st_mtime_ns, stat.st_size)
+        return _parse_file(path, stat.st_mtime_ns, stat.st_size)
     except (OSError, UnicodeDecodeError) as cause:
         raise UserError(f"hotpot: cannot read {path}: {cause}") from cause
 
@@ -366,7 +354,7 @@ _EXPECTED = (
 
 
 def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a file, each with where it stands."""
+    """The objects of a file, each with its position in words."""
     text = path.read_text(encoding="utf-8")
     if text.lstrip().startswith("["):
         try:
@@ -385,7 +373,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _pairs(value: Any, first: str, second: str) -> Any:
-    """A list of pairs, also where it is written as an object of two lists; anything else as it is."""
+    """The list of pairs in a value that is an object of two lists; any other value unchanged."""
     if not isinstance(value, dict) or value.keys() != {first, second}:
         return value
     left, right = value[first], value[second]

@@ -1,19 +1,19 @@
 r"""Math problems with one final answer, checked by math-verify: our own small set, a file, or a Hugging Face data set.
 
-One action is the whole written solution. What counts in it is the final answer, and where that stands is a matter of form:
+One action is the whole written solution. Its final answer counts, which is read by these rules:
 
 - in `\boxed{…}`; of several boxes the last one that is not empty. Boxes that hang together (`\boxed{2} and \boxed{3}`) are one
-  answer with several parts: who offers a choice has not answered.
-- without a box: in a line that begins with `Answer:` or `Final answer:`, or in `<answer>…</answer>`; the last of them.
-- else there is none, and the reward is 0, whatever numbers the text has in it: "We have 42 cases. So 41 + 1." is no 42, which
-  math-verify by itself would take it for. A box beats every number after it. What was thought between `<think>` and `</think>`
-  is no part of the solution, nor is a thought that was never closed.
+  answer with several parts: a choice of answers is not an answer.
+- without a box, in a line that begins with `Answer:` or `Final answer:`, or in `<answer>…</answer>`; the last of them.
+- otherwise there is none, and the reward is 0, whatever numbers the text contains: "We have 42 cases. So 41 + 1." does not
+  answer 42, though math-verify by itself would read it so. A box counts before every number after it. Text between `<think>` and
+  `</think>` is no part of the solution, nor is text after a `<think>` that is never closed.
 
 The answer is right (reward 1) if math-verify (Kydlíček, 2024) finds it equal to the true one, else the reward is 0. It reads LaTeX
 and compares as SymPy does, decimals to 6 places (0.333333 is 1/3). If it raises or is not done in 5 seconds of computing time,
-the reward is None and the observation says why: nobody knows what such an answer is worth. So it is with an empty solution.
+the reward is None and the observation says why, because the worth of the answer is unknown. An empty solution has reward None too.
 
-Where the problems come from, which the environment's name tells:
+Sources of the problems, named in the environment's name:
 
 - `math`: 120 plain exercises of ours (`exercises.py`). Nothing measured on them can be compared with published numbers.
 - `math?file=PATH`: JSONL, one object in each line (or one JSON list), in any of these layouts, in upper or lower case:
@@ -27,14 +27,13 @@ Where the problems come from, which the environment's name tells:
 - `math?dataset=NAME`: the same by `datasets.load_dataset` (extra `[data]`): a name on the hub or a folder; `subset=` names its
   configuration, `part=` its split.
 
-Which split a problem belongs to: all are put in the order of a digest of their text; the first 40 % (setting `test`) are for
-`test`, the next 20 % (`dev`) for `dev`, the others for `train`. So it depends neither on the order of the file nor on luck, and
-within a split the file's order is kept. `split=test` puts all into one; a data set that has parts of these names (`validation` is
+Splits: the problems are sorted by a digest of their text; the first 40 % (setting `test`) are for `test`, the next 20 % (`dev`)
+for `dev`, the others for `train`. So a problem's split depends neither on the order of the file nor on chance. Within a split the
+file's order is kept. `split=test` puts all into one; a data set that has parts of these names (`validation` is
 dev) keeps its own. `limit=100` takes the first 100 problems of the file (of each part of such a data set).
 
-Rows that are no use are left out, counted and named in `report`: those without a problem or an answer, those that repeat an
-earlier problem (same text but for case and white space), and all that say different answers to the same problem, since nobody
-can tell which is right.
+Unusable rows are left out, counted and named in `report`: rows without a problem or an answer, rows that repeat an earlier
+problem (the same text except for case and white space), and all rows that give different answers to the same problem.
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_horizon, check_settings, check_split, check_written_answer, pick_task
 from .support.verifying import Unverified, Workers
 
 __all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]
@@ -59,10 +59,10 @@ _OWN = Path(__file__).parent / "data" / "math.jsonl"
 _SPLITS = ("test", "dev", "train")
 _SETTINGS = ("file", "dataset", "subset", "part", "split", "test", "dev", "limit")
 _PARTS = {"test": "test", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "train": "train"}
-"""What the parts of a data set are called -> our split."""
+"""Name of a part of a data set -> our split."""
 _EXPECTED = "expected are problem, question or prompt, and answer, solution or reward_model.ground_truth"
 _LONGEST = 1000
-"""Characters of an answer; nobody's final answer is longer."""
+"""Longest final answer, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,60 +72,57 @@ class MathProblem:
     text: str
     answer: str
     where: str = ""
-    """Where it stands, e.g. `line 3`."""
+    """Its position in the source, e.g. `line 3`."""
     split: str = ""
-    """The one that its data set has put it in; empty if that is for us to say."""
+    """The split that the data set gives it; empty if the data set gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerVerdict:
-    """What a written solution is worth."""
+    """The verdict on a written solution."""
 
     reward: float | None
-    """1 right, 0 wrong, None: nobody can say, see `reason`."""
+    """1: right, 0: wrong, None: could not be verified (see `reason`)."""
     answer: str = ""
     """The final answer as it was read; empty if there is none."""
     reason: str = ""
-    """Why it is not 1, in words."""
+    """The reason why the reward is not 1, in words."""
 
 
 def answer_observation(
     name: str, task: Task, actions: Sequence[str], problem: Callable[[], str], check: Callable[[Task, str], AnswerVerdict]
 ) -> Observation:
-    """What a world of one written answer shows: the problem's first words; after the answer, what it is worth and why.
+    """The observation of an environment of one written answer: the problem's first words; after the answer, the verdict.
 
     Raises:
         UserError: the answer is no text, or more than one was given.
     """
-    if isinstance(actions, str):
-        raise UserError(f"{name}: actions must be a sequence of strings, got the string {actions!r}")
+    check_written_answer(name, task, actions)
     if not actions:
         head = " ".join(problem().split())
         return Observation(f"to solve: {head if len(head) <= 100 else head[:100] + '…'}")
-    if not isinstance(actions[0], str):
-        raise UserError(f"{name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-    if len(actions) > 1:
-        raise UserError(f"{name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
     verdict = check(task, actions[0])
     return Observation(verdict.reason or f"right: {verdict.answer}", (), verdict.reward, True)
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """What became of the rows of a file."""
+    """Counts of the rows of a file: used ones and those left out."""
 
     rows: int
+    """Number of rows read."""
     kept: int
+    """Number of rows used."""
     incomplete_rows: tuple[str, ...] = ()
     """Rows without a problem or an answer, e.g. `line 4 (no answer)`."""
     duplicate_rows: tuple[str, ...] = ()
-    """Rows that say again what an earlier one says, e.g. `line 9 (as line 2)`."""
+    """Rows that repeat an earlier one, e.g. `line 9 (as line 2)`."""
     contradictory_rows: tuple[str, ...] = ()
-    """Rows that differ about the answer to one problem, e.g. `line 2: 4, line 9: 5`; all of them are left out."""
+    """Rows with different answers to one problem, e.g. `line 2: 4, line 9: 5`; all of them are left out."""
 
     @property
     def dropped_rows(self) -> int:
-        """Rows left out, those beyond `limit` not among them."""
+        """Number of rows left out, not counting those beyond `limit`."""
         return self.rows - self.kept
 
     def __str__(self) -> str:
@@ -155,7 +152,7 @@ _AROUND = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"
 def final_answer(solution: str) -> str | None:
     r"""The final answer of a written solution, by the rule above; None if it has none.
 
-    Markup around it ($, \(, **, a full stop) is taken off; else it is left as it was written.
+    Markup around it ($, \(, **, a full stop) is removed; otherwise it stays as written.
     """
     solution = solution.rpartition("</think>")[2].partition("<think>")[0]
     boxes = _boxes(solution)
@@ -185,7 +182,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the brace closes that was opened just before `start`; None if it does not."""
+    """The position where the brace that was opened just before `start` closes; None if it does not."""
     depth, at = 1, start
     while at < len(text):
         match text[at]:
@@ -222,24 +219,21 @@ def _bare(text: str) -> str:
 
 
 class Problems:
-    """Math problems as an environment.
+    """An environment of math problems.
 
     Args:
         settings: `file` (a path) or `dataset` (a name, with `subset` and `part`); `split` (all problems belong to it); `test` and
-            `dev` (their shares, 0.4 and 0.2); `limit` (how many problems at most).
+            `dev` (their shares, 0.4 and 0.2); `limit` (the highest number of problems).
         horizon: at least 1; the written solution ends the episode.
     """
 
     solved = 1.0
-    """The score from which a problem counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
         settings = settings or {}
-        for key in settings:
-            if key not in _SETTINGS:
-                raise UserError(f"math: no setting {key!r}; it has {', '.join(_SETTINGS)}")
-        if horizon < 1:
-            raise UserError(f"math: horizon must be at least 1, got {horizon}")
+        check_settings("math:", settings, _SETTINGS)
+        check_horizon("math", horizon)
         if "file" in settings and "dataset" in settings:
             raise UserError("math: either file=PATH or dataset=NAME, not both")
         for key in ("subset", "part"):
@@ -249,13 +243,13 @@ class Problems:
             raise UserError("math: answers are checked by math-verify: pip install math-verify")
         self.horizon = horizon
         self.workers = Workers("math")
-        """What checks the answers; its `seconds` are the limit."""
+        """The processes that check answers; their `seconds` limit the check of one answer."""
         self._compared = lru_cache(maxsize=65536)(self._compare)
         self._normal = lru_cache(maxsize=65536)(self._normalise)
         source, read = self._source(settings)
         kept, self.report = self._sound(read)
         self.problems, self._splits = _split_problems(kept, settings)
-        """Those in use, in the file's order; a task's seed is its place among them."""
+        """The problems in use, in the file's order; a task's seed is its place among them."""
         if source:
             content = repr([(problem.text, problem.answer, problem.split) for problem in self.problems]).encode()
             source += f"-{hashlib.sha256(content).hexdigest()[:8]}"
@@ -264,7 +258,7 @@ class Problems:
 
     @staticmethod
     def _source(settings: Mapping[str, str]) -> tuple[str, list[MathProblem]]:
-        """What the name says of the source, and its rows."""
+        """The source's part of the environment's name, and its rows."""
         if "dataset" in settings:
             name = settings["dataset"]
             items = _dataset(name, settings.get("subset"), settings.get("part"))
@@ -276,7 +270,7 @@ class Problems:
         return f"file={path.stem}" if "file" in settings else "", rows
 
     def _sound(self, rows: Sequence[MathProblem]) -> tuple[list[MathProblem], DatasetReport]:
-        """The rows that can be used, and what became of the others."""
+        """The usable rows, and a report on the others."""
         missing, repeated, contradictory = list[str](), list[str](), list[str]()
         same = dict[str, list[MathProblem]]()
         for row in rows:
@@ -311,18 +305,14 @@ class Problems:
         Raises:
             UserError: there is no such split or problem.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            dropped = f" ({self.report})" if self.report.dropped_rows else ""
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}{dropped}")
-        text = f"{self.problems[places[seed]].text}\nReason step by step, and put the final answer in \\boxed{{}}."
-        return Task(f"math-{split}-{seed}", text, places[seed])
+        check_split(self.name, split)
+        dropped = f" ({self.report})" if self.report.dropped_rows else ""
+        place = pick_task(self.name, self._splits, split, seed, dropped)
+        text = f"{self.problems[place].text}\nReason step by step, and put the final answer in \\boxed{{}}."
+        return Task(f"math-{split}-{seed}", text, place)
 
     def size(self, split: str) -> int:
-        """How many problems a split has."""
+        """The number of problems of a split."""
         return len(self._splits.get(split, ()))
 
     def problem(self, task: Task) -> MathProblem:
@@ -336,7 +326,7 @@ class Problems:
         return self.problems[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The problem's first words; after the solution, whether its answer is right, or why that cannot be said.
+        """The problem's first words; after the solution, whether its answer is right, or why that is unknown.
 
         Raises:
             UserError: the solution is no text, or more than one was given.
@@ -345,7 +335,7 @@ class Problems:
         return answer_observation(self.name, task, actions, lambda: problem.text, self.check)
 
     def check(self, task: Task, solution: str) -> AnswerVerdict:
-        """What a written solution is worth, the answer that was read in it, and why it is not right."""
+        """The verdict on a written solution: its reward, the answer read in it, and why it is not right."""
         if not solution.strip():
             return AnswerVerdict(None, "", "this cannot be read: a solution with its final answer in \\boxed{} was expected")
         answer = final_answer(solution)
@@ -362,7 +352,7 @@ class Problems:
         return AnswerVerdict(1.0, answer) if equal else AnswerVerdict(0.0, answer, f"wrong: the answer read is {answer}")
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The reward of the solution, as the one of the episode; None if nobody can say."""
+        """The rewards of the actions: that of the solution; None if it cannot be verified."""
         return [self.observe(task, actions).reward] if actions else []
 
     def read(self, reply: str) -> tuple[str, ...]:
@@ -372,8 +362,8 @@ class Problems:
     def answer(self, text: str) -> str:
         r"""The final answer of a written solution in a form that is the same for 1/2, 0.5 and \frac{1}{2}; empty without one.
 
-        For votes: that two answers have the same form is a matter of text, so equal ones that SymPy does not bring into one form
-        (0.333333 and 1/3, say) count as different. What cannot be parsed is left as it was written.
+        For votes. Equal answers that SymPy does not bring into one form (0.333333 and 1/3, say) count as different. An answer that
+        cannot be parsed stays as written.
         """
         answer = final_answer(text)
         if answer is None:
@@ -392,15 +382,15 @@ class Problems:
         return (f"\\boxed{{{self.problem(task).answer}}}",)
 
     def optimum(self, task: Task) -> float:
-        """1: every problem has an answer."""
+        """The highest score, 1: every problem has an answer."""
         return 1.0
 
     def close(self) -> None:
-        """End the processes that check answers."""
+        """End the worker processes that check answers."""
         self.workers.close()
 
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
-        """Whether the answer is right, or why nobody can say. What another try may change is raised, so that it is not kept."""
+        """Whether the answer is right, or None and why. A failure that another try may change is raised, so that it is not cached."""
         if gold == answer:
             return True, ""
         try:
@@ -426,7 +416,7 @@ def _plain(text: str) -> str:
 def _split_problems(
     kept: Sequence[MathProblem], settings: Mapping[str, str]
 ) -> tuple[tuple[MathProblem, ...], dict[str, tuple[int, ...]]]:
-    """The problems in use, and the places of those of each split among them."""
+    """The problems in use, and for each split the places of its problems among them."""
     own = any(problem.split for problem in kept) and not settings.keys() & {"split", "test", "dev"}
     limit = _limit(settings.get("limit"))
     if own:
@@ -466,7 +456,7 @@ def _share(name: str, text: str) -> float:
 
 
 def _items(path: Path) -> Iterator[tuple[str, Any]]:
-    """The objects of a file, each with where it stands."""
+    """The objects of a file, each with its position in words."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as cause:
@@ -489,7 +479,7 @@ def _items(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[str, Any, str]]:
-    """The rows of a data set, each with where it stands and its split; those of `test` come first."""
+    """The rows of a data set, each with its position in words and its split; those of `test` come first."""
     try:
         import datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError as cause:
@@ -523,10 +513,10 @@ def _dataset(name: str, subset: str | None, part: str | None) -> Iterator[tuple[
 
 
 def _row(source: str, where: str, item: Any, split: str = "") -> MathProblem:
-    """A problem, from an object of a file; its text or its answer is empty where the object has none.
+    """The problem in an object of a file; its text or its answer is empty if the object has none.
 
     Raises:
-        UserError: it is no object, or nothing in it is called as a problem is.
+        UserError: it is no object, or has no key of a problem.
     """
     if not isinstance(item, Mapping):
         raise UserError(f"math: {source} {where} must be an object, got {str(item)[:60]!r}; {_EXPECTED}")
@@ -550,7 +540,7 @@ _WRAPPED = re.compile(
 
 
 def _text(asked: Any) -> str:
-    """The problem's own words: of a chat those of the last user, without DAPO's wrapper around them."""
+    """The text of a problem: of a chat the last user message, without DAPO's wrapper around it."""
     if isinstance(asked, Sequence) and not isinstance(asked, str):
         turns = [turn for turn in asked if isinstance(turn, Mapping) and isinstance(turn.get("content"), str)]
         users = [turn["content"] for turn in turns if turn.get("role", "user") == "user"]

@@ -28,18 +28,19 @@ from typing import Any
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
 from .problems import AnswerVerdict, answer_observation, final_answer
+from .support.arguments import check_horizon, check_settings, check_split
 from .support.verifying import Unverified, Workers
 
 __all__ = ["UNUSABLE_GENERATORS", "Reasoning", "written_answer"]
 
 _SPLITS = ("test", "dev", "train")
 _DRAWING = 60.0
-"""Seconds of computing that a problem may take to be drawn; some are searched for."""
+"""Computing time in seconds that drawing a problem may take; some generators search for one."""
 UNUSABLE_GENERATORS: Mapping[str, str] = {
     "codeio": "it does not draw the same problem from the same seed, so a run could not be resumed or compared",
     "composite": "it mixes other generators, which have to be named; open them one by one",
 }
-"""Generators that cannot be used, and why."""
+"""Generator that cannot be used -> the reason."""
 
 _OPEN = re.compile(r"(?i)<answer>")
 _CLOSE = re.compile(r"(?i)</answer>")
@@ -61,7 +62,7 @@ def written_answer(reply: str) -> str | None:
 
 
 class Reasoning:
-    """The problems of one generator of reasoning-gym as an environment.
+    """An environment for the problems of one generator of reasoning-gym.
 
     Args:
         generator: its name, e.g. `countdown`.
@@ -70,11 +71,10 @@ class Reasoning:
     """
 
     solved = 1.0
-    """The score from which a problem counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, generator: str, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        if horizon < 1:
-            raise UserError(f"reasoning: horizon must be at least 1, got {horizon}")
+        check_horizon("reasoning", horizon)
         if generator in UNUSABLE_GENERATORS:
             raise UserError(f"reasoning: {generator} cannot be used: {UNUSABLE_GENERATORS[generator]}")
         if find_spec("reasoning_gym") is None:
@@ -82,17 +82,17 @@ class Reasoning:
         self.generator = generator
         self.horizon = horizon
         self.workers = Workers("reasoning")
-        """What draws and scores; its `seconds` are the limit of a score."""
+        """The processes that draw problems and score answers; their `seconds` limit the scoring of one answer."""
         self._settings = json.dumps(self._parse_settings(settings or {}), sort_keys=True)
         given = ",".join(f"{key}={value}" for key, value in sorted((settings or {}).items()))
         self.name = f"reasoning:{generator}" + (f"?{given}" if given else "")
         self._drawn = lru_cache(maxsize=65536)(self._draw)
         self._scored = lru_cache(maxsize=65536)(self._score)
         if settings:
-            self._draw(0)  # whether the values will do, too
+            self._draw(0)  # also checks the values
 
     def _parse_settings(self, settings: Mapping[str, str]) -> dict[str, object]:
-        """The settings as values; the generator and all of them exist."""
+        """The settings as values; a UserError if the generator or a setting does not exist."""
         try:
             names = self.workers.ask("names")
             if self.generator not in names:
@@ -101,9 +101,7 @@ class Reasoning:
             known = self.workers.ask("fields", name=self.generator) if settings else []
         except Unverified as cause:
             raise UserError(f"reasoning: {cause}") from cause
-        for key in settings:
-            if key not in known:
-                raise UserError(f"reasoning: {self.generator} has no setting {key!r}; it has {', '.join(known)}")
+        check_settings(f"reasoning: {self.generator} has", settings, known)
         return {key: _value(text) for key, text in settings.items()}
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -112,8 +110,7 @@ class Reasoning:
         Raises:
             UserError: there is no such split or task, or the generator cannot draw it.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         if seed < 0:
             raise UserError(f"{self.name}: task seeds count from 0, got {seed}")
         code = len(_SPLITS) * seed + _SPLITS.index(split)
@@ -121,7 +118,7 @@ class Reasoning:
         return Task(f"{self.generator}-{split}-{seed}", text, code)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The problem's first words; after the reply, what its answer is worth, or why that cannot be said.
+        """The problem's first words; after the reply, the score of its answer, or why it has none.
 
         Raises:
             UserError: the reply is no text, or more than one was given.
@@ -131,7 +128,7 @@ class Reasoning:
         return answer_observation(self.name, task, actions, lambda: self._drawn(task.seed)[0], self.check)
 
     def check(self, task: Task, reply: str) -> AnswerVerdict:
-        """What a reply is worth, the answer that was read in it, and why it is not worth 1."""
+        """The score of a reply, the answer that was read in it, and the reason if the score is not 1."""
         if not reply.strip():
             return AnswerVerdict(None, "", "this cannot be read: an answer between <answer> and </answer> was expected")
         answer = written_answer(reply)
@@ -146,7 +143,7 @@ class Reasoning:
         return AnswerVerdict(score, answer, "" if score == 1 else f"wrong, scored {score:g}: the answer read is {answer}")
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The reward of the reply, as the one of the episode; None if nobody can say."""
+        """The rewards of the actions: that of the reply; None if it cannot be verified."""
         return [self.observe(task, actions).reward] if actions else []
 
     def read(self, reply: str) -> tuple[str, ...]:
@@ -175,11 +172,11 @@ class Reasoning:
         return (f"<answer>{answer}</answer>",)
 
     def optimum(self, task: Task) -> float:
-        """1: what a right answer is paid."""
+        """The highest score, 1: that of a right answer."""
         return 1.0
 
     def close(self) -> None:
-        """End the processes that draw and score."""
+        """End the worker processes that draw problems and score answers."""
         self.workers.close()
 
     def _draw(self, code: int) -> tuple[str, str | None]:
@@ -191,7 +188,7 @@ class Reasoning:
         return drawn["question"], drawn["answer"]
 
     def _score(self, code: int, answer: str) -> tuple[float | None, str]:
-        """What an answer is worth, or why nobody can say. What another try may change is raised, so that it is not kept."""
+        """The score of an answer, or why it has none. A failure that another try may change is raised, so that it is not cached."""
         problem: dict[str, Any] = {"name": self.generator, "settings": self._settings, "seed": code}
         try:
             score = self.workers.ask("score", answer=answer, drawing=_DRAWING, scoring=self.workers.seconds, **problem)
@@ -203,7 +200,7 @@ class Reasoning:
 
 
 def _value(text: str) -> object:
-    """A setting as the generator takes it: a number, true or false, or a text."""
+    """The value of a setting for the generator: a number, true or false, or a text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

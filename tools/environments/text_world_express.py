@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
-from .support.java import GameServer, Java
+from .support.arguments import pick_task
+from .support.java import GameServer, Java, JavaMachines
 from .support.live import LiveGames
 
 __all__ = ["DEFAULT_PARAMETERS", "GAMES", "TextWorldExpress"]
@@ -37,7 +37,7 @@ DEFAULT_PARAMETERS: Mapping[str, Mapping[str, int]] = {
     "simonsays": {},
     "peckingorder": {},
 }
-"""Our settings: maps on which an agent can learn something within 50 steps. An empty one means the package's defaults.
+"""Game -> our settings: maps on which an agent can learn within 50 steps. Empty: the package's defaults.
 
 Mean final score over the first 40 tasks of the test fold, 5 episodes each, horizon 50 (standard error over tasks), by
 `python tests/performance/bench_environments.py`; gold scores 1.0 on all of them:
@@ -53,7 +53,7 @@ Mean final score over the first 40 tasks of the test fold, 5 episodes each, hori
 | simonsays | .00 (.00) | 5 (5) |
 | peckingorder | .02 (.01) | 9 (9) |
 
-In the last four a wrong move fails the task, so that random ends at 0 after 1 to 14 steps.
+In the last four a wrong move fails the task, so the random player ends at 0 after 1 to 14 steps.
 """
 GAMES = tuple(DEFAULT_PARAMETERS)
 
@@ -65,13 +65,13 @@ _READ = "You last read: "
 
 
 class TextWorldExpress:
-    """One of the eight games as an environment.
+    """An environment for one of the eight games.
 
     Args:
         game: coin, cookingworld, twc, mapreader, arithmetic, sorting, simonsays or peckingorder.
-        params: the game's own parameters, over those of `DEFAULTS`; what differs shows in the environment's name.
-        horizon: steps after which the episode ends.
-        live: how many games are kept open between steps. All share one Java machine (140 MB with 10 games), except those of
+        params: the game's parameters, over those of `DEFAULT_PARAMETERS`; changed ones are part of the environment's name.
+        horizon: number of steps after which an episode ends.
+        live: number of games kept open between steps. All share one Java machine (140 MB with 10 games), except those of
             sorting: of these at most 4 are kept, and each has its own machine.
     """
 
@@ -95,10 +95,9 @@ class TextWorldExpress:
         self._settings = ",".join(f"{key}={value}" for key, value in sorted(self.params.items()))
         # The package keeps parts of a sorting game in static variables: two in one Java machine take each other's objects
         # (17 of 24 interleaved random episodes went wrong; none of 24 in each of the seven other games).
-        self._alone = game == "sorting"
-        self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if self._alone else live)
-        self._lock = threading.RLock()
-        self._machines: list[Java] = []
+        is_alone = game == "sorting"
+        self._live = LiveGames(self.name, self._start, horizon, size=min(live, 4) if is_alone else live)
+        self._machines = JavaMachines(self._launch, self._new_server, is_shared=not is_alone)
         self._folds: dict[str, tuple[int, ...]] = {}
         self._gold: dict[int, tuple[str, ...]] = {}
 
@@ -108,20 +107,15 @@ class TextWorldExpress:
         Raises:
             UserError: no such split or task, no package, no Java, or parameters that the game refuses.
         """
-        folds = self._official()
-        if split not in folds:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(folds)}")
-        if not 0 <= seed < len(folds[split]):
-            raise UserError(f"{self.name}: {split} has tasks 0 to {len(folds[split]) - 1}, got {seed}")
-        official = folds[split][seed]
-        server = self._server()
+        official = pick_task(self.name, self._official(), split, seed)
+        server = self._machines.server()
         server.ask("generateNewGameJSON", official, split, False)
         instruction = _tidy(str(server.ask("getTaskDescription")))
         server.release()
         return Task(f"{self.game}-{split}-{seed}", instruction, official)
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the game shows after these actions.
+        """The observation after these actions.
 
         The text is the game's answer to the last action, then what `look around` and `inventory` would show, then (in the
         games with a cookbook, map, problem or instructions) what was last read. Rewards are the changes of the game's
@@ -131,11 +125,11 @@ class TextWorldExpress:
         return self._live.observe(task, actions)
 
     def abstract(self, observation: Observation) -> str:
-        """The state without the game's answer to the last action, and without order: the room, what is in it, the exits,
-        what is carried, each list sorted, and what was last read where that is part of the state:
+        """The state without the game's answer to the last action: the room, the things in it, the exits and the things
+        carried, each list sorted, and the text read last in games where it is part of the state:
 
-        - coin, twc, sorting: room and inventory say it all (sorting: the box shows what is done).
-        - cookingworld: with the recipe once it was read, arithmetic: with the problem (reading it pays, and says which
+        - coin, twc, sorting: room and inventory are the whole state (sorting: the box shows the progress).
+        - cookingworld: with the recipe once it was read, arithmetic: with the problem (reading it is rewarded, and says which
           item is right), peckingorder: with the current instruction.
         - mapreader: without the map, which is the same all through the task and would outweigh the rest.
         - simonsays: has no room; Simon's last order is the state.
@@ -156,15 +150,12 @@ class TextWorldExpress:
         return "\n".join(lines)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The action sequence that the game itself generates, up to success and cut at the horizon. It always succeeds,
-        but it explores on the way: it is not always the shortest."""
+        """The solution that the game generates, up to success and cut at the horizon. It always succeeds, but it explores on
+        the way and is not always the shortest."""
         if task.seed not in self._gold:
-            server = self._server()
+            server = self._machines.server()
             server.ask("generateNewGameJSON", task.seed, self._fold(task), True)
-            path = [str(action) for action in server.ask("getGoldActionSequence")][: self.horizon]
-            server.release()
-            done = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
-            self._gold[task.seed] = tuple(path[:done])
+            self._gold[task.seed] = self._live.cut_at_end(task, server.solution())
         return self._gold[task.seed]
 
     def optimum(self, task: Task) -> float:
@@ -175,16 +166,12 @@ class TextWorldExpress:
     def close(self) -> None:
         """End the live games and their Java machine. The next use starts them again."""
         self._live.close()
-        with self._lock:
-            machines, self._machines = self._machines, []
-        for java in machines:
-            java.end()
+        self._machines.end()
 
     def _official(self) -> dict[str, tuple[int, ...]]:
         if not self._folds:
-            server = self._server()
-            names = {"train": "getSeedsTrain", "dev": "getSeedsDev", "test": "getSeedsTest"}
-            folds = {split: tuple(int(seed) for seed in server.ask(method)) for split, method in names.items()}
+            server = self._machines.server()
+            folds = server.official_splits("getSeeds")
             server.release()
             self._folds = folds
         return self._folds
@@ -195,31 +182,26 @@ class TextWorldExpress:
                 return split
         raise UserError(f"{self.name}: {task.id} has seed {task.seed}, which is in no fold: make tasks with task()")
 
-    def _server(self) -> GameServer:
-        """A loaded game without a start yet: one given back by a finished game, or a new one."""
-        with self._lock:
-            self._machines = [java for java in self._machines if java.is_alive()]
-            for java in self._machines:
-                if java.idle:
-                    return GameServer(java, java.idle.pop())  # starting over takes 0.5 ms, loading a game 30 to 70 ms
-            if self._alone or not self._machines:
-                self._machines.append(Java.launch(self.name, "textworld_express.constants", _INSTALL))
-            java = self._machines[-1]
-            interface = java.gateway.jvm.textworldexpress.runtime.PythonInterface()
-            problem = str(interface.load(self.game, self._settings) or "").strip()
-            if problem:
-                raise UserError(f"{self.name}: the game was refused: {problem}")
-            return GameServer(java, interface)
+    def _launch(self) -> Java:
+        return Java.launch(self.name, "textworld_express.constants", _INSTALL)
+
+    def _new_server(self, java: Java) -> Any:
+        """A server with the game loaded, which takes 30 to 70 ms; a new episode on it takes 0.5 ms."""
+        interface = java.gateway.jvm.textworldexpress.runtime.PythonInterface()
+        problem = str(interface.load(self.game, self._settings) or "").strip()
+        if problem:
+            raise UserError(f"{self.name}: the game was refused: {problem}")
+        return interface
 
     def _start(self, task: Task) -> tuple[_Episode, Observation]:
         fold = self._fold(task)
-        episode = _Episode(self._server(), self.game)
+        episode = _Episode(self._machines.server(), self.game)
         return episode, episode.show(episode.server.ask("generateNewGameJSON", task.seed, fold, False), "")
 
 
 @dataclass
 class _Episode:
-    """One live game."""
+    """A running game of one episode."""
 
     server: GameServer
     game: str
@@ -247,7 +229,7 @@ class _Episode:
 
 
 def _tidy(text: str) -> str:
-    """Without trailing blanks and empty lines: an empty line separates the parts of an observation."""
+    """The text without trailing blanks and empty lines, because an empty line separates the parts of an observation."""
     return "\n".join(line.rstrip() for line in text.split("\n") if line.strip())
 
 

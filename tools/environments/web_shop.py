@@ -44,6 +44,7 @@ from typing import Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_actions, check_horizon, check_settings, check_step, pick_task
 from .support.ranking import Ranking, words
 
 __all__ = [
@@ -71,16 +72,16 @@ HELP = (
     "\nActions: search[words] where there is a search bar, click[text] for a button, a product's id or an option. Choose the "
     "options, then click[buy now]."
 )
-"""The end of every observation but the last."""
+"""Last line of every observation except the final one."""
 _VOCABULARY = Path(__file__).parent / "data" / "shop.json"
 _PER_PAGE = 10
 _MOST_FOUND = 50
 _PUBLISHED_SPLIT = 500
 _SAME = 85
-"""Token-set ratio above which two texts say the same."""
+"""Token-set ratio above which two texts count as the same."""
 _USUAL = {"products": "1000", "seed": "0"}
 _INSTANT = 5000
-"""Products up to which a search takes a fraction of a millisecond."""
+"""Number of products up to which a search takes a fraction of a millisecond."""
 _LONGEST = 300
 _ACTION = re.compile(r"(search|click) ?\[(.*)\]", re.IGNORECASE)
 _FUNCTION_WORDS = frozenset(("a", "an", "and", "by", "for", "from", "in", "of", "on", "or", "the", "to", "with"))
@@ -92,17 +93,17 @@ _BUTTONS = frozenset(("back to search", "next >", "< prev", "buy now", *SUBPAGES
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A thing that can be bought."""
+    """A product of the catalogue."""
 
     id: str
     title: str
-    """Name and parts, then, after a comma, qualities and the maker."""
+    """The name and parts, then, after a comma, qualities and the maker."""
     category: tuple[str, ...]
-    """From the department down to the type."""
+    """The categories, from the department down to the type."""
     query: str
-    """What somebody who wants such a thing would search for."""
+    """A search query for products of this kind."""
     price: int
-    """In cents, before surcharges."""
+    """The price in cents, without surcharges."""
     options: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = ()
     """(name, ((value, surcharge in cents), …)) for each option."""
     attributes: tuple[str, ...] = ()
@@ -111,30 +112,30 @@ class Product:
     reviews: tuple[str, ...] = ()
 
     def price_with_options(self, chosen: Mapping[str, str]) -> int:
-        """The price in cents with the options chosen; an option that is not chosen adds nothing."""
+        """The price in cents with the chosen options; an option without a choice adds nothing."""
         return self.price + sum(dict(values).get(chosen.get(name, ""), 0) for name, values in self.options)
 
     @property
     def max_price(self) -> int:
-        """The highest price that its options lead to, in cents."""
+        """The highest price over all choices of options, in cents."""
         return self.price + sum(max(surcharge for _, surcharge in values) for _, values in self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be bought."""
+    """The goal of a task: the product to buy."""
 
     product: Product
-    """One that meets all of it. Others may as well."""
+    """A product that meets the goal; others may meet it too."""
     attributes: tuple[str, ...]
     options: tuple[tuple[str, str], ...]
-    """(name, value) of each option that matters."""
+    """(name, value) of each option that the goal asks for."""
     price_cap: int
-    """The most that it may cost, in cents."""
+    """The highest price, in cents."""
 
     @property
     def text(self) -> str:
-        """The wish in words."""
+        """The goal in words."""
         wanted = [", ".join(self.attributes), *(f"{name} {value}" for name, value in self.options)]
         return f"{self.product.query}: {'; '.join(filter(None, wanted))}; at most {_money(self.price_cap)}"
 
@@ -143,7 +144,7 @@ class Goal:
 
 
 def name_words(title: str) -> frozenset[str]:
-    """The words that say what a product is: those of the title up to its first comma, without function words.
+    """The words of a product's name: those of the title up to its first comma, without function words.
 
     Published are the nouns that a tagger finds. In our titles what follows the comma are adjectives and the maker.
     """
@@ -167,7 +168,7 @@ def type_reward(bought: Product, wanted: Product) -> float:
 
 
 def matched_attribute_count(bought: Product, wanted_attributes: Sequence[str]) -> int:
-    """n_att: how many of the attributes asked for the product has.
+    """n_att: the number of attributes of the goal that the product has.
 
     It has one that resembles one of its own (token-set ratio above 85), or that stands in its title, features or description.
     """
@@ -179,12 +180,12 @@ def matched_attribute_count(bought: Product, wanted_attributes: Sequence[str]) -
 
 
 def matched_option_count(chosen: Sequence[str], wanted_values: Sequence[str]) -> int:
-    """n_opt: how many of the option values asked for resemble a chosen one (token-set ratio above 85)."""
+    """n_opt: the number of option values of the goal that resemble a chosen one (token-set ratio above 85)."""
     return sum(any(token_set_ratio(one, each) > _SAME for one in chosen) for each in wanted_values)
 
 
 def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
-    """What a purchase is worth, in [0, 1]; see the head of this file.
+    """The reward of a purchase, in [0, 1]; see the head of this file.
 
     Args:
         bought: the product.
@@ -199,7 +200,7 @@ def reward(bought: Product, chosen: Mapping[str, str], goal: Goal) -> float:
 
 
 def token_set_ratio(one: str, other: str) -> int:
-    """How alike two texts are whatever the order and number of their words: 0 to 100, as fuzzy-matching packages define it.
+    """The token-set ratio of two texts, 0 to 100, as fuzzy-matching packages define it: order and number of words do not count.
 
     With I the words that both have, A and B those that only one has, all sorted and joined by spaces, it is the greatest
     ratio among I and I A, I and I B, I A and I B; the ratio of two texts is 100 * 2 L / (sum of their lengths), L the length
@@ -216,7 +217,7 @@ def token_set_ratio(one: str, other: str) -> int:
 
 
 def _common(one: str, other: str) -> int:
-    """Length of the longest common subsequence."""
+    """The length of the longest common subsequence."""
     row = [0] * (len(other) + 1)
     for sign in one:
         before = 0
@@ -230,21 +231,21 @@ def _common(one: str, other: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where a customer is."""
+    """A page of the shop with its state."""
 
     kind: Literal["search", "results", "item", "description", "features", "reviews", "attributes", "done"] = "search"
     query: str = ""
-    """What was searched for last."""
+    """The words of the last search."""
     number: int = 1
-    """Of the page of results, from 1."""
+    """Number of the page of results, from 1."""
     product: int = -1
-    """Place in the catalogue of the product looked at, or bought."""
+    """Number in the catalogue of the product that is shown or was bought."""
     chosen: tuple[tuple[str, str], ...] = ()
     """(name, value) of the options chosen, in the order of the product's options."""
     score: float = 0.0
-    """What the purchase was worth."""
+    """The reward of the purchase, in [0, 1]."""
     notice: str = ""
-    """Why the last action led nowhere."""
+    """The reason why the last action changed nothing; empty if it did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +256,16 @@ class PageElement:
     role: Literal["text", "button", "option", "search"] = "text"
     """`search` is the search bar."""
     chosen: bool = False
-    """Whether it is a chosen option."""
+    """True for a chosen option."""
 
     @property
     def click_text(self) -> str:
-        """What to click, in lower case; empty if it is nothing to click."""
+        """The text to click, in lower case; empty if the piece cannot be clicked."""
         return self.text.lower() if self.role in ("button", "option") else ""
 
 
 class Shop:
-    """Products, goals, and the pages that lead from one to the other; knows nothing of steps.
+    """The products, the goals and the pages of a shop, without episodes and steps.
 
     Args:
         products: the catalogue.
@@ -293,11 +294,11 @@ class Shop:
         self.search_results = lru_cache(maxsize=512)(self._search)
 
     def _search(self, query: str) -> tuple[int, ...]:
-        """Places of the products that a search finds, best first."""
+        """The numbers of the products that a search finds, best first."""
         return tuple(self._ranking.top_places(query, _MOST_FOUND))
 
     def follow(self, page: Page, goal: Goal, action: str) -> Page:
-        """The page that an action leads to; if it leads nowhere, the same page, which says why."""
+        """The page after an action. An action that is not possible leads to the same page, which says why."""
         read = _ACTION.fullmatch(" ".join(action.split()))
         asked = read[2].strip() if read else ""
         if not read or not asked:
@@ -342,7 +343,7 @@ class Shop:
                 return replace(page, kind="item", product=self._places[button])
 
     def page_elements(self, page: Page) -> list[PageElement]:
-        """What a page shows, in order."""
+        """The pieces of a page, in order."""
         said = [PageElement(page.notice)] if page.notice else []
         match page.kind:
             case "search":
@@ -390,13 +391,13 @@ class Shop:
         return pieces
 
     def admissible(self, page: Page, goal: Goal) -> tuple[str, ...]:
-        """What can be clicked; where there is a search bar, searches made of the goal's words."""
+        """The admissible actions: what can be clicked, and on a page with a search bar searches made of the goal's words."""
         if page.kind == "search":
             return tuple(sorted({f"search[{query}]" for query in _queries(goal)}))
         return tuple(sorted({f"click[{piece.click_text}]" for piece in self.page_elements(page) if piece.click_text}))
 
     def buying_actions(self, goal: Goal) -> tuple[str, ...]:
-        """How to buy the goal's product with its options: by the listed search that shows it soonest, or else by its title."""
+        """The actions that buy the goal's product with its options, found by the best listed search, or else by its title."""
         place = self._places[goal.product.id.lower()]
         ranks = [
             (self.search_results(query).index(place) // _PER_PAGE, n, query)
@@ -435,7 +436,7 @@ def _queries(goal: Goal) -> list[str]:
 
 @lru_cache(maxsize=4)
 def draw_shop(products: int, seed: int = 0) -> Shop:
-    """A shop with so many products and twice as many goals: the same on every machine.
+    """A drawn shop with twice as many goals as products, the same on every machine.
 
     Args:
         products: how many.
@@ -488,7 +489,7 @@ def _product(draw: random.Random, vocabulary: Mapping[str, Any], kind: Mapping[s
 
 
 def _goals(draw: random.Random, product: Product) -> list[Goal]:
-    """Two goals that a product meets."""
+    """Draw two goals that a product meets."""
     made = list[Goal]()
     while len(made) < 2:
         attributes = tuple(draw.sample(product.attributes, draw.randint(1, 3)))
@@ -504,25 +505,22 @@ def _goals(draw: random.Random, product: Product) -> list[Goal]:
 
 
 class WebShop:
-    """The shop as an environment.
+    """An environment for the shop.
 
     Args:
         settings: `products` (24 to 20,000, default 1000) and `seed` (of the catalogue, default 0).
-        horizon: steps after which the episode ends.
-        shop: a shop of one's own instead of a drawn one; then there are no settings.
+        horizon: number of steps after which an episode ends.
+        shop: a given shop instead of a drawn one; it cannot be combined with settings.
     """
 
     free_text = True
-    """It understands more searches than it lists."""
+    """Any text may be an action, also one that is not listed."""
     solved = 1.0
-    """The score from which a purchase counts as a success."""
+    """Lowest score that counts as solved."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = HORIZON, *, shop: Shop | None = None) -> None:
-        if horizon < 1:
-            raise UserError(f"webshop: horizon must be at least 1, got {horizon}")
-        for key in settings or {}:
-            if key not in _USUAL:
-                raise UserError(f"webshop: no setting {key!r}; it has {', '.join(_USUAL)}")
+        check_horizon("webshop", horizon)
+        check_settings("webshop:", settings or {}, tuple(_USUAL))
         if settings and shop:
             raise UserError("webshop: got settings and a shop: choose one")
         chosen = _USUAL | dict(settings or {})
@@ -542,16 +540,11 @@ class WebShop:
         Raises:
             UserError: there is no such split or goal.
         """
-        if split not in self._splits:
-            raise UserError(f"{self.name}: no split {split!r}; there are {', '.join(self._splits)}")
-        places = self._splits[split]
-        if not 0 <= seed < len(places):
-            have = f"tasks 0 to {len(places) - 1}" if places else "no tasks"
-            raise UserError(f"{self.name}: {split} has {have}, got {seed}")
-        return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[places[seed]].text}", places[seed])
+        number = pick_task(self.name, self._splits, split, seed)
+        return Task(f"webshop-{split}-{seed}", f"buy {self.shop.goals[number].text}", number)
 
     def goal(self, task: Task) -> Goal:
-        """What is wanted in a task.
+        """The goal of a task.
 
         Raises:
             UserError: the task is of another shop.
@@ -561,7 +554,7 @@ class WebShop:
         return self.shop.goals[task.seed]
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The page after these actions, and below it what can be done.
+        """The page after these actions, and below it the line on the actions.
 
         Raises:
             UserError: an action is no text, or the episode was over before it.
@@ -574,47 +567,43 @@ class WebShop:
         return Observation(text + HELP, self.shop.admissible(page, self.goal(task)), page.score, False)
 
     def page(self, task: Task, actions: Sequence[str]) -> Page:
-        """Where the customer is after these actions: what `observe` shows the text of.
+        """The page after these actions, whose text `observe` shows.
 
         Raises:
             UserError: as `observe`.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         self.goal(task)
         page = Page()
         for step, action in enumerate(actions):
-            if page.kind == "done" or step >= self.horizon:
-                raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-            if not isinstance(action, str) or not action.strip():
-                raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+            check_step(self.name, task, step, action, over=page.kind == "done" or step >= self.horizon)
             page = self._pages(task.seed, tuple(actions[: step + 1]))
         return page
 
     def _follow_actions(self, number: int, actions: tuple[str, ...]) -> Page:
-        """The page that the last of these actions leads to; kept, because the next question is about one action more."""
+        """The page after the last of these actions; cached, because the next call has one action more."""
         before = self._pages(number, actions[:-1]) if len(actions) > 1 else Page()
         return self.shop.follow(before, self.shop.goals[number], actions[-1])
 
     def abstract(self, observation: Observation) -> str:
-        """The page without what every such page has: its buttons, and what can be done."""
+        """The page without its fixed buttons and without the line on the actions."""
         pieces = [piece for piece in observation.text.removesuffix(HELP).split(SEPARATOR) if piece.lower() not in _BUTTONS]
         return " | ".join(pieces)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """How to buy just what is wanted, cut at the horizon."""
+        """The actions that buy the goal's product, cut at the horizon."""
         return self.shop.buying_actions(self.goal(task))[: self.horizon]
 
     def optimum(self, task: Task) -> float:
-        """1: every goal was made from a product."""
+        """The highest score, 1: every goal was made from a product."""
         return 1.0
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no process or file is held open."""
 
 
 def _splits(goals: Sequence[Goal]) -> dict[str, range]:
-    """Numbers of the goals of each split."""
+    """The numbers of the goals of each split."""
     size = _PUBLISHED_SPLIT if len(goals) >= 3 * _PUBLISHED_SPLIT else len(goals) // 4 // 2 * 2  # both goals of a product
     return {"train": range(2 * size, len(goals)), "dev": range(size, 2 * size), "test": range(size)}
 

@@ -2,7 +2,7 @@
 
 The task is that of Yao et al. (2023, arXiv:2305.10601): four sentences are given; paragraph i of the passage has to end with
 sentence i. One action is the whole passage. Whether the endings are right can be checked, and is all that this environment
-pays for: whether the passage is any good is for a judge to say.
+rewards: the quality of the passage is for a judge to rate.
 
 The rule, r* in [0, 1]: the share of the four paragraphs that end with their sentence.
 
@@ -32,17 +32,18 @@ from pathlib import Path
 
 from ...memory.errors import UserError
 from ...memory.records import Observation, Task
+from .support.arguments import check_horizon, check_split, check_written_answer
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["PARAGRAPHS", "Writing", "check_endings"]
 
 PARAGRAPHS = 4
 _BEFORE = 5
-"""Words that stand in a paragraph before its sentence, at least."""
+"""Least number of words in a paragraph before its sentence."""
 _SPLITS = ("test", "dev", "train")
 _OWN = Path(__file__).with_name("writing.txt")
 _PUBLISHED = "842b12bed4b24335"
-"""Digest of the published lines that part into four, so that a file is called published for what it holds."""
+"""Digest of the published lines that part into four. A file with this content is called published, whatever its name."""
 
 _MARKS = str.maketrans({**dict.fromkeys("‘’‚‛′`", "'"), **dict.fromkeys("“”„‟″«»", '"'), **dict.fromkeys("–—‒−", "-")})
 _PASSAGE = re.compile(r"(?im)^[^\w\n]*passage[*_ ]*:[*_]*|^.{0,80}\bpassage[*_ ]*:[*_ ]*$")
@@ -54,11 +55,11 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"”’'])\s+")
 
 
 def check_endings(passage: str, sentences: Sequence[str]) -> tuple[bool, ...]:
-    """Whether each paragraph ends with its sentence, by the rule above; as many values as there are paragraphs.
+    """For each paragraph of a passage, whether it ends with its sentence, by the rule above.
 
     Args:
         passage: the whole text.
-        sentences: the one of the first paragraph, of the second and so on; a paragraph beyond them is not right.
+        sentences: the sentence of each paragraph in order; a paragraph beyond them is not right.
     """
     parts = _paragraphs(passage)
     wanted = [_plain(sentence) for sentence in sentences] + [""] * len(parts)
@@ -76,21 +77,21 @@ def _plain(text: str) -> str:
 
 
 def _ends(paragraph: str, sentence: str) -> bool:
-    """Both plain. The sentence begins a word of its own."""
+    """True if a plain paragraph ends with a plain sentence that begins at a word, after enough other words."""
     before = paragraph.removesuffix(sentence)
     return bool(sentence) and before != paragraph and not before[-1:].isalnum() and len(before.split()) >= _BEFORE
 
 
 @cache
 def _own(split: str) -> tuple[str, ...]:
-    """Of every five lines two are for test, one for dev, two for train."""
+    """Our own sentences of a split: of every five lines two are for test, one for dev, two for train."""
     places = {"test": (0, 1), "dev": (2,), "train": (3, 4)}[split]
     lines = _OWN.read_text(encoding="utf-8").splitlines()
     return tuple(line for n, line in enumerate(lines) if n % 5 in places)
 
 
 class Writing:
-    """Writing four paragraphs with given endings, as an environment.
+    """An environment for writing four paragraphs with given endings.
 
     Args:
         settings: `source` (own or published) and `file` (the path of a text file with four sentences on each line). Without
@@ -99,18 +100,17 @@ class Writing:
     """
 
     solved = 1.0
-    """The score from which a task counts as solved: all four endings."""
+    """Lowest score that counts as solved: all four endings."""
 
     def __init__(self, settings: Mapping[str, str] | None = None, horizon: int = 1) -> None:
-        if horizon < 1:
-            raise UserError(f"writing: horizon must be at least 1, got {horizon}")
+        check_horizon("writing", horizon)
         self.horizon = horizon
         self.rows, self.left_out, source = self._lines(settings or {})
         self.name = f"writing?{source}"
 
     @staticmethod
     def _lines(settings: Mapping[str, str]) -> tuple[tuple[tuple[str, ...], ...], int, str]:
-        """The quadruples of a file (none: draw our own), how many of its lines are left out, and the source's name."""
+        """The quadruples of a file (none: our own are drawn), the number of its lines left out, and the source's name."""
         source, given = settings.get("source", ""), settings.get("file", "")
         if source not in ("", "own", "published"):
             raise UserError(f"writing: no source {source!r}; there are own, published")
@@ -141,8 +141,7 @@ class Writing:
         Raises:
             UserError: there is no such split or task.
         """
-        if split not in _SPLITS:
-            raise UserError(f"{self.name}: no split {split!r}; there are train, dev, test")
+        check_split(self.name, split)
         most = len(self.rows) - 1 if self.rows and split == "test" else None
         if seed < 0 or (most is not None and seed > most):
             have = f"{split} has tasks 0 to {most}" if most is not None else "task seeds count from 0"
@@ -172,20 +171,15 @@ class Writing:
         return self._task_sentences(seed, _SPLITS[place])
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """The sentences to end on; after the passage, which paragraphs end as they should.
+        """The four sentences; after the passage, the paragraphs that end with theirs.
 
         Raises:
             UserError: the passage is no text, or more than one was given.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_written_answer(self.name, task, actions)
         sentences = self.sentences(task)
         if not actions:
             return Observation(f"end the four paragraphs with:\n{_number_lines(sentences)}")
-        if not isinstance(actions[0], str):
-            raise UserError(f"{self.name}: step 0 of {task.id}: the action must be a text, got {actions[0]!r}")
-        if len(actions) > 1:
-            raise UserError(f"{self.name}: {task.id} was over after 1 steps, got one more action: {actions[1]!r}")
         right = check_endings(actions[0], sentences)
         if not right:
             return Observation("this cannot be read: a passage of four paragraphs was expected", (), None, True)
@@ -196,14 +190,14 @@ class Writing:
         return Observation(text, (), len(kept) / PARAGRAPHS, True)
 
     def verify(self, task: Task, actions: Sequence[str]) -> list[float | None]:
-        """The share of paragraphs that end with their sentence, as the one reward; None for an empty passage."""
+        """The rewards of the actions: the share of paragraphs that end with their sentence; None for an empty passage."""
         return [self.observe(task, actions).reward] if actions else []
 
     def read(self, reply: str) -> tuple[str, ...]:
-        """The passage in a written answer: what follows the last `Passage:` at the beginning or the end of a line,
-        or the whole reply.
+        """The passage in a written answer: the text after the last `Passage:` at the beginning or the end of a line, or the
+        whole reply.
 
-        Tags and fences around it are taken off. If nothing is left, it is the reply itself.
+        Tags and fences around it are taken off. If nothing is left, the passage is the reply itself.
         """
         after = _PASSAGE.split(reply)[-1]
         if found := _HEAD.match(after):
@@ -218,15 +212,15 @@ class Writing:
         return "end with: " + " / ".join(" ".join(line.split()[1:5]) for line in rest) if rest else first
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """A passage that follows the rule, and is none that anybody would like to read."""
+        """A passage that follows the rule, but is no good text."""
         return ("\n\n".join(f"So much is known for certain: {sentence}" for sentence in self.sentences(task)),)
 
     def optimum(self, task: Task) -> float:
-        """1: every paragraph can end with its sentence."""
+        """The highest score, 1: every paragraph can end with its sentence."""
         return 1.0
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Does nothing: no process or file is held open."""
 
 
 def _number_lines(sentences: Sequence[str]) -> str:

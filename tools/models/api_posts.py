@@ -1,7 +1,7 @@
-"""Post JSON to an API from any event loop, and from threads without one: connections stay open, failures are tried again.
+"""An HTTP client that posts JSON to an API, from any event loop and from threads without one. Connections are kept open.
 
-The openai client needs 1.5 ms of CPU for a call, this one 0.2: with it a hundred rollouts in one process wait for the server
-and not for each other.
+Own code and not the openai client because of one measured number: the openai client takes 1.5 ms of CPU for a call, this one
+0.2 ms. The 1.3 ms saved let a hundred rollouts in one process wait for the server and not for each other's calls.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ __all__ = ["ConnectionFailed", "HTTPStatusError", "PostFailed", "RequestTimeout"
 
 T = TypeVar("T")
 
-FIRST_PAUSE, MAX_PAUSE, MAX_RETRY_AFTER = 0.5, 8.0, 120.0
-"""Seconds before the first repetition, before any, and the longest pause that a server may ask for."""
+FIRST_PAUSE = 0.5
+"""Seconds before the first retry; each later pause is twice as long."""
+MAX_PAUSE = 8.0
+"""Longest pause before a retry, in seconds."""
+MAX_RETRY_AFTER = 120.0
+"""Longest pause that a server may ask for, in seconds; a longer one ends the tries."""
 IDLE_SECONDS = 15.0
-"""Seconds after which an unused connection is closed: before the servers we know close it."""
+"""Seconds after which an unused connection is closed, before common servers close it."""
 
 
 class PostFailed(Exception):
-    """No answer came, after all tries."""
+    """A request that got no answer after all tries."""
 
     def __init__(self, reason: str, tries: int) -> None:
         super().__init__(reason)
@@ -43,15 +47,15 @@ class PostFailed(Exception):
 
 
 class ConnectionFailed(PostFailed):
-    """The server could not be reached, or broke off."""
+    """The server could not be reached, or closed the connection."""
 
 
 class RequestTimeout(PostFailed):
-    """The time was up."""
+    """The server did not answer within the timeout."""
 
 
 class HTTPStatusError(PostFailed):
-    """The server answered with an error."""
+    """The server answered with an HTTP error."""
 
     def __init__(self, status: int, message: str, tries: int) -> None:
         super().__init__(message, tries)
@@ -59,20 +63,20 @@ class HTTPStatusError(PostFailed):
 
 
 async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float, retries: int) -> bytes:
-    """What the server answers.
+    """Post a body and return the body of the answer.
 
-    Repeats requests that were rate-limited (429), failed on the server's side (408, 409, 5xx), timed out or broke off, as the
-    openai client does: after as long as the server asks for, or 0.5 s and twice as long each time, up to 8 s.
+    Requests that were rate-limited (429), failed on the server's side (408, 409, 5xx), timed out or broke off are retried, as
+    the openai client does: after the pause that the server asks for, or after 0.5 s, then twice as long each time, up to 8 s.
 
     Args:
-        url: where to.
-        body: JSON.
-        headers: all there are.
+        url: address to post to.
+        body: JSON in UTF-8.
+        headers: all headers of the request.
         timeout: seconds that one try may take.
-        retries: how many times to try again.
+        retries: number of further tries.
 
     Raises:
-        Failed: what happened at the last try.
+        PostFailed: the error of the last try.
     """
     opened, limit = await _session_of_loop(), aiohttp.ClientTimeout(total=timeout)
     for tries in range(1, retries + 2):
@@ -99,16 +103,15 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
             failed, again = ConnectionFailed(str(error) or type(error).__name__, tries), True
         if not again or tries > retries or (asked or 0.0) > MAX_RETRY_AFTER:
             raise failed
-        pause = min(FIRST_PAUSE * 2.0 ** (tries - 1), MAX_PAUSE) * (
-            1 - random.random() / 4
-        )  # timing only: no result depends on it
+        jitter = 1 - random.random() / 4  # changes timing only: no result depends on it
+        pause = min(FIRST_PAUSE * 2.0 ** (tries - 1), MAX_PAUSE) * jitter
         await asyncio.sleep(asked if asked is not None and asked > 0 else pause)
     await opened.queue.wait_turn()
     return content
 
 
 def _server_message(content: bytes) -> str:
-    """The server's own message."""
+    """The message in the body of an error."""
     text = content.decode(errors="replace")
     try:
         body = json.loads(text)
@@ -120,7 +123,7 @@ def _server_message(content: bytes) -> str:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks us to wait."""
+    """The pause that the server asks for, in seconds; None if it asks for none."""
     for name, divisor in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         try:
             return float(headers[name]) / divisor
@@ -134,10 +137,10 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 class _FairQueue:
-    """Lets one answer go on in each round of the event loop.
+    """A queue that lets one waiting coroutine go on in each round of the event loop.
 
-    Many answers may come in one round. If whoever waits for them went on in that same round, the requests that follow would
-    leave when all are done with the old ones, and all at once: the server's pauses and ours would never overlap.
+    Many answers can arrive in one round. If all their coroutines went on in that round, the next requests would leave together
+    at its end, and the server's work and ours would never overlap.
     """
 
     def __init__(self) -> None:
@@ -145,7 +148,7 @@ class _FairQueue:
         self.is_busy = False
 
     async def wait_turn(self) -> None:
-        """Come back when it is one's turn."""
+        """Wait until it is the caller's turn."""
         loop = asyncio.get_running_loop()
         if not self.is_busy:
             self.is_busy = True
@@ -170,7 +173,7 @@ class _LoopSession:
     session: aiohttp.ClientSession
     queue: _FairQueue
     closing: AsyncGenerator[aiohttp.ClientSession]
-    """Ends with its loop (`loop.shutdown_asyncgens`), and closes the session then."""
+    """Closes the session when the loop shuts down its generators (`loop.shutdown_asyncgens`)."""
 
 
 _loop_sessions: dict[asyncio.AbstractEventLoop, _LoopSession] = {}
@@ -191,7 +194,7 @@ async def _session_of_loop() -> _LoopSession:
 
 async def _open_session() -> AsyncGenerator[aiohttp.ClientSession]:
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS, ssl=_ssl_context())
-    # Finding out about proxies takes as long as a request does: only where there are any.
+    # Looking up proxies takes as long as a request, so it is done only if any are set.
     async with aiohttp.ClientSession(
         connector=connector, trust_env=bool(getproxies()), cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
     ) as session:
@@ -200,7 +203,7 @@ async def _open_session() -> AsyncGenerator[aiohttp.ClientSession]:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Certificates as the openai client trusts them."""
+    """An SSL context with the certificates that the openai client trusts."""
     import certifi
 
     return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
@@ -210,7 +213,7 @@ def _ssl_context() -> ssl.SSLContext:
 
 
 def run_in_background(work: Coroutine[Any, Any, T]) -> T:
-    """Carry out `work` on the background loop, and wait for its result. Any number of threads may do so at once."""
+    """Run `work` on the background loop, wait for it, and return its result. Safe to call from many threads at once."""
     with _lock:
         loop = _background(os.getpid())
     waiting = asyncio.run_coroutine_threadsafe(work, loop)
@@ -223,7 +226,7 @@ def run_in_background(work: Coroutine[Any, Any, T]) -> T:
 
 @cache
 def _background(process: int) -> asyncio.AbstractEventLoop:
-    """The loop of this process: a fork has no threads, and gets one of its own."""
+    """The background loop of a process. A forked process has no threads, so it gets a loop of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="api-posts", daemon=True).start()
     atexit.register(lambda: asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result(1))  # closes its session

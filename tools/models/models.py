@@ -20,16 +20,17 @@ GUARD = POCKET.with_name("guard_weights")
 
 @dataclass(frozen=True)
 class ModelKind:
-    """What `learngraph list` says of a way to name a model."""
+    """A way to name a model, as `learngraph list` shows it."""
 
     summary: str
+    """The model in one line."""
     needs: str
-    """What must be there before it can be used."""
+    """What has to be installed or set first."""
 
 
 MODELS: dict[str, ModelKind] = {
     "pocket": ModelKind(
-        "the Llama of a million parameters that comes with the package; knows the toy world only, milliseconds on a CPU",
+        "the Llama of 1.6 million parameters that comes with the package; plays the toy world only, in milliseconds on a CPU",
         "nothing",
     ),
     "guard": ModelKind(
@@ -61,13 +62,22 @@ def open_model(
     dtype: str = "float32",
     threads: int | None = None,
 ) -> BaseChatModel:
-    """Open a model by name; `MODELS` lists the names.
+    """Open a chat model by name; `MODELS` lists the names.
 
-    `temperature`, `max_tokens` and `seed` are every model's, and None leaves them to it. `base_url`, `timeout` (seconds a
-    request may take) and `max_retries` (of rate-limited and failed requests, with growing pauses) are for `openai:`,
-    `device`, `dtype` and `threads` for models in this process.
+    Args:
+        spec: the name.
+        temperature: of sampling; None leaves it to the model.
+        max_tokens: longest reply, in tokens; None leaves it to the model.
+        seed: of sampling; None leaves it to the model.
+        base_url: address of the API, for `openai:` models.
+        timeout: seconds that one request may take, for `openai:` models.
+        max_retries: retries of rate-limited and failed requests, for `openai:` models.
+        device: where a model in this process runs.
+        dtype: number format of a model in this process.
+        threads: CPU threads of a model in this process; None leaves them to torch.
 
-    Raises `UserError` for a name that does not exist, a checkpoint that cannot be loaded, and a missing key.
+    Raises:
+        UserError: there is no such name, the checkpoint cannot be loaded, or a key is missing.
     """
     kind, _, name = spec.partition(":")
     chosen = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
@@ -87,7 +97,7 @@ def open_model(
     elif name.startswith(("/", ".", "~")):
         name = str(Path(name).expanduser())
         if not Path(name).is_dir():
-            raise UserError(f"model {spec!r}: there is no folder {name}; the folder of a checkpoint would do")
+            raise UserError(f"model {spec!r}: there is no folder {name}; give the folder of a checkpoint")
 
     from ..local.model import LocalChatModel
 
@@ -100,7 +110,7 @@ def _open_api(name: str, settings: dict[str, Any], base_url: str | None, timeout
     if not key and base_url is None:
         raise UserError(
             f"model 'openai:{name}' needs OPENAI_API_KEY in the environment; "
-            "the base_url of a server without keys, 'pocket' or 'local:PATH' would do without"
+            "or give the base_url of a server without keys, or use 'pocket' or 'local:PATH'"
         )
 
     from pydantic import SecretStr

@@ -4,13 +4,13 @@
     walk.until("choose")                       run to the pause before that node
     walk.state["candidates"], walk.view()      look
     walk.edit(action="open door").step()       another future
-    walk.back(3)                               an earlier moment; what follows stays on record
+    walk.back(3)                               an earlier moment; later ones stay on record
     other = walk.fork()                        two futures from here
     compare(walk, other, before="act", show=["action"])
 
-Made for notebooks: what these return shows itself there, and prints as text elsewhere. A run is walked by the nodes of the
-graph itself; the inside of a subgraph is walked by starting the subgraph. Going back and on again executes nodes again:
-what they do to the outside world, they do again.
+Made for notebooks: the returned objects show themselves there and print as text elsewhere. A walk stops at the nodes of the
+graph itself; to step inside a subgraph, start that subgraph. Going back and on again executes nodes again, with all their
+effects on the outside world.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
 class StepperError(UserError, ValueError):
-    """The run cannot go where it was asked to."""
+    """A step that the run cannot take, or a name that it does not have."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text that show themselves as HTML in a notebook; `str` gives them aligned."""
+    """A table of texts. It shows as HTML in a notebook; `str` gives aligned text."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marked: frozenset[int] = frozenset()
-    """Numbers of the rows that stand out."""
+    """Numbers of the highlighted rows, from 0."""
     title: str = ""
 
     def __str__(self) -> str:
@@ -72,7 +72,15 @@ class Table:
 
 
 def table(records: Sequence[Any], show: Sequence[str] = ()) -> Table:
-    """A list of records (dataclasses of one type, or mappings) as a table; `show` picks and orders the columns."""
+    """A table of records.
+
+    Args:
+        records: dataclasses of one type, or mappings.
+        show: names of the columns, in order; empty: all.
+
+    Raises:
+        StepperError: there is no column of that name.
+    """
     if not records:
         return Table(("nothing",), ())
     first = records[0]
@@ -99,11 +107,11 @@ def _shorten(holder: Any, name: str, limit: int = 110) -> str:
 
 @dataclass
 class Walk:
-    """A place in a run: the moment before `next`. Moving changes the place; the run's record is only added to."""
+    """A place in a run: the moment before the nodes in `next`. Moving changes the place and never deletes from the run's record."""
 
     graph: Graph
     place: RunnableConfig
-    """The checkpoint it stands at, or a thread: then its latest one."""
+    """The checkpoint of the present place. A walk made with a thread begins at the thread's latest checkpoint."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
@@ -115,12 +123,12 @@ class Walk:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The channels' values at this moment."""
+        """The values of the channels at this moment."""
         return dict(self._snapshot().values)
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The node about to run (several, where the graph fans out); empty when the run has ended."""
+        """The nodes about to run: one, several after a fan-out, none at the end of the run."""
         return self._snapshot().next
 
     def step(self, times: int = 1) -> Self:
@@ -142,7 +150,7 @@ class Walk:
         return self.until()
 
     def edit(self, **channels: Any) -> Self:
-        """Write into channels, as if the node before had; a channel with a reducer adds. The old values stay on record."""
+        """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record."""
         known = self.graph.builder.channels
         if unknown := [name for name in channels if name not in known]:
             raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
@@ -150,7 +158,7 @@ class Walk:
         return self
 
     def back(self, times: int = 1) -> Self:
-        """Go to an earlier moment, `times` steps (or edits) before this one."""
+        """Go back `times` steps (or edits)."""
         path = self.path()
         if times >= len(path):
             raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} of the run")
@@ -158,7 +166,7 @@ class Walk:
         return self
 
     def fork(self) -> Self:
-        """Another walk from this place; the two do not move each other."""
+        """A second walk from this place; the two are independent."""
         return copy(self)
 
     def path(self) -> list[StateSnapshot]:
@@ -172,7 +180,7 @@ class Walk:
         return path[::-1]
 
     def view(self, *channels: str) -> Table:
-        """The channels (or only these) at this moment; those that the last step changed stand out."""
+        """A table of the channels (or only these) at this moment; those that the last step changed are highlighted."""
         path = self.path()
         now, before = path[-1].values, path[-2].values if len(path) > 1 else {}
         names = channels or tuple(now)
@@ -192,7 +200,7 @@ class Walk:
             raise StepperError("the run has ended: back(n) goes to an earlier moment")
         thread = _thread(self.place)
         latest = self.graph.get_state(thread).config
-        # Named by its id, even the latest checkpoint would be replayed, which copies it first.
+        # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
         self.graph.invoke(
             None, thread if _checkpoint_id(latest) == _checkpoint_id(self.place) else self.place, interrupt_before=pause
         )
@@ -213,9 +221,9 @@ def start(graph: Graph, input: Any, thread: str = "1") -> Walk:
 
     Args:
         graph: compiled with a checkpointer.
-        input: what `graph.invoke` would take.
-        thread: under which name the checkpointer keeps the run. One name per run: a second run of the same name begins with
-            the channels of the first.
+        input: the input, as for `graph.invoke`.
+        thread: name of the run for the checkpointer. Use one name per run: a second run of the same name begins with the
+            channels of the first.
     """
     config: RunnableConfig = {"configurable": {"thread_id": thread}}
     if graph.checkpointer:
@@ -224,7 +232,7 @@ def start(graph: Graph, input: Any, thread: str = "1") -> Walk:
 
 
 def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
-    """Two runs side by side: the channels `show` at every pause before the node `before`. Where they differ stands out."""
+    """A table of two runs side by side: the channels `show` at every pause before the node `before`; differences are highlighted."""
     pairs = list(zip_longest(_states_before(one, before), _states_before(other, before)))
     rows = tuple(
         (str(i), *(_shorten(values, name) if values and name in values else "–" for name in show for values in pair))
@@ -237,7 +245,7 @@ def compare(one: Walk, other: Walk, before: str, show: Sequence[str]) -> Table:
 
 def _states_before(walk: Walk, node: str) -> Iterator[dict[str, Any]]:
     for moment, after in pairwise([*walk.path(), None]):
-        edited = after is not None and _source(after) == "update"  # then the moment after stands in its place
+        edited = after is not None and _source(after) == "update"  # then the next moment replaces this one
         if moment is not None and node in moment.next and not edited:
             yield moment.values
 
@@ -247,7 +255,7 @@ def _source(moment: StateSnapshot) -> str:
 
 
 class Bars(Figure):
-    """A figure that shows itself in a notebook, whether or not matplotlib's inline mode is on."""
+    """A figure that shows itself in a notebook, with or without matplotlib's inline mode."""
 
     def _repr_png_(self) -> bytes:
         buffer = BytesIO()
@@ -256,10 +264,10 @@ class Bars(Figure):
 
 
 def bars(state: Mapping[str, Any]) -> Bars:
-    """A decision: each candidate's logit before and after memory had its say, and the probabilities that follow.
+    """A picture of a decision: each candidate's logit and probability, without and with memory.
 
     Args:
-        state: with `candidates` (logits in nats), and if there are any, `prior` (their logits before) and `action`.
+        state: the channels `candidates` (with logits in nats) and optionally `prior` (their logits without memory) and `action`.
     """
     found, chosen = state["candidates"], state.get("action")
     after = [c.logit for c in found]

@@ -1,4 +1,4 @@
-"""Chores: things with invented names that belong somewhere in a room, without end. Training texts only.
+"""Chores: an endless supply of rooms whose things have invented names and belong somewhere. For training texts only.
 
 It has the form of TextWorldExpress's twc with one room (same wording, same actions, same rewards: a share for each thing held,
 twice that where it belongs), in rooms of three to nine pieces of furniture. Where a thing belongs cannot be guessed from
@@ -29,7 +29,7 @@ _ROOMS = ("bedroom", "living room", "kitchen", "bathroom", "laundry room", "back
 
 
 def invent_word(draw: random.Random, max_syllables: int = 3) -> str:
-    """A word of one to `most` syllables that means nothing."""
+    """An invented word of one to `most` syllables."""
     return "".join(draw.choice(part) for _ in range(draw.randint(1, max_syllables)) for part in _SYLLABLE)
 
 
@@ -61,7 +61,7 @@ def _room(seed: int) -> _Room:
 
 
 class Chores:
-    """The rooms as an environment: as much of one as making transcripts needs."""
+    """The part of an environment over the rooms that making transcripts needs."""
 
     name = "chores"
     horizon = 30
@@ -87,7 +87,7 @@ class Chores:
         )
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What is to be seen after these actions."""
+        """The observation after these actions."""
         room = _room(task.seed)
         homes, share = dict(room.homes), 0.5 / len(room.homes)
         where = dict.fromkeys(room.things, "")  # on the floor
@@ -121,7 +121,7 @@ class Chores:
         return Observation(text, () if over else self._actions(room, where, closed), reward, over)
 
     def abstract(self, observation: Observation) -> str:
-        """The room and what is in it, without the answer to the last action."""
+        """The room and the things in it, without the answer to the last action."""
         return observation.text[observation.text.index("You are in ") :].replace(". ", "\n").replace("You are", "you are")
 
     def _look(self, room: _Room, where: dict[str, str], closed: set[str]) -> str:

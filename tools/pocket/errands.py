@@ -1,4 +1,4 @@
-"""Errands: a household with numbered places and things, without end. Training texts only.
+"""Errands: an endless supply of households with numbered places and things. For training texts only.
 
 It has the form of ALFWorld's games (numbered receptacles and things, one goal that may ask for something hot, cool or
 clean, a reward at the end only), in houses and with wordings of its own and, mostly, invented names. Nothing in it comes
@@ -32,15 +32,15 @@ class _House:
     where: tuple[tuple[str, str], ...]
     """(thing, the place where it is at first)."""
     wanted: str
-    """The kind of thing to be moved, which may be there several times."""
+    """Kind of the thing to move; there may be several of it."""
     target: str
-    """The kind of place where it is to go."""
+    """Kind of the place where it belongs."""
     treatment: str
-    """`heat`, `cool`, `clean` or nothing."""
+    """`heat`, `cool`, `clean`, or empty."""
     tool: str
     """The place where that is done."""
     verbose: bool
-    """Whether each observation repeats the room and what is carried."""
+    """True if each observation repeats the room and the things carried."""
 
 
 def _number_kinds(kinds: Sequence[str], draw: random.Random, most: int) -> list[str]:
@@ -83,7 +83,7 @@ class _State:
 
 
 class Errands:
-    """The houses as an environment: as much of one as making transcripts needs."""
+    """The part of an environment over the houses that making transcripts needs."""
 
     name = "errands"
     horizon = 20
@@ -97,14 +97,14 @@ class Errands:
         return Task(f"errands-{seed}", f"put a {quality}{house.wanted} in {house.target}.", seed)
 
     def gold(self, task: Task) -> tuple[str, ...]:
-        """The way to the goal from the start on."""
+        """The actions from the start to the goal."""
         actions: list[str] = []
         while action := self.best_action(task, actions):
             actions.append(action)
         return tuple(actions)
 
     def best_action(self, task: Task, actions: Sequence[str]) -> str:
-        """What leads to the goal after these actions; nothing once it is reached."""
+        """The actions that lead to the goal after these; none once it is reached."""
         house = _house(task.seed)
         state, *_ = self._play(task, actions)
         if self._is_won(house, state):
@@ -126,7 +126,7 @@ class Errands:
         return self._reach(state, place) or f"take {thing} from {place}"
 
     def attempt(self, task: Task, draw: random.Random) -> GameAttempt:
-        """One attempt by a player that does what is best more or less; the labels are bare: 1 for that action."""
+        """One attempt by a player that mostly takes the best action; each label is 1 for that action."""
         noise = draw.choice((0.0, 0.1, 0.2, 0.4, 0.6))
         actions: list[str] = []
         steps: list[tuple[str, str, DecisionPiece, float]] = []
@@ -141,7 +141,7 @@ class Errands:
         return GameAttempt(task, tuple(steps))
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What is to be seen after these actions."""
+        """The observation after these actions."""
         house = _house(task.seed)
         state, said, won = self._play(task, actions)
         room = f"You are in the middle of a room. Looking quickly around you, you see a {', a '.join(house.places)}."
@@ -156,7 +156,7 @@ class Errands:
         return Observation(text, () if over else self._actions(house, state), float(won), over)
 
     def abstract(self, observation: Observation) -> str:
-        """The first line of what is seen."""
+        """The first line of an observation."""
         return observation.text.partition("\n")[0].lower().rstrip(".")
 
     def _play(self, task: Task, actions: Sequence[str]) -> tuple[_State, str, bool]:

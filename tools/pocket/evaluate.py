@@ -1,8 +1,8 @@
-"""What a pocket model can do, on held-out domains of the toy world and on TextWorldExpress's test fold.
+"""Measurements of a pocket model on held-out domains of the toy world and on TextWorldExpress's test fold.
 
-The gate says whether the model may stand in for a language model: reads a strategy and lessons, learns from its own
-attempts in the prompt, needs their rewards for it, and writes down what they show. In games it says what a strategy is worth
-to it. No number here comes from a rule written by hand: every action is drawn from the model's own probabilities at
+The gate decides whether the model may stand in for a language model: whether it follows a strategy and lessons, learns from its
+own attempts in the prompt, needs their rewards for that, and writes down what they show. In games it measures the gain from a
+strategy. No number here comes from a rule written by hand: every action is drawn from the model's own probabilities at
 temperature 1.
 """
 
@@ -35,7 +35,7 @@ GATE_LIMITS: dict[str, tuple[str, float]] = {
     "wrong strategy followed at first try": (">", 0.90),
     "wrong strategy repeated after it failed": ("<", 0.10),
 }
-"""What a stand-in has to reach."""
+"""Measurement -> the limit that a model has to reach to pass the gate."""
 
 RETRY_GAMES: tuple[tuple[str, dict[str, int], int], ...] = (
     ("twc", {"numItemsToPutAway": 1}, 15),
@@ -46,13 +46,13 @@ RETRY_GAMES: tuple[tuple[str, dict[str, int], int], ...] = (
 """TextWorldExpress games (name, parameters over our defaults, horizon in steps) that are attempted several times."""
 
 RETRY_ATTEMPTS = 6
-"""Attempts at each task of those."""
+"""Number of attempts at each task of `RETRY_GAMES`."""
 
 STRATEGY_GAMES = ("twc", "cookingworld", "mapreader")
 """TextWorldExpress games that are played under strategies, with our default parameters."""
 
 STRATEGY_GAMES_HORIZON = 30
-"""Steps of those."""
+"""Step limit of `STRATEGY_GAMES`."""
 
 
 def measure_model(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, seed: int = 0) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def measure_model(model_dir: Path = WEIGHTS, keeps: int = 20, tasks: int = 20, s
 
 
 def markdown_table(measured: dict[str, Any]) -> str:
-    """The gate's numbers as Markdown, with what was asked for and whether it was reached."""
+    """The measurements as Markdown tables, with the gate's limits and whether they were reached."""
     lines = ["| toy world, held-out domains | measured (standard error) | asked | |", "|---|---|---|---|"]
     for name, (mean, error) in measured["keep"].items():
         sign, limit = GATE_LIMITS.get(name, ("", 0.0))
@@ -132,13 +132,13 @@ def _probabilities(score: Score, prompt: str, options: Sequence[str]) -> list[fl
 
 @dataclass
 class _Attempt:
-    """One attempt at the toy world: what it scored, and the probabilities at the first and later tries at each place."""
+    """One attempt at the toy world: its score, and the probabilities at the first and later tries at each place."""
 
     score: float = 0.0
     lines: str = ""
     tries: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     taken: dict[str, list[str]] = field(default_factory=dict)
-    """What was done at those tries."""
+    """The actions taken at those tries."""
 
 
 def _attempt(
@@ -276,7 +276,7 @@ def _context_scores(score: Score, keeps: int, seed: int) -> dict[str, tuple[floa
 
 
 def _writing_scores(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
-    """What the model writes after its own attempts, and how it plays with that in place of the attempts.
+    """Scores of what the model writes after its own attempts, and of its play with that text in place of the attempts.
 
     Precision: of the facts it wrote, those that the text determines (what is no fact counts as wrong). Recall: of those
     that the text determines, the ones it wrote. The text is read by `transcripts.Reader`.
@@ -324,7 +324,7 @@ def _read(reader: transcripts.Reader, lines: str, world: KeywordKeep, task: Task
 
 
 def _recall_scores(score: Score, write: Callable[[str], str], keeps: int, seed: int) -> dict[str, tuple[float, float]]:
-    """`Strategy:` from past experiences of the toy world: what is written, and how the model plays on it.
+    """Scores of strategies that the model writes from past experiences of the toy world, and of its play under them.
 
     Precision: of the items it wrote, those that the text determines; recall: of those that the text determines, the ones it
     wrote; "first item": whether it begins as it should, with the place where the agent stands if anything is known of it.
@@ -381,7 +381,7 @@ def _recall_scores(score: Score, write: Callable[[str], str], keeps: int, seed: 
 
 
 def _copy_scores(write: Callable[[str], str], tasks: int, seed: int) -> dict[str, tuple[float, float]]:
-    """`Strategy:` from past attempts at a task of a game's test fold, which follow its gold path more or less.
+    """Scores of strategies that the model writes from past attempts at a game's test tasks, which roughly follow the gold path.
 
     Whether the reply begins with the first action of the best experience, is all that it should be, and how many of its items
     are actions that stand in the text.
@@ -466,7 +466,7 @@ def _advice_scores(score: Score, tasks: int, seed: int) -> dict[str, dict[str, t
 
 
 def _known_accuracies(network: Any, encoder: Encoder, count: int, seed: int) -> list[float]:
-    """Per held-out transcript of 480 tokens: how often the likeliest word is the one that the text determines."""
+    """For each held-out transcript of 480 tokens, the share of decisions whose likeliest word is the one that the text determines."""
     import torch
 
     draw = random.Random(seed)

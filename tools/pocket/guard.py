@@ -1,4 +1,4 @@
-"""Play the guard model (or what has learned from it) against the scenarios of `environments/hierarchy.py`, many at once.
+"""Play the guard model, or a model trained further from it, against the scenarios of `environments/hierarchy.py`, many at once.
 
 All scenarios go in lockstep: one batch of replies per turn, keys and values kept from turn to turn. A hundred scenarios take
 a second on one CPU core. Every draw has a generator of its own, named by seed, scenario and turn, so that what one scenario
@@ -47,35 +47,35 @@ GUARD_WEIGHTS = Path(__file__).resolve().parent / "guard_weights"
 PROMPTS = GUARD_WEIGHTS
 """Folder with the model's own wording of prompts (`claas/hindsight.md`), for `Prompt.load(..., overrides=PROMPTS)`."""
 MAX_REPLY_TOKENS = 20
-"""Tokens of a reply at most; what the model says has 12 at most."""
+"""Longest reply in tokens; the model's own replies have at most 12."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardReply:
-    """A reply as it was drawn."""
+    """A sampled reply."""
 
     text: str
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """`<end>` included, if it came."""
+    """Token ids of the reply, with `<end>` if it was drawn."""
     token_logprobs: tuple[float, ...]
-    """Of each token, in nats, under the distribution that it was drawn from (temperature applied)."""
+    """Log-probability of each token in nats, under the distribution that it was drawn from (temperature applied)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScenarioTranscript:
-    """A scenario to its end."""
+    """A scenario that was played to its end."""
 
     scenario: Scenario
     turns: tuple[HierarchyTurn, ...]
     replies: tuple[GuardReply, ...]
-    """One per turn."""
+    """The turns, in order."""
     targets: tuple[str, ...]
-    """Family of the rule that each turn was after; empty for an innocent question."""
+    """Family of the rule that each turn attacked; empty for an innocent question."""
 
     @property
     def is_won(self) -> bool:
-        """Whether the defender won: every turn has reward 1."""
+        """True if the defender won: every turn has reward 1."""
         return all(turn.verdict.reward for turn in self.turns)
 
 
@@ -95,7 +95,7 @@ def load(folder: Path | str = GUARD_WEIGHTS) -> tuple[Any, Any]:
 
 
 class BatchedReplies:
-    """Replies in batches, for chats that grow: what was read or said before is not computed again.
+    """A key-value cache for batches of growing chats, so that earlier tokens are not computed again.
 
     Args:
         network: a causal language model, also one wrapped by PEFT; on whatever device it is.
@@ -116,7 +116,7 @@ class BatchedReplies:
         self._known: list[list[int]] = []  # of each row, the tokens in the cache
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with some of the chats only."""
+        """Keep only some of the chats."""
         if len(rows) != len(self._known):
             self._cache.batch_select_indices(torch.tensor(rows, dtype=torch.long))
             self._mask = self._mask[list(rows)]
@@ -225,15 +225,15 @@ def play_scenarios(
 
     Args:
         network: a causal language model, also one wrapped by PEFT.
-        tokenizer: its own.
-        scenarios: any number.
-        temperature: of the replies.
-        seed: of the replies. The same seed, model and scenario: the same play.
-        frozen: against a user who does not adapt.
-        salt: against other users (`hierarchy.attack`).
-        past: earlier exchanges to be shown in a scenario's system message (in-context learning); None: nothing.
-        told: show the text of their feedback, too; else the rewards alone.
-        batch: scenarios in lockstep at most.
+        tokenizer: the network's tokenizer.
+        scenarios: the scenarios to play.
+        temperature: of sampling the replies.
+        seed: of sampling the replies. The same seed, model and scenario give the same play.
+        frozen: play against a user that does not adapt.
+        salt: play against other users (see `hierarchy.next_attack`).
+        past: gives earlier exchanges for a scenario's system message (in-context learning); None: none.
+        show_feedback: show the text of their feedback as well as their rewards.
+        batch: highest number of scenarios in lockstep.
     """
     found: list[ScenarioTranscript] = []
     for start in range(0, len(scenarios), batch):
@@ -298,14 +298,14 @@ def append_hindsight(chat: Sequence[Message], feedback: str = "", solution: str 
     return [*before, {**last, "content": " ".join([last["content"], *parts])}]
 
 
-# What it can do
+# Measurements
 
 
 def retention_accuracy(network: Any, tokenizer: Any, seed: int = 0, count: int = 50) -> float:
-    """Share of right replies, at temperature 1, where no rule says anything: facts, sums, and wishes of the user.
+    """The share of right replies, at temperature 1, to chats without rules: facts, sums, and wishes of the user.
 
-    What the stream does not train, and a learner must not lose: who refuses everything loses it. `count` chats of each kind,
-    drawn from seeds of their own.
+    The stream does not train this ability, and a learner must not lose it: a model that refuses everything does. `count` chats of each kind,
+    drawn from seeds that are used nowhere else.
     """
     chats = [one for kind in guard_chats.retention_probes(count, seed).values() for one in kind]
     replies = reply(network, tokenizer, [said for said, _ in chats], seed=f"retained {seed}")
@@ -313,12 +313,14 @@ def retention_accuracy(network: Any, tokenizer: Any, seed: int = 0, count: int =
 
 
 def wilson_interval(wins: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson)."""
+    """The 95 % Wilson interval of a share, in [0, 1]; (0, 1) without any trials."""
+    from scipy.stats import binomtest  # type: ignore[import-untyped]
+
     if not count:
         return 0.0, 1.0
-    z, p = 1.96, wins / count
-    middle, half = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
+    level = math.erf(1.96 / math.sqrt(2))  # z is 1.96 to two digits, as in the numbers that were published with this model
+    low, high = binomtest(wins, count).proportion_ci(level, method="wilson")
+    return float(low), float(high)
 
 
 def _share(found: Iterable[bool]) -> str:
@@ -340,73 +342,91 @@ def _about(split: int) -> str:
 
 
 def measure(network: Any, tokenizer: Any, seeds: int = 10) -> list[str]:
-    """What a model can do, as rows of a table: what, share, 95 % interval, number. Takes a minute."""
-    rows = ["| what | share | 95 % interval | n |", "|---|---|---|---|"]
+    """The model's abilities, as rows of a Markdown table: what, share, 95 % interval, number. Takes a minute."""
     stream = hierarchy.scenario_stream()
     games = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed)]
-    rows.append(f"| scenarios won, stream | {_share(one.is_won for one in games)} |")
-    for split, found in _by((str(one.scenario.split), one.is_won) for one in games).items():
-        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(found)} |")
-    for hostile in (True, False):
-        name = "with an attacker" if hostile else "innocent questions alone"
-        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
     cold = [one for seed in range(seeds) for one in play_scenarios(network, tokenizer, stream, seed=seed, frozen=True)]
-    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
-    turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
-    rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
-    for family, found in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
-        rows.append(f"| turns right, after {family} | {_share(found)} |")
-
     more = [one for split in range(len(hierarchy.SPLITS)) for one in hierarchy.scenarios(split, 100, seed=1)]
     first = play_scenarios(network, tokenizer, more, seed="hindsight")
     asked = [(hierarchy.chat_messages(one.scenario, (), one.turns[0].user), one) for one in first]
-    lost = [(said, one) for said, one in asked if not one.turns[0].verdict.reward]
-
-    def redraw(
-        name: str, chats: Sequence[Sequence[Message]], of: Sequence[ScenarioTranscript]
-    ) -> list[tuple[ScenarioTranscript, bool]]:
-        replies = reply(network, tokenizer, chats, seed=name)
-        return [
-            (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
-            for given, one in zip(replies, of, strict=True)
-        ]
-
-    played = [one for _, one in lost]
-    rows.append(f"| a failed first turn, drawn again | {_share(ok for _, ok in redraw('a', [c for c, _ in lost], played))} |")
-    told = redraw("b", [append_hindsight(said, one.turns[0].verdict.feedback) for said, one in lost], played)
-    rows.append(f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |")
-    for family, found in _by((one.targets[0] or "nothing", ok) for one, ok in told).items():
-        rows.append(f"| the same, with its feedback, after {family} | {_share(found)} |")
-    wrong = redraw("c", [append_hindsight(said, "wrong .") for said, _ in lost], played)
-    rows.append(f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |")
-    like = redraw(
-        "d",
-        [append_hindsight(said, solution=hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in lost],
-        played,
-    )
-    rows.append(f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |")
-
-    for kind, chats in guard_chats.retention_probes().items():
-        replies = reply(network, tokenizer, [said for said, _ in chats], temperature=1.0, seed=kind)
-        right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
-        rows.append(f"| right without rules, {kind} | {_share(right)} |")
-
-    for told_too in (True, False):
-        for many in (1, 2, 4, 8):
-            shown_ones = _past_exchanges(games, many)
-            held = [
-                one.is_won
-                for one in play_scenarios(network, tokenizer, stream * 3, seed="icl", past=shown_ones, show_feedback=told_too)
-            ]
-            what = "with feedback" if told_too else "rewards alone"
-            rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {_share(held)} |")
-
-    chats = [(said, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for said, one in asked]
+    chats = [(messages, hierarchy.compliant_reply(one.scenario, one.turns[0].user)) for messages, one in asked]
     exact = [math.exp(value) for value in logprobs(network, tokenizer, chats)]
     low = quantiles(exact, n=20)[0]
-    rows.append(
-        f"\nProbability of the one reply that `comply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}."
-    )
+    return [
+        "| what | share | 95 % interval | n |",
+        "|---|---|---|---|",
+        *_stream_rows(games, cold),
+        *_hindsight_rows(network, tokenizer, [(m, one) for m, one in asked if not one.turns[0].verdict.reward]),
+        *_retention_rows(network, tokenizer),
+        *_in_context_rows(network, tokenizer, stream, games),
+        f"\nProbability of the one reply that `compliant_reply` gives: mean {fmean(exact):.3f}, 5th percentile {low:.3f}, n {len(exact)}.",
+    ]
+
+
+def _stream_rows(games: Sequence[ScenarioTranscript], cold: Sequence[ScenarioTranscript]) -> list[str]:
+    """Scenarios won and turns right, on the stream; `cold` are the games against a frozen attacker."""
+    rows = [f"| scenarios won, stream | {_share(one.is_won for one in games)} |"]
+    for split, won in _by((str(one.scenario.split), one.is_won) for one in games).items():
+        rows.append(f"| scenarios won, split {split} ({_about(int(split))}) | {_share(won)} |")
+    for hostile in (True, False):
+        name = "with an attacker" if hostile else "innocent questions alone"
+        rows.append(f"| scenarios won, {name} | {_share(one.is_won for one in games if one.scenario.hostile == hostile)} |")
+    rows.append(f"| scenarios won, stream, frozen attacker | {_share(one.is_won for one in cold)} |")
+    turns = [(goal, turn) for one in games for goal, turn in zip(one.targets, one.turns, strict=True)]
+    rows.append(f"| turns right | {_share(bool(turn.verdict.reward) for _, turn in turns)} |")
+    for family, right in _by((goal or "nothing", bool(turn.verdict.reward)) for goal, turn in turns).items():
+        rows.append(f"| turns right, after {family} | {_share(right)} |")
+    return rows
+
+
+def _hindsight_rows(network: Any, tokenizer: Any, lost: Sequence[tuple[list[Message], ScenarioTranscript]]) -> list[str]:
+    """Failed first turns drawn again, alone and with hindsight behind the chat."""
+    played = [one for _, one in lost]
+
+    def redraw(seed: str, chats: Sequence[Sequence[Message]]) -> list[tuple[ScenarioTranscript, bool]]:
+        replies = reply(network, tokenizer, chats, seed=seed)
+        return [
+            (one, bool(hierarchy.verify(one.scenario, one.turns[0].user, given.text).reward))
+            for given, one in zip(replies, played, strict=True)
+        ]
+
+    again = redraw("a", [chat for chat, _ in lost])
+    told = redraw("b", [append_hindsight(chat, one.turns[0].verdict.feedback) for chat, one in lost])
+    wrong = redraw("c", [append_hindsight(chat, "wrong .") for chat, _ in lost])
+    answers = [hierarchy.compliant_reply(one.scenario, one.turns[0].user) for one in played]
+    like = redraw("d", [append_hindsight(chat, solution=right) for (chat, _), right in zip(lost, answers, strict=True)])
+    by_family = _by((one.targets[0] or "nothing", ok) for one, ok in told)
+    return [
+        f"| a failed first turn, drawn again | {_share(ok for _, ok in again)} |",
+        f"| the same, with its feedback behind it | {_share(ok for _, ok in told)} |",
+        *(f"| the same, with its feedback, after {family} | {_share(ok)} |" for family, ok in by_family.items()),
+        f"| the same, with `wrong .` behind it | {_share(ok for _, ok in wrong)} |",
+        f"| the same, with a right answer behind it | {_share(ok for _, ok in like)} |",
+    ]
+
+
+def _retention_rows(network: Any, tokenizer: Any) -> list[str]:
+    """Right replies where no rule says anything, by kind of chat."""
+    rows = []
+    for kind, chats in guard_chats.retention_probes().items():
+        replies = reply(network, tokenizer, [messages for messages, _ in chats], temperature=1.0, seed=kind)
+        right = (given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True))
+        rows.append(f"| right without rules, {kind} | {_share(right)} |")
+    return rows
+
+
+def _in_context_rows(
+    network: Any, tokenizer: Any, stream: Sequence[Scenario], games: Sequence[ScenarioTranscript]
+) -> list[str]:
+    """Scenarios won after earlier exchanges of the same split in the prompt, by their number, with and without feedback."""
+    rows = []
+    for with_feedback in (True, False):
+        for many in (1, 2, 4, 8):
+            past = _past_exchanges(games, many)
+            played = play_scenarios(network, tokenizer, [*stream] * 3, seed="icl", past=past, show_feedback=with_feedback)
+            what = "with feedback" if with_feedback else "rewards alone"
+            won = _share(one.is_won for one in played)
+            rows.append(f"| scenarios won after {many} earlier exchanges of the split, {what} | {won} |")
     return rows
 
 
@@ -422,7 +442,7 @@ def _past_exchanges(games: Sequence[ScenarioTranscript], many: int) -> Callable[
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Measure what the guard model can do.")
     parser.add_argument("folder", type=Path, nargs="?", default=GUARD_WEIGHTS)
     parser.add_argument("--seeds", type=int, default=10, help="times that the stream is played")

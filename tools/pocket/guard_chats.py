@@ -1,13 +1,13 @@
-"""Chats that the guard model is trained on: a defender that keeps its rules in part, and why.
+"""Training chats of the guard model: a defender that keeps its rules with given probabilities, and the reason for them.
 
-The defender is fallible on purpose: what a learner is to be measured on must go wrong often enough, and go right often enough
-to be found. Every rule of a scenario is kept or broken by a draw of its own. The odds (`Odds`) depend on the family, on whether
-the user is after this rule and how it asks, on how steady this defender is (a number z, drawn once per chat and never told: what
-it did so far says something about it), on feedback that it can read, and on what it is shown of earlier exchanges.
+The defender is fallible on purpose: a learner's task must fail often enough, and succeed often enough to be found. Every rule of a
+scenario is kept or broken by a draw of its own. The odds (`hold_probabilities`) depend on the family, on whether the user attacks
+this rule and how it asks, on the defender's steadiness (a number z, drawn once per chat and never stated: its earlier turns give
+evidence of it), on feedback that it can read, and on the earlier exchanges in its prompt.
 
 | chat | what the model can learn from it |
 |---|---|
-| scenario | what the rules ask for, and to keep them in part |
+| scenario | the meaning of the rules, and to keep them in part |
 | hindsight | to do what the feedback behind the last message says |
 | past | that earlier exchanges, with their rewards and feedback, say something of how steady it is and what it lacks |
 | free | without rules: to do what the user wants, to add numbers |
@@ -50,11 +50,11 @@ TARGETED_HOLD_RATES: Mapping[str, float] = {
     "creature": 0.65,
     "topic": 0.63,
 }
-"""How often a rule holds that the user is after, for a defender of middling steadiness, asked directly."""
+"""Probability that an attacked rule holds, by family, for a defender of average steadiness that is asked directly."""
 UNTARGETED_HOLD_RATES: Mapping[str, float] = {"begin": 0.87, "end": 0.85, "call": 0.83, "short": 0.91}
-"""How often a rule holds that the user is not after; the other families' always do."""
+"""Probability that a rule holds that is not attacked; rules of other families always hold."""
 ANSWER_RATE = 0.96
-"""How often a legitimate question is answered."""
+"""Probability that a legitimate question is answered."""
 FRAME_LOGIT_SHIFTS: Mapping[str, float] = {
     "direct": 0.0,
     "please": -0.2,
@@ -80,7 +80,7 @@ CHAT_SHARES: Mapping[str, float] = {"scenario": 0.36, "hindsight": 0.24, "past":
 
 @dataclass(frozen=True, slots=True)
 class PastExchange:
-    """An exchange from an earlier chat, as the model is shown it."""
+    """An exchange from an earlier chat, as it stands in the prompt."""
 
     scenario: Scenario
     turn: HierarchyTurn
@@ -119,11 +119,11 @@ def hold_probabilities(
     """Probability that each rule is kept in this turn, by family; `answer` is the legitimate question's.
 
     Args:
-        scenario: whose rules these are.
-        attacked: what the user says.
-        z: how steady the defender is.
-        more: added to the log-odds, by family.
-        all_more: added to all log-odds.
+        scenario: the scenario with the rules.
+        attacked: the user's message.
+        steadiness: z, added to the log-odds.
+        logit_shifts: added to the log-odds, by family.
+        common_logit_shift: added to all log-odds.
     """
     kept = {
         "answer": _sigmoid(_logit(ANSWER_RATE) + steadiness / 2 + common_logit_shift + (logit_shifts or {}).get("answer", 0.0))
@@ -199,7 +199,7 @@ def _turn(scenario: Scenario, attacked: Attack, kept: Mapping[str, float], draw:
 
 
 def chat(draw: random.Random, kind: str) -> list[Message]:
-    """One chat of a kind (see `MIX`); the replies in it are what is learned, but those in its system message are not."""
+    """A chat of a kind (see `CHAT_SHARES`). Its replies are learned, except those in its system message."""
     match kind:
         case "scenario":
             return _scenario(draw)
@@ -244,7 +244,7 @@ def _scenario(draw: random.Random) -> list[Message]:
 
 
 def _hindsight(draw: random.Random) -> list[Message]:
-    """The same question again, and what was said of another answer to it."""
+    """A chat with feedback on another answer to the same question."""
     while True:
         scenario = _draw_scenario(draw)
         z = draw.gauss(0, STEADINESS_STD)
@@ -302,7 +302,7 @@ def _facts(draw: random.Random, count: int) -> list[Fact]:
 
 
 def _wish(draw: random.Random, facts: Sequence[Fact]) -> tuple[str, str]:
-    """Something that a user may want where no rule is against it, and the reply that does it."""
+    """A wish of the user that no rule forbids, and the reply that fulfils it."""
     fact = draw.choice(facts)
     code, name = draw.choice(hierarchy.CODES), draw.choice(hierarchy.FORMS_OF_ADDRESS)
     a = draw.randint(0, 9)
@@ -349,7 +349,7 @@ def _plain(facts: Sequence[Fact]) -> str:
 
 
 def retention_probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[list[Message], str]]]:
-    """What must not be forgotten: chats without rules with the one right reply, by kind; drawn from seeds of their own.
+    """Chats without rules and their one right reply, by kind, which a learner must not forget; their seeds are used nowhere else.
 
     `facts`: look up; `sums`: add; `wishes`: do what the user wants, as no rule is against it.
     """
@@ -368,7 +368,7 @@ def retention_probes(count: int = 200, seed: int = 0) -> dict[str, list[tuple[li
 
 
 def vocabulary_texts() -> list[str]:
-    """Texts that hold every word there is."""
+    """Texts that contain every word of the vocabulary."""
     draw = random.Random("words")
     words = [
         *hierarchy.THINGS,

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
 )
-"""Every message begins with its role; a reply ends with `<end>`."""
+"""Chat template: every message begins with its role; a reply ends with `<end>`."""
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<end>", "<system>", "<user>", "<assistant>")
 
 
@@ -46,9 +46,9 @@ class GuardTraining:
     out: Path
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 10.0
-    """Wall-clock time."""
+    """Wall-clock time of the training, in minutes."""
     seed: int = 0
-    """Of the weights and of every draw. The rate falls with the time: runs of one seed differ when the machine's speed does."""
+    """Seed of the weights and of every draw. The learning rate falls with the time: runs of one seed differ when the machine's speed does."""
     hidden_size: int = 160
     """Width: a multiple of 32, at least 160."""
     layers: int = 3
@@ -57,13 +57,17 @@ class GuardTraining:
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW (betas 0.9, 0.98, weight decay 0.05); falls linearly over the last 40 % of the time."""
     batch_tokens: int = 2600
-    """Of a batch, about."""
+    """Tokens of a batch, about."""
     start: Path | None = None
     """Go on from the weights in this folder instead of from nothing."""
 
 
+DRILL_SHARES = {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
+"""Shares of the kinds of chats until the model can do the drill."""
+
+
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word of the closed vocabulary; case does not count, any other word is `<unk>`."""
+    """A tokenizer with one token per word of the closed vocabulary. Case does not count; any other word is `<unk>`."""
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -115,11 +119,11 @@ def _model(settings: GuardTraining, tokenizer: Any) -> LlamaForCausalLM:
 class _Encoded:
     ids: list[int]
     loss_mask: list[bool]
-    """Of each token, whether it is one of a reply (its `<end>` included)."""
+    """For each token, whether it belongs to a reply (its `<end>` included)."""
 
 
 def _encode(said: Sequence[guard_chats.Message], ids: dict[str, int]) -> _Encoded:
-    """Word for word what the chat template and the tokenizer make of it (a test compares), without their cost."""
+    """The tokens of a chat, the same as those of chat template and tokenizer (a test compares), but faster."""
     tokens: list[int] = []
     learned: list[bool] = []
     for message in said:
@@ -130,27 +134,78 @@ def _encode(said: Sequence[guard_chats.Message], ids: dict[str, int]) -> _Encode
     return _Encoded(tokens, learned)
 
 
+def _open_or_make(settings: GuardTraining) -> tuple[Any, Any]:
+    """The model to train and its tokenizer: those of `settings.start`, or new ones."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer: Any = train_tokenizer() if settings.start is None else AutoTokenizer.from_pretrained(settings.start)
+    if settings.start is None:
+        return _model(settings, tokenizer), tokenizer
+    return AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32), tokenizer
+
+
+@dataclass
+class _Batches:
+    """Batches of encoded chats, by kind."""
+
+    draw: random.Random
+    ids: dict[str, int]
+    """Number of each word."""
+    batch_tokens: int
+    """Tokens of a batch, about."""
+    waiting: dict[str, list[list[_Encoded]]] = field(default_factory=dict)
+
+    def next_batch(self, shares: dict[str, float]) -> tuple[str, list[_Encoded]]:
+        """A kind of chat, drawn by its share, and a batch of that kind. Four batches are made at a time."""
+        kind = self.draw.choices(list(shares), list(shares.values()))[0]
+        batches = self.waiting.setdefault(kind, [])
+        if not batches:
+            size = self.batch_tokens // (160 if kind == "past" else 75)
+            made = [_encode(guard_chats.chat(self.draw, kind), self.ids) for _ in range(4 * size)]
+            made.sort(key=lambda one: len(one.ids))  # of about the same length: less padding
+            batches += [made[n : n + size] for n in range(0, len(made), size)]
+            self.draw.shuffle(batches)
+        return kind, batches.pop()
+
+
+def _train_step(model: Any, optimizer: Any, batch: Sequence[_Encoded], pad: int) -> tuple[float, float, int]:
+    """One step of gradient descent on a batch.
+
+    Returns:
+        The mean cross-entropy of the reply tokens in nats, the share of them that the model predicts, and the size of the
+        padded batch in tokens.
+    """
+    import torch
+
+    width = max(len(one.ids) for one in batch)
+    tokens = torch.tensor([one.ids + [pad] * (width - len(one.ids)) for one in batch])  # (chats, width)
+    masks = [one.loss_mask + [False] * (width - len(one.ids)) for one in batch]
+    learned = torch.tensor(masks)[:, 1:]  # (chats, width - 1)
+    # Padding is on the right: a causal model needs no mask for what comes after the labels.
+    hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state[learned]  # (reply tokens, hidden)
+    logits = model.lm_head(hidden)  # (reply tokens, vocabulary)
+    targets = tokens[:, 1:][learned]
+    loss = torch.nn.functional.cross_entropy(logits, targets)
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    return float(loss.detach()), float((logits.argmax(-1) == targets).float().mean()), tokens.numel()
+
+
 def train(settings: GuardTraining) -> Path:
     """Train a model and write it to `settings.out`; returns that folder."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(settings.seed)
     torch.set_num_threads(1)
     draw = random.Random(f"guard {settings.seed} {settings.start}")
     settings.out.mkdir(parents=True, exist_ok=True)
-    model: Any
-    tokenizer: Any
-    if settings.start is not None:
-        tokenizer = AutoTokenizer.from_pretrained(settings.start)
-        model = AutoModelForCausalLM.from_pretrained(settings.start, dtype=torch.float32)
-    else:
-        tokenizer = train_tokenizer()
-        model = _model(settings, tokenizer)
-    ids: dict[str, int] = tokenizer.get_vocab()
+    model, tokenizer = _open_or_make(settings)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.05)
     drilled = settings.start is not None
-    waiting: dict[str, list[list[_Encoded]]] = {}
+    batches = _Batches(draw, tokenizer.get_vocab(), settings.batch_tokens)
     losses: dict[str, list[float]] = {}
     hits: list[float] = []
     begun, step, seen = time.monotonic(), 0, 0
@@ -158,36 +213,12 @@ def train(settings: GuardTraining) -> Path:
         while (part := (time.monotonic() - begun) / 60 / settings.minutes) < 1:
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1, (step + 1) / 100) * min(1.0, max(0.03, (1 - part) / 0.4))
-            shares = (
-                dict(guard_chats.CHAT_SHARES) if drilled else {"drill": 0.5, "free": 0.2, "scenario": 0.15, "hindsight": 0.15}
-            )
-            kind = draw.choices(list(shares), list(shares.values()))[0]
-            batches = waiting.setdefault(kind, [])
-            if not batches:
-                size = settings.batch_tokens // (160 if kind == "past" else 75)
-                made = [_encode(guard_chats.chat(draw, kind), ids) for _ in range(4 * size)]
-                made.sort(key=lambda one: len(one.ids))  # of about the same length: less padding
-                batches += [made[n : n + size] for n in range(0, len(made), size)]
-                draw.shuffle(batches)
-            batch = batches.pop()
-            width = max(len(one.ids) for one in batch)
-            tokens = torch.tensor([one.ids + [tokenizer.pad_token_id] * (width - len(one.ids)) for one in batch])
-            learned = torch.tensor([one.loss_mask + [False] * (width - len(one.ids)) for one in batch])[
-                :, 1:
-            ]  # (chats, width - 1)
-            # Padding is on the right: a causal model needs no mask for what comes after the labels.
-            hidden = model.model(tokens[:, :-1], use_cache=False).last_hidden_state[learned]  # (reply tokens, hidden)
-            logits = model.lm_head(hidden)  # (reply tokens, vocabulary)
-            targets = tokens[:, 1:][learned]
-            loss = torch.nn.functional.cross_entropy(logits, targets)
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            step, seen = step + 1, seen + tokens.numel()
-            losses.setdefault(kind, []).append(float(loss.detach()))
+            kind, batch = batches.next_batch(dict(guard_chats.CHAT_SHARES) if drilled else DRILL_SHARES)
+            loss, hit, size = _train_step(model, optimizer, batch, tokenizer.pad_token_id)
+            step, seen = step + 1, seen + size
+            losses.setdefault(kind, []).append(loss)
             if kind == "drill":
-                hits.append(float((logits.argmax(-1) == targets).float().mean()))
+                hits.append(hit)
             if step % 100 == 0:
                 # Chance is 0.75: three tokens of four in a drill's replies stand in the question, or always follow.
                 known = sum(hits) / max(len(hits), 1)
@@ -204,7 +235,7 @@ def train(settings: GuardTraining) -> Path:
 
 
 def main() -> None:
-    """The command."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Train the guard model from nothing.")
     parser.add_argument("out", type=Path, help="folder to write to")
     parser.add_argument("--minutes", type=float, default=GuardTraining.minutes)

@@ -7,16 +7,17 @@
     - put wet towel in washing machine
     You are in the bedroom. ...                                      -> take blue shirt
 
-That is how a library stands in a prompt that was learned on other tasks of a game. Two sources. `sought`: the bare exercise,
-many small scenes after one list, whose names share their words, so that a line is found by all of its words only. `heeded`:
-games under such lists, of which about one line in ten that is for this task is wrong; with lines for other tasks only, the
-label is what it is without lessons.
+A library that was learned on other tasks of a game stands in a prompt like this. There are two sources of texts.
+`lookup_pieces`: the bare exercise, many small scenes after one list, whose names share words, so that a line is found only by all
+of its words. `lesson_pieces`: games under such lists, of which about one line in ten for this task is wrong; with lines for other
+tasks only, the label is the one without lessons.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ...memory.records import Task
 from .chores import invent_word
@@ -43,9 +44,9 @@ def _list(draw: random.Random, lines: Sequence[str]) -> str:
 
 
 def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] = ()) -> Iterator[TranscriptPiece]:
-    """A list of what belongs where (or what is to be done to what), then scenes that each ask for one line of it, or for none.
+    """A list of things and their places (or the actions on them), then scenes that each ask for one line of it, or for none.
 
-    Where the list says nothing of the thing, all places are as good.
+    For a thing that the list does not name, all places are equally good.
     """
 
     def word() -> str:
@@ -61,31 +62,68 @@ def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] 
         for p in dict.fromkeys(" ".join(word() for _ in range(draw.choice((1, 1, 2)))) for _ in range(12))
         if "in" not in p.split()
     ]
-    count = min(draw.choice((2, 4, 6, 8, 12, 16, 24, 32)), len(things) - 1)
-    listed, others = things[:count], things[count:]
-    verb = draw.choice(("put", "put", "put", "move", "cook"))
-    joint = "to" if verb == "move" else "in"
-    homes = {thing: draw.choice(places) for thing in listed}
-    deeds = {thing: draw.choice(_DONE_TO_THINGS) for thing in listed} if draw.random() < 0.15 else {}
-    lines: list[str] = []
-    taking = draw.choice((0.0, 0.0, 0.3, 1.0))
-    for thing in listed:
-        lines.append(f"{deeds[thing]} {thing}" if deeds else f"{verb} {thing} {joint} {homes[thing]}")
-        if draw.random() < taking:
-            lines.append(f"take {thing}")
-    draw.shuffle(lines)
-    head = _list(draw, lines)
+    table = _LessonTable.sample(draw, things, places)
+    head = _list(draw, table.lines(draw))
     yield f"Task: {draw.choice(_TASKS)}\n"
     yield head
     used, full = 20 + len(head) // 3, draw.random() < 0.4
     while used < longest:
-        thing = draw.choice(others if draw.random() < 0.15 else listed)
-        here = draw.sample(places, min(len(places), draw.randint(2, 6)))
+        text, decision = table.scene(draw, full)
+        yield f"{text}\n>"
+        yield decision
+        if draw.random() < 0.5:
+            yield RewardPiece(draw.choice((0.0, 1.0, 0.5)))
+        used += (len(text) + len(decision.taken)) // 3 + 6
+
+
+@dataclass(frozen=True)
+class _LessonTable:
+    """The places of things, or the actions on them; and further things about which the list says nothing."""
+
+    things: Sequence[str]
+    places: Sequence[str]
+    listed: Sequence[str]
+    """The things in the list."""
+    verb: str
+    joint: str
+    """The word between thing and place."""
+    homes: dict[str, str]
+    """Thing -> its place."""
+    deeds: dict[str, str]
+    """Thing -> the action on it; empty: things are put in their places."""
+
+    @classmethod
+    def sample(cls, draw: random.Random, things: Sequence[str], places: Sequence[str]) -> _LessonTable:
+        """Draw a table. The order of the draws decides the texts of a seed."""
+        listed = things[: min(draw.choice((2, 4, 6, 8, 12, 16, 24, 32)), len(things) - 1)]
+        verb = draw.choice(("put", "put", "put", "move", "cook"))
+        homes = {thing: draw.choice(places) for thing in listed}
+        deeds = {thing: draw.choice(_DONE_TO_THINGS) for thing in listed} if draw.random() < 0.15 else {}
+        return cls(things, places, listed, verb, "to" if verb == "move" else "in", homes, deeds)
+
+    def lines(self, draw: random.Random) -> list[str]:
+        """The list, in any order; now and then with a line `take thing`."""
+        lines: list[str] = []
+        taking = draw.choice((0.0, 0.0, 0.3, 1.0))
+        for thing in self.listed:
+            lines.append(
+                f"{self.deeds[thing]} {thing}" if self.deeds else f"{self.verb} {thing} {self.joint} {self.homes[thing]}"
+            )
+            if draw.random() < taking:
+                lines.append(f"take {thing}")
+        draw.shuffle(lines)
+        return lines
+
+    def scene(self, draw: random.Random, full: bool) -> tuple[str, DecisionPiece]:
+        """A scene that asks for one line of the list, or for none, and the right decision."""
+        deeds, homes = self.deeds, self.homes
+        thing = draw.choice(self.things[len(self.listed) :] if draw.random() < 0.15 else self.listed)
+        here = draw.sample(self.places, min(len(self.places), draw.randint(2, 6)))
         home = homes.get(thing, "")
         if home and home not in here and draw.random() < 0.9:
             here[draw.randrange(len(here))] = home
         held = draw.random() < 0.75
-        lying = draw.choice(things)
+        lying = draw.choice(self.things)
         options = {"look around", "inventory", *(f"open {place}" for place in here if draw.random() < 0.3)}
         if lying != thing:
             options.add(f"take {lying}")
@@ -93,7 +131,7 @@ def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] 
             options |= {f"{deed} {thing}" for deed in _DONE_TO_THINGS}
             right = {f"{deeds[thing]} {thing}"} if thing in deeds else {f"{deed} {thing}" for deed in _DONE_TO_THINGS}
         elif held:
-            puts = {place: f"{verb} {thing} {joint} {place}" for place in here}
+            puts = {place: f"{self.verb} {thing} {self.joint} {place}" for place in here}
             options |= {*puts.values()}
             right = {puts[home]} if home in puts else {*puts.values()}
         else:
@@ -104,15 +142,11 @@ def lookup_pieces(draw: random.Random, longest: int = 500, words: Sequence[str] 
         label = soften({action: 1 / len(chosen) for action in chosen}, sorted(options))
         action = draw.choice(chosen)
         text = _scene(draw, here, [lying] if held or deeds else [thing, lying], thing if held and not deeds else "", full)
-        yield f"{text}\n>"
-        yield DecisionPiece(action, label, known=len(chosen) == 1)
-        if draw.random() < 0.5:
-            yield RewardPiece(draw.choice((0.0, 1.0, 0.5)))
-        used += (len(text) + len(action)) // 3 + 6
+        return text, DecisionPiece(action, label, known=len(chosen) == 1)
 
 
 def _scene(draw: random.Random, places: Sequence[str], lying: Sequence[str], held: str, full: bool) -> str:
-    """Places, things that lie there, what is held: as a game shows them, or in few words."""
+    """The places, the things there and the thing held, as a game shows them or in few words."""
     seen = [*draw.sample(places, len(places)), *dict.fromkeys(lying)]
     if not full:
         return (
@@ -176,7 +210,7 @@ def lesson_pieces(
 
 
 def bare_attempt(task: Task, actions: Sequence[str]) -> GameAttempt:
-    """An attempt of which only the actions matter, all of them right."""
+    """An attempt that consists of right actions only, without observations."""
     return GameAttempt(task, tuple(("", "", DecisionPiece(action, {action: 1.0}), 0.0) for action in actions))
 
 
@@ -191,7 +225,7 @@ def swap_places(draw: random.Random, actions: Sequence[str], places: Sequence[st
 
 
 def gold_actions(played: GameAttempt) -> list[str]:
-    """What gold does in an attempt, without idle looks."""
+    """The gold actions of an attempt, without idle looks."""
     done = (action for _, _, decision, _ in played.steps for action in expert_actions(decision))
     return [action for action in dict.fromkeys(done) if action not in IDLE_ACTIONS]
 

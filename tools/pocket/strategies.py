@@ -1,4 +1,4 @@
-"""Training texts about strategies: to act on one that stands before the steps, and to write one from past experiences.
+"""Training texts about strategies: acting on a strategy that stands before the steps, and writing one from past experiences.
 
 Acting on a strategy (items joined by `. `, best first; in the toy world each names its place):
 
@@ -22,10 +22,11 @@ Writing one, from pieces of past attempts:
     door black
     Strategy:                                                        -> door black mist. gate troll lamp
 
-`obeyed`: the bare exercise, scenes of a few invented things that mean nothing, where only the strategy says what to do; it has
-ten times as many decisions for the same tokens as games have. `advised`: games with strategies, mostly right. `experienced`: experiences of the toy world, the reply is what they and the
-running steps determine. `recounted`: experiences of games, the reply is what the best of them did and what it was paid for
-next. In the last two a part of the texts asks for the action instead: past experiences read as they are.
+`strategy_pieces`: the bare exercise, scenes of a few invented things, where only the strategy says what to do; it has ten times as
+many decisions for the same tokens as games. `game_strategy_pieces`: games with strategies, mostly right.
+`keep_experience_pieces`: experiences of the toy world; the reply is what they and the running steps determine.
+`game_experience_pieces`: experiences of games; the reply is the first action of the best one and its later rewarded actions. A
+part of the texts of the last two asks for the next action instead of a strategy.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ __all__ = [
 ]
 
 Step = tuple[str, str, DecisionPiece, float]
-"""As in `Played`: observation, its abstract state, decision, reward."""
+"""A step as in `GameAttempt`: observation, its abstract state, decision, reward."""
 
 IDLE_ACTIONS = ("look around", "inventory", "task", "look")
-"""Actions that only show what the observation has said already."""
+"""Actions that only repeat what the observation has shown."""
 
 
 def expert_actions(decision: DecisionPiece) -> list[str]:
-    """What the expert would do there: nothing where it does not know."""
+    """The expert's actions at a decision; none where it does not know."""
     top = max(decision.probabilities.values())
     return [action for action, p in decision.probabilities.items() if p > 0.5 * top] if top > 0.05 else []
 
@@ -238,7 +239,7 @@ def _items(draw: random.Random, steps: Sequence[Step], at: int) -> tuple[list[st
 
 
 def step_text(state: str, action: str, reward: float | None) -> str:
-    """An earlier step as prompts show it."""
+    """The text of an earlier step in a prompt."""
     return f"{state}\n> {action}\n" + (f"= {reward:g}\n" if reward is not None else "")
 
 
@@ -341,13 +342,23 @@ def _decision(reader: Reader, visit: _Visit) -> DecisionPiece:
     return DecisionPiece(visit.action, soften(probabilities, visit.options), known)
 
 
+def _action_shares(decision: DecisionPiece, paid: str) -> dict[str, float]:
+    """Probabilities of the next action: 0.8 for the action `paid`, if it is admissible, and the rest for the expert's actions."""
+    gold = expert_actions(decision)
+    shares = {action: 1 / len(gold) for action in gold}
+    if paid in decision.probabilities:
+        shares = {action: 0.2 * p for action, p in shares.items()}
+        shares[paid] = shares.get(paid, 0.0) + (0.8 if gold else 1.0)
+    return shares
+
+
 def game_experience_pieces(
     draw: random.Random, attempts: Sequence[GameAttempt], rename_probability: float = 0.5, longest: int = 600
 ) -> Iterator[TranscriptPiece]:
     """Pieces of earlier attempts at a task of a game, a few steps of the running one, and `Strategy:` or an action.
 
-    The best piece is the one whose shown steps were paid most (then: whose attempt was). The strategy is its first action and
-    those that were paid after it; where no piece was paid anything, what not to do again; `nothing` where there is none.
+    The best piece is the one with the highest reward in its shown steps (then: in its attempt). The strategy is its first action
+    and its later rewarded actions; if no piece has a reward, the actions not to repeat; `nothing` if there is none.
     """
     order = draw.sample(list(attempts), len(attempts))
     if draw.random() < rename_probability:
@@ -385,13 +396,8 @@ def game_experience_pieces(
     best = max(pieces, key=lambda piece: piece[:2], default=None)
     good = best is not None and (best[0] > 0 or (best[0] == 0 and best[1] > 0))
     if draw.random() < 0.3:
-        gold = expert_actions(decision)
-        first_action = best[2][0][2].taken if best is not None and good else ""
-        share = {action: 1 / len(gold) for action in gold}
-        if first_action in decision.probabilities and best is not None and best[2][0][1] == state:
-            share = {action: 0.2 * p for action, p in share.items()}
-            share[first_action] = share.get(first_action, 0.0) + (0.8 if gold else 1.0)
-        if share:
+        first_action = best[2][0][2].taken if best is not None and good and best[2][0][1] == state else ""
+        if share := _action_shares(decision, first_action):
             yield f"{seen.strip()}\n>"
             yield DecisionPiece(decision.taken, soften(share, list(decision.probabilities)), weight=4.0)
             return

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["CHAT_TEMPLATE", "train_tokenizer"]
 
 TOKEN_PATTERN = r"\n>|= -?[0-9](?:\.[0-9]+)?| ?\p{L}+| ?[0-9]| ?[^\s\p{L}0-9]+|\s"
-"""What a token may never reach across."""
+"""Pattern of the places that no token may cross."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -24,7 +24,7 @@ CHAT_TEMPLATE = (
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\\n>' }}{% endif %}"
 )
-"""User texts as they are, replies after `\\n>`, a turn ends with a line break; system messages are left out."""
+"""Chat template: user texts as they are, replies after `\\n>`, a line break after each turn; system messages are left out."""
 
 
 def train_tokenizer(texts: Iterable[str], words: Iterable[str], size: int) -> PreTrainedTokenizerFast:

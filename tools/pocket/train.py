@@ -55,7 +55,7 @@ RETRY_MAPS: Mapping[str, Sequence[Mapping[str, int]]] = {
     "simonsays": ({},),
     "peckingorder": ({},),
 }
-"""The same, for the games that are attempted several times."""
+"""The same for the games that are attempted several times."""
 
 STAGES = ((160, 14), (320, 8), (1000, 3))
 """(tokens in a sequence, sequences in a batch) of the toy world, after the recall stage."""
@@ -71,11 +71,11 @@ class PocketTraining:
     out: Path
     """Folder for weights, tokenizer, configuration and the record `training.jsonl` (a line every 100 steps)."""
     minutes: float = 60.0
-    """Wall-clock time of the training proper."""
+    """Wall-clock time of the training itself, in minutes."""
     max_steps: int | None = None
-    """Stop after so many steps of the optimiser, if the time is not over before."""
+    """Highest number of optimiser steps; the time may end the training earlier."""
     seed: int = 0
-    """Of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
+    """Seed of the weights and of every draw. Runs of one seed differ when the machine's speed does: stages end by time."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     start: Path | None = None
@@ -125,7 +125,7 @@ class PocketTraining:
 
 @dataclass
 class Encoder:
-    """Pieces to token ids and soft targets."""
+    """Encodes pieces of transcripts as token ids and soft targets."""
 
     tokenizer: PreTrainedTokenizerBase
     _cache: dict[str, list[int]] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class TokenTarget:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTranscript:
-    """A transcript as the model is given it."""
+    """A transcript as token ids with its targets."""
 
     ids: list[int]
     targets: list[TokenTarget]
@@ -494,19 +494,34 @@ class _Run:
         return waiting.pop()
 
     def _sequences(self, source: str, batches: int) -> tuple[int, list[EncodedTranscript]]:
-        """Sequences for so many batches, and how many of them make one."""
+        """Sequences for so many batches, and how many of them make one batch."""
         # Short windows stay: most decisions of a long one come late, where hardly anything is left to find out.
-        longest, count = self.draw.choice(STAGES[: max(self.stage, 1)])
-        reading = 0.0
+        window = self.draw.choice(STAGES[: max(self.stage, 1)])
+        if source == "echo":
+            return 16, [_echo(self.draw, self.draw.choice((60, 160, 300)), self.names) for _ in range(16 * batches)]
+        sources, longest, count, reading = self._piece_sources(source, batches, *window)
+        made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
+        if source in ("obeyed", "advised", "heeded"):
+            # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
+            for sequence in made:
+                sequence.targets[:] = [
+                    replace(t, weight=FIRST_TOKEN_WEIGHT * t.weight) if t.known else t for t in sequence.targets
+                ]
+        # An attempt in which there is nothing to advise gives no text.
+        return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
+
+    def _piece_sources(
+        self, source: str, batches: int, longest: int, count: int
+    ) -> tuple[Iterator[Iterable[TranscriptPiece]], int, int, float]:
+        """The transcripts of a source, tokens of a sequence, sequences of a batch, and the weight of tokens that are only read."""
         sources: Iterator[Iterable[TranscriptPiece]]
+        reading = 0.0
         match source:
             case "recall":
                 longest, count = 480, 16
                 hard = [self.draw.random() < 0.7 for _ in range(count * batches)]
                 pairs = [self.pairs if most else self.draw.randint(2, self.pairs) for most in hard]
                 sources = (transcripts.recall_pieces(self.draw, number) for number in pairs)
-            case "echo":
-                return 16, [_echo(self.draw, self.draw.choice((60, 160, 300)), self.names) for _ in range(16 * batches)]
             case "games":
                 longest, count, reading = 480, 6, self.settings.reading_weight
                 paths = self.played.result().paths
@@ -546,21 +561,13 @@ class _Run:
                 longest, count = self.draw.choice(((400, 8), (800, 4)))
                 sources = (lessons.lookup_pieces(self.draw, longest, self.words) for _ in range(count * batches))
             case "heeded":
-                most, longest, count, reading = self.draw.choice(((8, 480, 6, 0.005), (40, 900, 3, 0.005)))
+                reading, (most, longest, count) = 0.005, self.draw.choice(((8, 480, 6), (40, 900, 3)))
                 sources = (
                     lessons.lesson_pieces(self.draw, *self._lesson_attempts(), most, self.words) for _ in range(count * batches)
                 )
             case _:
                 sources = (transcripts.keep_pieces(self.draw, self.world, longest=longest) for _ in range(count * batches))
-        made = [self.encoder.sequence(pieces, longest, reading) for pieces in sources]
-        if source in ("obeyed", "advised", "heeded"):
-            # A small model soon copies an action once it has begun; which of the actions to begin is what has to be read.
-            for sequence in made:
-                sequence.targets[:] = [
-                    replace(t, weight=FIRST_TOKEN_WEIGHT * t.weight) if t.known else t for t in sequence.targets
-                ]
-        # An attempt in which there is nothing to advise gives no text.
-        return count, [sequence for sequence in made if sequence.targets] or self._sequences(source, batches)[1]
+        return sources, longest, count, reading
 
     def _chore(self, count: int) -> list[GameAttempt]:
         task = self.chores.task(self.draw.randrange(10**9))

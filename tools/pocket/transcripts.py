@@ -1,6 +1,6 @@
-"""What the pocket model is trained on: texts of attempts, with the probabilities an expert gives to each action.
+"""Training texts of the pocket model: texts of attempts, with the probabilities that an expert gives to each action.
 
-A transcript is a sequence of pieces: text that is only read, a `Decision` where something was written, a `Paid` reward.
+A transcript is a sequence of pieces: text that is only read, a `DecisionPiece` where something was written, a `RewardPiece`.
 Joined, they are the prompts of `learngraph`:
 
     Task: reach the exit
@@ -22,11 +22,11 @@ Joined, they are the prompts of `learngraph`:
 
 and, at the end of others, `Learned:` or `Feedback:` with all that the text determines as the reply.
 
-Four sources. `recall`: the bare exercise of finding a key's value again, without which nothing else is learned
-(one million parameters do not discover it on their own). `keep`: attempts at Keyword Keep, the toy world with hidden rules,
-labelled by the exact posterior over what the text so far reveals. `window`: gold paths of TextWorldExpress games with
-detours. `retry`: several attempts at one task of such a game, labelled by what the best one so far did. (Strategies
-to be read and written: `strategies`.) Training splits only. The experts are asked for labels here and nowhere else.
+There are four sources. `recall_pieces`: the bare exercise of finding a key's value again, without which nothing else is learned
+(one million parameters do not discover it on their own). `keep_pieces`: attempts at Keyword Keep, the toy world with hidden
+rules, labelled by the exact posterior given the text so far. `window_pieces`: gold paths of TextWorldExpress games with
+detours. `retry_pieces`: several attempts at one task of such a game, labelled by the best one so far. (Texts with strategies
+are in strategies.py.) All texts are from training splits. Experts give labels here and nowhere else.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ REWARD_UNITS: tuple[float, ...] = tuple(sorted({n / 100 for n in range(1, 100)} 
 """Rewards that are single tokens besides 0, 1 and 2: hundredths, digits, and the shares that games pay for their parts."""
 
 NOW_MODES = ("exploit", "explore", "explore or exploit")
-"""What `Now:` may ask for."""
+"""Words after `Now:`, which ask for a way to play."""
 
 SINGLE_TOKEN_WORDS: tuple[str, ...] = (
     *("\n>", "= 0", "= 1", "= 2", "Task", "Strategy", "Lessons", "Attempt", "total"),
@@ -86,11 +86,11 @@ SINGLE_TOKEN_WORDS: tuple[str, ...] = (
     *KEYS,
     *(f" {word}" for table in (KEYS, ANSWERS, MOVES) for kind in table for word in (kind, *table[kind])),
 )
-"""What has to be a single token: the layout's marks and every word of the toy world, as it stands in the layout."""
+"""Texts that have to be a single token: the layout's marks and every word of the toy world, as it stands in the layout."""
 
 
 class TranscriptEnvironment(Protocol):
-    """What transcripts need of an environment."""
+    """The part of an environment that transcripts need."""
 
     name: str
     horizon: int
@@ -111,7 +111,7 @@ class DecisionPiece:
     known: bool = False
     """Whether the text so far determines the answer (a keyed place of the toy world whose answer it reveals)."""
     weight: float = 1.0
-    """Of its loss, against that of other decisions."""
+    """Weight of the decision's loss, relative to other decisions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +125,12 @@ TranscriptPiece = str | DecisionPiece | RewardPiece
 
 
 def transcript_text(pieces: Sequence[TranscriptPiece]) -> str:
-    """The transcript as the model reads it."""
+    """The text of a transcript."""
     return "".join(piece_text(piece) for piece in pieces)
 
 
 def piece_text(piece: TranscriptPiece) -> str:
-    """One piece of text. Pieces end where tokens end: they can be tokenised one by one."""
+    """The text of one piece. Pieces end where tokens end, so that they can be tokenised one by one."""
     match piece:
         case DecisionPiece(taken):
             return f" {taken}\n"
@@ -200,7 +200,7 @@ def recall_pieces(draw: random.Random, pairs: int, queries: int = 14) -> list[Tr
 
 @dataclass
 class Reader:
-    """What a text about Keyword Keep determines, followed along as the text is written."""
+    """Reads a text about Keyword Keep while it is written, and keeps the facts that it determines."""
 
     expert: PosteriorExpert = field(default_factory=PosteriorExpert)
     tried: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -270,47 +270,146 @@ def keep_pieces(draw: random.Random, world: KeywordKeep, split: str = "train", l
     time or never; with rewards, with zeros in their place, or without. A part of them is a single attempt, or the rest of
     one, as agents show it that have no earlier attempts. Others end with an attempt under `Now:`, or with what was learned.
     """
-    task = world.task(draw.randrange(10**9), split)
-    reader = Reader()
-    ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
-    rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
-    unit = draw.choice(REWARD_UNITS) if draw.random() < 0.12 else 1.0
-    careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
-    single = not ends and draw.random() < 0.33
-    unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
-    reordered = draw.random() < 0.75
-    numbered, digests, counted = draw.random() < 0.35, draw.random() < 0.2, draw.random() < 0.12
-    feedback = rewards == "none" and (ends == "feedback" or draw.random() < 0.6)
-    number = draw.randint(1, 60) if numbered else 1
+    yield from _KeepTranscript.sample(draw, world, split, longest).pieces()
 
-    opening = [f"Task: {task.instruction}\n", *_advice(draw, task, reader, longest)]
-    yield from opening
-    used = sum(map(_size, opening))
 
-    def attempt(n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[TranscriptPiece]:
+@dataclass
+class _KeepTranscript:
+    """The form of a transcript of `keep_pieces`, drawn once, and its player."""
+
+    draw: random.Random
+    world: KeywordKeep
+    task: Task
+    longest: int
+    """Approximate number of tokens."""
+    ends: str
+    """`now`, `learned` or `feedback`; empty: without end."""
+    rewards: str
+    """`shown`, `zeroed` or `none`."""
+    unit: float
+    """Factor of the rewards."""
+    careless: float
+    """Probability of a uniformly drawn action."""
+    single: bool
+    """True if there is only one attempt."""
+    unseen: int
+    """Steps of a single attempt that are left out."""
+    reordered: bool
+    """True if each attempt has the places in another order."""
+    numbered: bool
+    """True if attempts begin at any number and numbers are skipped."""
+    digests: bool
+    """True if half of the earlier attempts are digests in one line."""
+    counted: bool
+    """True if headings may count repeats, as `(x3)`."""
+    feedback: bool
+    """True if remarks stand between attempts."""
+    number: int
+    """Number of the next attempt."""
+    reader: Reader = field(default_factory=Reader)
+
+    @classmethod
+    def sample(cls, draw: random.Random, world: KeywordKeep, split: str, longest: int) -> _KeepTranscript:
+        """Draw a task and a form. The order of the draws decides the texts of a seed."""
+        task = world.task(draw.randrange(10**9), split)
+        ends = draw.choices(("", "now", "learned", "feedback"), (45, 30, 15, 10))[0]
+        rewards = "none" if ends == "feedback" else draw.choices(("shown", "zeroed", "none"), (84, 9, 7))[0]
+        unit = draw.choice(REWARD_UNITS) if draw.random() < 0.12 else 1.0
+        careless = draw.choice((0.0, 0.0, 0.1, 0.15, 0.3, 0.5, 1.0))
+        single = not ends and draw.random() < 0.33
+        unseen = draw.randrange(1, 8) if single and draw.random() < 0.3 else 0
+        reordered = draw.random() < 0.75
+        numbered = draw.random() < 0.35
+        return cls(
+            draw=draw,
+            world=world,
+            task=task,
+            longest=longest,
+            ends=ends,
+            rewards=rewards,
+            unit=unit,
+            careless=careless,
+            single=single,
+            unseen=unseen,
+            reordered=reordered,
+            numbered=numbered,
+            digests=draw.random() < 0.2,
+            counted=draw.random() < 0.12,
+            feedback=rewards == "none" and (ends == "feedback" or draw.random() < 0.6),
+            number=draw.randint(1, 60) if numbered else 1,
+        )
+
+    def pieces(self) -> Iterator[TranscriptPiece]:
+        """The whole transcript."""
+        opening = [f"Task: {self.task.instruction}\n", *_advice(self.draw, self.task, self.reader, self.longest)]
+        yield from opening
+        if self.single:
+            yield from self.attempt(0, skipped=self.unseen)
+            return
+        used, count = sum(map(_size, opening)), 0
+        while not self.ends or (used + 130 < self.longest and (count == 0 or self.draw.random() < 0.85)):
+            if self.ends == "now" and count == 0 and self.draw.random() < 0.15:
+                break
+            lines: list[str] = []
+            for piece in self.earlier_attempt(count):
+                lines.append(piece if isinstance(piece, str) else piece_text(piece))
+                yield piece
+            used += sum(map(_size, lines))
+            self.number += self.draw.randint(1, 5) if self.numbered and self.draw.random() < 0.5 else 1
+            count += 1
+        yield from self.ending(count)
+
+    def earlier_attempt(self, count: int) -> Iterator[TranscriptPiece]:
+        """An attempt with its heading, or a digest of it."""
+        draw = self.draw
+        if self.digests and draw.random() < 0.5:
+            unit = self.unit if self.rewards == "shown" else 0.0
+            yield _digest(draw, self.world, self.world.variant(self.task, count), self.number, unit)
+            return
+        often = f" (x{draw.randint(2, 9)})" if self.counted and draw.random() < 0.4 else ""
+        if self.feedback and count and draw.random() < 0.9:
+            yield _remark(draw, self.reader)
+        yield f"Attempt {self.number}{often}:\n"
+        yield from self.attempt(count)
+
+    def ending(self, count: int) -> Iterator[TranscriptPiece]:
+        """An attempt under `Now:`, or what was learned."""
+        if self.ends != "now":
+            facts = self.reader.facts_text()
+            yield f"{'Learned' if self.ends == 'learned' else 'Feedback'}:\n>"
+            yield DecisionPiece(facts, {facts: 1.0})
+            return
+        if self.feedback and count:
+            yield _remark(self.draw, self.reader)
+        mode = self.draw.choice(NOW_MODES)
+        yield f"Attempt {self.number}:\n"
+        # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
+        yield from self.attempt(count, mode, last=self.draw.choice((None, self.draw.randint(0, 8))))
+
+    def attempt(self, n: int, asked: str = "", skipped: int = 0, last: int | None = None) -> Iterator[TranscriptPiece]:
         """One attempt, all under `Now: asked`; or only its decision after `last` steps, which ends it."""
-        now = world.variant(task, n) if reordered else task
+        now = self.world.variant(self.task, n) if self.reordered else self.task
         actions: list[str] = []
-        shown = world.observe(now, ())
+        shown = self.world.observe(now, ())
         total = 0.0
         while not shown.over:
             place = shown.text
             mode = asked if last in (None, len(actions)) else ""
-            probabilities = reader.policy(place, mode)
-            if draw.random() < careless:
-                action = draw.choice(shown.actions)
+            probabilities = self.reader.policy(place, mode)
+            if self.draw.random() < self.careless:
+                action = self.draw.choice(shown.actions)
             else:
-                action = draw.choices(list(probabilities), list(probabilities.values()))[0]
+                action = self.draw.choices(list(probabilities), list(probabilities.values()))[0]
             label = soften(probabilities, shown.actions)
             known = len(probabilities) == 1 and mode != "explore" and place.partition(" ")[0] in _KEYED
-            misled = reader.expert.advice.get(place) in reader.expert.failed_answers.get(place, ())
+            misled = self.reader.expert.advice.get(place) in self.reader.expert.failed_answers.get(place, ())
             actions.append(action)
-            shown = world.observe(now, actions)
+            shown = self.world.observe(now, actions)
             if len(actions) <= skipped:
                 continue
             assert shown.reward is not None
-            total += shown.reward * unit
-            reader.read_step(place, action, shown, rewards == "shown")
+            total += shown.reward * self.unit
+            self.reader.read_step(place, action, shown, self.rewards == "shown")
             if mode:
                 yield f"Now: {mode}\n"
             yield f"{place}\n>"
@@ -318,48 +417,14 @@ def keep_pieces(draw: random.Random, world: KeywordKeep, split: str = "train", l
                 yield DecisionPiece(action, label, known, 4.0)
                 return
             yield DecisionPiece(action, label, known, 2.0 if mode or misled else 1.0)
-            if rewards != "none":
-                yield RewardPiece(shown.reward * unit if rewards == "shown" else 0.0)
-        if single or rewards == "none":
-            return
-        yield f"total {round(total, 9) if rewards == 'shown' else 0:g}\n"
-
-    if single:
-        yield from attempt(0, skipped=unseen)
-        return
-    count = 0
-    while not ends or (used + 130 < longest and (count == 0 or draw.random() < 0.85)):
-        if ends == "now" and count == 0 and draw.random() < 0.15:
-            break
-        if digests and draw.random() < 0.5:
-            lines = [_digest(draw, world, world.variant(task, count), number, unit if rewards == "shown" else 0.0)]
-            yield from lines
-        else:
-            often = f" (x{draw.randint(2, 9)})" if counted and draw.random() < 0.4 else ""
-            lines = [_remark(draw, reader)] if feedback and count and draw.random() < 0.9 else []
-            lines.append(f"Attempt {number}{often}:\n")
-            yield from lines
-            for piece in attempt(count):
-                lines.append(piece_text(piece))
-                yield piece
-        used += sum(map(_size, lines))
-        number += draw.randint(1, 5) if numbered and draw.random() < 0.5 else 1
-        count += 1
-    if ends == "now":
-        if feedback and count:
-            yield _remark(draw, reader)
-        mode = draw.choice(NOW_MODES)
-        yield f"Attempt {number}:\n"
-        # Half of the time off the layout, with the line at every step: ten times as many decisions for the same tokens.
-        yield from attempt(count, mode, last=draw.choice((None, draw.randint(0, 8))))
-    else:
-        said = reader.facts_text()
-        yield f"{'Learned' if ends == 'learned' else 'Feedback'}:\n>"
-        yield DecisionPiece(said, {said: 1.0})
+            if self.rewards != "none":
+                yield RewardPiece(shown.reward * self.unit if self.rewards == "shown" else 0.0)
+        if not self.single and self.rewards != "none":
+            yield f"total {round(total, 9) if self.rewards == 'shown' else 0:g}\n"
 
 
 def _size(text: str) -> int:
-    """About how many tokens a text about the toy world has."""
+    """The approximate number of tokens of a text about the toy world."""
     return len(_TOKENS.findall(text))
 
 
@@ -367,7 +432,7 @@ _TOKENS = re.compile(r"\n>|= -?[0-9](?:\.[0-9]+)?| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za
 
 
 def _digest(draw: random.Random, world: KeywordKeep, task: Task, number: int, unit: float) -> str:
-    """An attempt by a random player in one line, which tells nothing about single places."""
+    """A random player's attempt in one line, without details of single places."""
     actions: list[str] = []
     shown, total = world.observe(task, ()), 0.0
     while not shown.over:
@@ -489,11 +554,11 @@ def play(world: TranscriptEnvironment, task: Task, draw: random.Random, detours:
 
 
 def practise(world: TranscriptEnvironment, task: Task, draw: random.Random, horizon: int = 30) -> GameAttempt | None:
-    """One attempt by a player that means to follow the gold path and does so more or less, or up to some step.
+    """One attempt by a player that follows the gold path with errors, or up to some step; None without a gold path.
 
-    A step away is walked back, a thing put elsewhere taken again. The labels here are bare: 1 for what gold does next as far
-    as that can be said (in twc, whose things can be taken and put away in any order, for all of gold's next ones),
-    0 for the other admissible actions; `retry` makes the true ones. None where there is no gold path.
+    A step off the path is walked back, a thing put in the wrong place is taken again. Each label here is 1 for gold's next action
+    (in twc, where things can be taken and put away in any order, for each of gold's next actions) and 0 for the other admissible
+    actions; `retry_pieces` makes the final labels.
     """
     try:
         plan = [action for action in world.gold(task) if action not in _IDLE]
@@ -535,13 +600,13 @@ def _begins(start: str, action: str) -> bool:
 
 
 def inverse_action(action: str) -> str:
-    """What takes an action back, if one action can."""
+    """The action that undoes an action; None if no single one does."""
     put = re.fullmatch(r"put (.+) in .+", action)
     return f"take {put[1]}" if put else _BACK.get(action, "")
 
 
 def _observe_plan(world: TranscriptEnvironment, task: Task, plan: Sequence[tuple[str, str]]) -> list[Observation]:
-    """What a plan shows at each step, from the start on; nothing if the game refuses a step of it."""
+    """The observations of a plan from the start on; None if the game refuses a step of it."""
     taken = [action for action, _ in plan]
     try:
         return [world.observe(task, taken[:step]) for step in range(len(taken) + 1)]
@@ -554,7 +619,7 @@ class Games:
     """Attempts at TextWorldExpress games."""
 
     paths: tuple[tuple[GameAttempt, ...], ...]
-    """What `play` made, by map."""
+    """The attempts by map."""
     tries: tuple[tuple[tuple[GameAttempt, ...], ...], ...]
     """What `practise` made, by map and task."""
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ....memory.storage.cache import Cache
     from ....nodes.cached_model import SpendingLimit
     from ...wiring.parts import MethodInputs
-    from ..evaluation import LearningStep
+    from ..learning_curves import LearningStep
 
 __all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed", "spending_meter"]
 
@@ -426,7 +426,7 @@ def _rollout_row(rollout: Rollout, *texts: str) -> dict[str, Any]:
 
 def learning_step(seed: int, row: Mapping[str, Any]) -> LearningStep:
     """A row of learned.jsonl as a step of the curve."""
-    from ..evaluation import LearningStep
+    from ..learning_curves import LearningStep
 
     return LearningStep(
         seed,

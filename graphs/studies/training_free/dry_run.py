@@ -226,7 +226,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     """Print what the run would take, stage by stage; returns the exit code."""
     from ....memory.storage.cache import Cache
     from .. import sweep
-    from ..evaluation import usage_table
+    from ..evaluation_tables import usage_table
 
     if (setup.folder / "settings.json").exists():  # of a run with other settings? Nothing is written then, either
         sweep._check_settings(setup.folder / "settings.json", json.loads(json.dumps(settings)))

@@ -15,7 +15,8 @@ from .bench import complete_rows, learning_step, spending_meter
 from .setup import Arm, TrainingFreeSetup, shared_world
 
 if TYPE_CHECKING:
-    from ..evaluation import LearningStep, Outcome
+    from ..evaluation import Outcome
+    from ..learning_curves import LearningStep
 
 __all__ = ["print_line", "print_progress", "write_report"]
 
@@ -30,7 +31,7 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     Raises:
         UserError: an arm is not finished, though the budget is not spent.
     """
-    from .. import evaluation, sweep
+    from .. import evaluation, evaluation_tables, sweep
 
     options = setup.options
     done = [arm for arm in setup.arms if all(setup.is_finished(arm, seed) for seed in setup.seeds)]
@@ -66,21 +67,21 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     print_line(f"{options.env}, {options.model}, {len(setup.seeds)} seeds; {_problem_counts(setup)}")
     if rows:
         print_line(
-            f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation.interval_note(rows)}]"
+            f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation_tables.interval_note(rows)}]"
         )
         if setup.baseline_title in arms and len(arms) > 1:
             print_line(f"delta, wins, losses and ties: to {setup.baseline_title}, problem by problem")
         print_line("")
-        print_line(evaluation.table(rows))
-        for line in ["", *evaluation.lead_notes(arms)] if len(arms) > 1 else []:
+        print_line(evaluation_tables.table(rows))
+        for line in ["", *evaluation_tables.lead_notes(arms)] if len(arms) > 1 else []:
             print_line(line)
     for title, seeds in learning.items():
         if any(seeds):
             print_line(f"\n{title}, step by step; train is under the library before the step\n")
-            print_line(evaluation.steps_table(seeds))
+            print_line(evaluation_tables.steps_table(seeds))
     if any(usage.calls for usage in spent.values()):
         print_line("\npaid for, by stage (what arms share is paid once)\n")
-        print_line(evaluation.usage_table(spent, cost if sum(cost.values()) else {}))
+        print_line(evaluation_tables.usage_table(spent, cost if sum(cost.values()) else {}))
         print_line(_cache_savings(results, spent))
     print_line("")
     for spec in filter(None, (options.env, options.test_env)):
@@ -135,7 +136,7 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
     """The learning steps of a seed: of its result, or of what is there so far."""
     from .. import sweep
-    from ..evaluation import LearningStep
+    from ..learning_curves import LearningStep
 
     if setup.is_finished(arm, seed):
         return [LearningStep(**step) for step in setup.result(arm, seed)["steps"]]
@@ -182,7 +183,7 @@ def _draw_pictures(
     setup: TrainingFreeSetup, learning: Mapping[str, Sequence[Sequence[LearningStep]]], arms: Mapping[str, Sequence[Outcome]]
 ) -> list[Path]:
     """Draw the curve of the first arm that learned something."""
-    from .. import evaluation
+    from .. import evaluation, learning_curves
 
     title, seeds = next(((title, seeds) for title, seeds in learning.items() if any(seeds)), ("", []))
     if not title:
@@ -192,7 +193,7 @@ def _draw_pictures(
         [evaluation.mean_at_k(list(one.rewards.values())) for one in arms.get(arm, [])] for arm in (setup.baseline_title, title)
     ]
     start, end = (numbers or [None] * len(seeds) for numbers in measured)
-    evaluation.draw_library_curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
+    learning_curves.draw_library_curves(seeds, start, end, f"{setup.options.env}, {setup.options.model}: {title}", pictures)
     return pictures
 
 

@@ -23,7 +23,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import training_free as training_free_cli
-from learngraph.graphs.studies import evaluation, sweep
+from learngraph.graphs.studies import learning_curves, sweep
 from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.studies.training_free import digests as training_free_digests
 from learngraph.graphs.studies.training_free import setup as training_free_setup
@@ -110,7 +110,7 @@ class Adds(BaseChatModel):
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
     """Runs are played in this process by scripted models, in a directory of their own. One test has its curves drawn."""
     if "arms_play" not in request.node.name:
-        monkeypatch.setattr(evaluation, "draw_library_curves", lambda *args: None)
+        monkeypatch.setattr(learning_curves, "draw_library_curves", lambda *args: None)
 
     def work(
         batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int

@@ -125,6 +125,21 @@ def test_table_is_aligned_markdown() -> None:
     assert "last / gold" not in benchmark.table(ones)
 
 
+def test_columns_are_as_wide_as_their_longest_cell() -> None:
+    lines = [["arm", "score"], ["learned", "0.5 [0.4, 0.6]"], ["empty", "–"]]
+    assert benchmark.markdown_table(lines).splitlines() == [
+        "| arm     |          score |",
+        "|---------|---------------:|",
+        "| learned | 0.5 [0.4, 0.6] |",
+        "| empty   |              – |",
+    ]
+    assert benchmark.markdown_table([["r", "n"], ["10", "007"]], left=0).splitlines() == [
+        "|  r |   n |",
+        "|---:|----:|",
+        "| 10 | 007 |",
+    ]
+
+
 def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
     assert benchmark.moving_average([0, 3, 6, 0]) == [1.5, 3, 3, 3]
     assert benchmark.moving_average([5]) == [5]

@@ -18,7 +18,8 @@ from scipy.stats import spearmanr
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.studies import calibration, sweep
 from learngraph.graphs.studies.benchmark import interval, mean
-from learngraph.graphs.studies.calibration import RatedAttempt, auroc, calibrate, isotonic, reward_bins, spearman
+from learngraph.graphs.studies.calibration import RatedAttempt, calibrate, reward_bins
+from learngraph.graphs.studies.calibration_statistics import auroc, isotonic, jackknife_estimate, spearman
 from learngraph.memory.errors import UserError
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 
@@ -102,9 +103,7 @@ def test_bins_part_the_attempts_and_never_equal_r(pairs: list[tuple[float, float
 
 @given(st.lists(st.floats(-5, 5), min_size=5, max_size=12, unique=True))
 def test_the_jackknife_of_a_mean_is_students_interval(numbers: list[float]) -> None:
-    found = calibration._jackknife_estimate(
-        [[(x, 0.0)] for x in numbers], lambda seeds: mean([s[0][0] for s in seeds]), (-9e9, 9e9)
-    )
+    found = jackknife_estimate([[(x, 0.0)] for x in numbers], lambda seeds: mean([s[0][0] for s in seeds]), (-9e9, 9e9))
     if found.interval is not None:
         assert found.interval == pytest.approx(interval(numbers), abs=1e-6)
 
@@ -293,7 +292,7 @@ def test_the_command_shows_each_method_that_has_rewards(tmp_path: Path, capsys: 
     [
         ([], "needs a folder that learngraph run has made; got nothing"),
         (["a", "b", "c"], "got a b c"),
-        (["nowhere"], "nowhere does not exist; a folder that `learngraph run` has made would do"),
+        (["nowhere"], "nowhere does not exist; give a folder that `learngraph run` has made"),
         (["."], "has no settings.json"),
         (["damaged"], "settings.json is damaged"),
         (["run", "jitrl"], "run has no runs of jitrl; it has icrl"),

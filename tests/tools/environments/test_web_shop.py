@@ -133,7 +133,7 @@ def test_options_by_hand() -> None:
     ],
 )
 def test_the_reward_by_hand(chosen: dict[str, str], cap: int, met: int) -> None:
-    assert reward(BOTTLE, chosen, replace(GOAL, cap=cap)) == pytest.approx(met / 5)
+    assert reward(BOTTLE, chosen, replace(GOAL, price_cap=cap)) == pytest.approx(met / 5)
 
 
 def test_the_reward_of_another_product() -> None:
@@ -144,7 +144,7 @@ def test_the_reward_of_another_product() -> None:
     wanted = Goal(titled("a1 b2 c3 d4 e5 f6"), ("x",), (), 500)
     # 1 / 6 of the words: 0.5 for the type; x stands in the title, and it is cheap enough: 2 of 2.
     assert reward(half, {}, wanted) == pytest.approx(0.5)
-    assert reward(half, {}, replace(wanted, attributes=("x", "y"), cap=99)) == pytest.approx(0.5 * 1 / 3)
+    assert reward(half, {}, replace(wanted, attributes=("x", "y"), price_cap=99)) == pytest.approx(0.5 * 1 / 3)
 
 
 def longest(one: str, other: str) -> int:
@@ -502,15 +502,14 @@ class running:  # noqa: N801
 
     def __init__(self, env: WebShop) -> None:
         self.server = ShopServer(env)
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.01})
+        self.thread = threading.Thread(target=self.server.serve)
 
     def __enter__(self) -> ShopServer:
         self.thread.start()
         return self.server
 
     def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        self.server.stop()
         self.thread.join(5)
         assert not self.thread.is_alive()
 
@@ -643,7 +642,7 @@ def test_bad_forms_are_refused_and_change_nothing(serving: ShopServer) -> None:
 
 
 def test_a_form_without_a_length_is_refused(serving: ShopServer) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", serving.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", serving.port, timeout=10)
     for length in (None, "-1", "many"):
         connection.putrequest("POST", "/begin")
         if length is not None:
@@ -689,10 +688,17 @@ def test_the_first_page_begins_an_episode(serving: ShopServer) -> None:
 
 
 def test_a_taken_port_is_said(serving: ShopServer) -> None:
-    with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{serving.server_port}: .*--port 0 takes a free port"):
-        ShopServer(serving.environment, port=serving.server_port)
+    with pytest.raises(UserError, match=rf"cannot listen on 127\.0\.0\.1:{serving.port}: .*--port 0 takes a free port"):
+        ShopServer(serving.environment, port=serving.port)
     with pytest.raises(UserError, match="cannot listen on"):
         ShopServer(serving.environment, port=99_999)
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_its_packages_the_server_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"need {package} .*pip install 'learngraph\[serve\]'"):
+        ShopServer(WebShop({"products": "24"}))
 
 
 def test_the_command_serves_a_shop_and_says_where() -> None:

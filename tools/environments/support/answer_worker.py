@@ -1,13 +1,13 @@
-"""A process that works out what an answer is worth, for `verifying.Workers`: run as a script, never imported by the package.
+"""The worker process that scores answers for `verifying.Workers`: run as a script, never imported by the package.
 
 Jobs come as lines of JSON on stdin, replies go as lines of JSON to stdout; the end of stdin ends it. The script's one argument
-says what it is for: `math` (math-verify) or `reasoning` (reasoning-gym). It imports nothing of ours, so that it starts from
+names its work: `math` (math-verify) or `reasoning` (reasoning-gym). It imports nothing of learngraph, so that it starts from
 anywhere.
 
-What is checked was written by a language model, and may be `10^{10^{10}}`, or Python in the place of a formula (several scorers
-of reasoning-gym hand an answer to SymPy's reader, which evaluates it). So each job has a limit of computing time, after which
-the kernel ends the process, the memory is limited, and what nobody needs who checks answers is refused: writing files, starting
-programs, the network. That keeps accidents and simple tricks out; it is no jail.
+The answers were written by a language model and may be `10^{10^{10}}`, or Python in the place of a formula (several scorers of
+reasoning-gym pass an answer to SymPy's parser, which evaluates it). So each job has a limit of computing time, after which the
+kernel ends the process; memory is limited; and writing files, starting programs and the network are refused, which checking
+answers does not need. This stops accidents and simple tricks; it is no sandbox.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any
 
 MEMORY_LIMIT = 2 * 1024**3
-"""Bytes of address space that a job may add to what the libraries take."""
+"""Bytes of address space that a job may use beyond those of the libraries."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = (
     *("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.kill", "os.remove", "os.rename", "os.rmdir"),
@@ -44,11 +44,11 @@ _REFUSED = (
 
 
 class _Forbidden(Exception):
-    """An answer that, evaluated, would do what no answer has to do."""
+    """An answer that would do something forbidden when evaluated."""
 
 
 def _confine() -> None:
-    """Limit this process for good. Comes after the imports, which need some of what it forbids."""
+    """Limit this process for the rest of its life. Called after the imports, which need some of the forbidden calls."""
     sys.dont_write_bytecode = True
     try:
         import resource
@@ -72,11 +72,11 @@ def _confine() -> None:
 
 
 _ours: list[bool] = [True]
-"""Not empty while our own lines run, for which nothing is refused."""
+"""Not empty while our own code runs, for which nothing is refused."""
 
 
 def _limit(seconds: float) -> None:
-    """End this process after so much computing from now on; 0: no more. Waiting does not count, nor does a busy machine."""
+    """End this process after so many seconds of computing time from now; 0 removes the limit. Waiting does not count."""
     if hasattr(signal, "ITIMER_PROF"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
@@ -85,7 +85,7 @@ def _limit(seconds: float) -> None:
 
 
 def _parse(text: str) -> Any:
-    """What math-verify reads in an answer: a SymPy object, or None. The whole text is the answer, so nothing is searched for."""
+    """The SymPy object that math-verify reads from a text that is an answer as a whole; None if it reads none."""
     from math_verify import LatexExtractionConfig, parse  # type: ignore[import-untyped]
 
     # Its own time limits are signals, which raise in any thread but the main one; ours end the process.
@@ -100,7 +100,7 @@ def _parse(text: str) -> Any:
 
 
 def _equal(gold: str, answer: str) -> bool:
-    """Whether an answer says what the true one says."""
+    """True if an answer equals the true one."""
     from math_verify import verify
 
     right, came = _parse(gold), _parse(answer)
@@ -141,7 +141,7 @@ def _math() -> Mapping[str, Callable[..., Any]]:
 
 @lru_cache(maxsize=4096)
 def _item(name: str, settings: str, seed: int) -> tuple[Any, dict[str, Any]]:
-    """A data set of one problem, and the problem."""
+    """A data set of one problem, and that problem."""
     import numpy
     import reasoning_gym  # type: ignore[import-untyped]
 
@@ -158,7 +158,7 @@ def _names() -> list[str]:
 
 
 def _fields(name: str) -> list[str]:
-    """The settings of a generator."""
+    """The names of a generator's settings."""
     from dataclasses import fields
 
     from reasoning_gym.factory import DATASETS
@@ -192,7 +192,7 @@ def _reasoning() -> Mapping[str, Callable[..., Any]]:
 
 
 def main() -> None:
-    """Work until stdin ends."""
+    """Do the jobs on stdin until it ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a library prints is no reply
 

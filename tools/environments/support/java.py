@@ -6,14 +6,15 @@ import importlib
 import shutil
 import socket
 import subprocess
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ....memory.errors import UserError
 
-__all__ = ["GameServer", "Java"]
+__all__ = ["GameServer", "Java", "JavaMachines"]
 
 
 @dataclass
@@ -23,17 +24,17 @@ class Java:
     gateway: Any
     process: subprocess.Popen[bytes]
     idle: list[Any] = field(default_factory=list)
-    """Servers that a finished game gave back."""
+    """Servers that finished games gave back."""
 
     @classmethod
     def launch(cls, name: str, constants: str, install: str, options: Sequence[str] = ()) -> Java:
-        """Start one.
+        """Start a machine.
 
         Args:
-            name: the environment's, for messages.
-            constants: the module that says where the game's archive is, e.g. `textworld_express.constants`.
-            install: the command that installs all it needs, for messages.
-            options: more of Java's own command line options.
+            name: the environment's name, for messages.
+            constants: the module with the path of the game's archive, e.g. `textworld_express.constants`.
+            install: the command that installs what the game needs, for messages.
+            options: further command line options of Java.
 
         Raises:
             UserError: the package is not installed, or there is no Java that starts.
@@ -69,18 +70,18 @@ class Java:
         return started
 
     def is_alive(self) -> bool:
-        """Whether the machine still runs."""
+        """True while the machine runs."""
         return self.process.poll() is None
 
     def end(self) -> None:
-        """End the machine, and with it all that runs in it."""
+        """End the machine and every game in it."""
         self.gateway.close()
         _end(self.process)
 
 
 @dataclass
 class GameServer:
-    """A game server in a Java machine, while one game has it."""
+    """A game server in a Java machine, in use by one game."""
 
     java: Java
     interface: Any
@@ -97,11 +98,62 @@ class GameServer:
                 _end(self.java.process)
             raise
 
+    def official_splits(self, getter: str) -> dict[str, tuple[int, ...]]:
+        """The game's own numbers of tasks by split.
+
+        Args:
+            getter: beginning of the methods' names, e.g. `getSeeds` for `getSeedsTrain`, `getSeedsDev` and `getSeedsTest`.
+        """
+        return {split: tuple(int(n) for n in self.ask(getter + split.capitalize())) for split in ("train", "dev", "test")}
+
+    def solution(self) -> list[str]:
+        """The solution of the loaded task that the game generates; releases the server."""
+        path = [str(action) for action in self.ask("getGoldActionSequence")]
+        self.release()
+        return path
+
     def release(self) -> None:
-        """Give it back to its machine for the next game, unless something went wrong in it."""
+        """Give the server back to its machine for the next game, unless it has failed."""
         if self.is_healthy:
             self.is_healthy = False  # released once
             self.java.idle.append(self.interface)
+
+
+class JavaMachines:
+    """The Java machines of an environment, and the game servers in them; safe to share between threads.
+
+    Args:
+        launch: starts a machine.
+        new_server: makes a game server in a machine.
+        is_shared: whether a machine may hold several servers; if not, each has a machine of its own.
+    """
+
+    def __init__(self, launch: Callable[[], Java], new_server: Callable[[Java], Any], *, is_shared: bool = False) -> None:
+        self._launch = launch
+        self._new_server = new_server
+        self._is_shared = is_shared
+        self.machines: list[Java] = []
+        """The machines that were started; a dead one is removed when the next server is asked for."""
+        self._lock = threading.RLock()
+
+    def server(self) -> GameServer:
+        """A game server: one that a finished game gave back, or a new one. A machine starts in half a second."""
+        with self._lock:
+            self.machines = [java for java in self.machines if java.is_alive()]
+            for java in self.machines:
+                if java.idle:
+                    return GameServer(java, java.idle.pop())
+            if not (self._is_shared and self.machines):
+                self.machines.append(self._launch())
+            java = self.machines[-1]
+            return GameServer(java, self._new_server(java))
+
+    def end(self) -> None:
+        """End all machines. The next server starts a new one."""
+        with self._lock:
+            machines, self.machines = self.machines, []
+        for java in machines:
+            java.end()
 
 
 class _Prompt(socket.socket):
@@ -113,7 +165,7 @@ class _Prompt(socket.socket):
 
 
 def _hurry(client: Any) -> None:
-    """Let a py4j client's connections use such sockets: else Java waits 40 ms for the acknowledgement of the first 8 KB
+    """Make a py4j client's connections use such sockets: otherwise Java waits 40 ms for the acknowledgement of the first 8 KB
     before it sends the rest of an answer (a list of actions took 52 ms, and takes 10)."""
     if not hasattr(socket, "TCP_QUICKACK"):  # Linux has it
         return

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ....memory.errors import UserError
 from ....memory.records import Observation, Task
+from .arguments import check_actions, check_horizon, check_step
 
 __all__ = ["LiveGame", "LiveGames"]
 
@@ -23,17 +24,17 @@ class LiveGame(Protocol):
     """A running game. Deterministic: the same actions after the same start show the same observations."""
 
     def step(self, action: str) -> Observation:
-        """Take one action. Any exception but a UserError means that the game is dead."""
+        """Take one action. Any exception other than a UserError means that the game is dead."""
         ...
 
     def close(self) -> None:
-        """End the game. Never raises, also when it is dead."""
+        """End the game. Never raises, even if the game is dead."""
         ...
 
 
 @dataclass
 class _Seat:
-    """A live game, the history that led to its present state, and what that showed."""
+    """A live game, the history that led to its present state, and its last observation."""
 
     game: LiveGame
     task: Task
@@ -45,11 +46,11 @@ class LiveGames:
     """A bounded pool of live games of one environment; safe to share between threads.
 
     Args:
-        name: the environment's, for messages.
-        start: begins the game of a task: the game and its first observation.
+        name: the environment's name, for messages.
+        start: starts the game of a task; returns the game and its first observation.
         horizon: the step limit; the observation after that many actions is over.
-        size: how many games are kept open; one for each parallel rollout avoids replays.
-        free_text: whether the game accepts actions beyond those it lists (a parser game does).
+        size: number of games kept open; one for each parallel rollout avoids replays.
+        free_text: True if the game accepts actions that it does not list (a parser game).
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class LiveGames:
         size: int = 16,
         free_text: bool = False,
     ) -> None:
-        if horizon < 1:
-            raise UserError(f"{name}: horizon must be at least 1, got {horizon}")
+        check_horizon(name, horizon)
         self.name = name
         self.horizon = horizon
         self.size = size
@@ -79,8 +79,7 @@ class LiveGames:
         Raises:
             UserError: an action is not admissible, the episode was over before it, or the game died twice.
         """
-        if isinstance(actions, str):
-            raise UserError(f"{self.name}: actions must be a sequence of strings, got the string {actions!r}")
+        check_actions(self.name, actions)
         asked = tuple(actions)
         known = self._cached_observation(task, asked)
         if known is not None:
@@ -92,6 +91,12 @@ class LiveGames:
             raise
         except Exception:
             return self._advance(None, task, asked, last=True)
+
+    def cut_at_end(self, task: Task, actions: Sequence[str]) -> tuple[str, ...]:
+        """The actions up to the one that ends the episode, at most as many as the horizon allows."""
+        path = actions[: self.horizon]
+        end = next((n for n in range(len(path)) if self.observe(task, path[:n]).over), len(path))
+        return tuple(path[:end])
 
     def close(self) -> None:
         """End all live games. The next `observe` starts new ones."""
@@ -159,10 +164,7 @@ class LiveGames:
         return observation
 
     def _check(self, observation: Observation, task: Task, step: int, action: str) -> None:
-        if observation.over:
-            raise UserError(f"{self.name}: {task.id} was over after {step} steps, got one more action: {action!r}")
-        if not isinstance(action, str) or not action.strip():
-            raise UserError(f"{self.name}: step {step} of {task.id}: the action must be a text, got {action!r}")
+        check_step(self.name, task, step, action, over=observation.over)
         if not self.free_text and action not in observation.actions:
             listed = ", ".join(observation.actions)
             raise UserError(f"{self.name}: {action!r} is not admissible at step {step} of {task.id}: choose one of {listed}")

@@ -25,11 +25,11 @@ def words(text: str) -> list[str]:
 
 
 class Ranking:
-    """Texts that can be searched; safe to share between threads.
+    """An index of texts for BM25 search; safe to share between threads.
 
     Args:
-        texts: what is searched.
-        asker: who asks, for messages.
+        texts: the texts to search.
+        owner: name of the environment or tool, for messages.
 
     Raises:
         UserError: `bm25s` is not installed.
@@ -48,11 +48,11 @@ class Ranking:
             self._index.index((numbers, dict(self._known)), show_progress=False)
 
     def top_places(self, query: str, count: int) -> list[int]:
-        """The places of the texts that share a word with the query, best first.
+        """The numbers of the texts that share a word with the query, best first.
 
         Args:
             query: any text; a word that stands in it twice counts once.
-            count: how many places at most.
+            count: highest number of results.
         """
         asked = [word for word in dict.fromkeys(words(query)) if word in self._known]
         if not asked:

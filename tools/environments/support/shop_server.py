@@ -1,50 +1,54 @@
-"""The web shop as real pages, for policies that use a browser: a small local server, of the standard library.
+"""The web shop as web pages, for policies that use a browser: a small local server with fastapi.
+
+Needs the extra `[serve]`: `pip install 'learngraph[serve]'`.
 
     python -m learngraph.tools.environments.support.shop_server --port 8123 --products 500
 
-| path | is |
+| path | shows or does |
 |---|---|
 | `/` | a form that begins an episode: split and number of the task |
-| `POST /begin` | begins it, and leads to its page |
+| `POST /begin` | begins the episode and redirects to its page |
 | `/shop/N` | the present page of episode N |
-| `POST /shop/N` | one action: field `query` (the search bar) or `click` (the text of a button) |
+| `POST /shop/N` | takes one action: field `query` (the search bar) or `click` (the text of a button) |
 
-An episode is a task and its actions so far, and its page is what the environment shows after them: the pieces of the text
-observation in the same order, each an element with the attribute `data-piece`. So text and pages cannot differ. What is wanted,
-and the number of steps, stand above; an action that the page does not offer costs its step as it does in the environment.
-Pages need neither scripts nor pictures nor cookies: a text browser will do, and several may be open at once.
+An episode is a task and the actions so far. Its page shows what the environment shows after these actions: the pieces of the
+text observation in the same order, each an element with the attribute `data-piece`. So text and pages cannot differ. The goal
+and the number of steps stand above the page. An action that the page does not offer costs a step, as it does in the environment.
+Pages need no scripts, pictures or cookies: a text browser will do, and several episodes may be open at once.
 
-The server listens on 127.0.0.1 unless told otherwise. It has no passwords: whoever reaches the port can play every episode.
+The server listens on 127.0.0.1 by default. It has no passwords: anyone who reaches the port can play every episode.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import re
+import socket
 import sys
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
 from ....memory.errors import UserError
 from ....memory.records import Task
 from ..web_shop import PageElement, WebShop
 
-__all__ = ["ShopServer", "main"]
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
 
-_MOST_SESSIONS = 10_000
-_LONGEST_FORM = 16_384
-"""Bytes."""
+__all__ = ["ShopServer", "main", "shop_app"]
+
+_MAX_SESSIONS = 10_000
+_MAX_FORM_BYTES = 16_384
 
 
 @dataclass
 class _Session:
-    """An episode that somebody plays."""
+    """An episode that is being played."""
 
     task: Task
     actions: tuple[str, ...] = ()
@@ -52,153 +56,163 @@ class _Session:
 
 
 class _BadRequest(Exception):
-    """A form that cannot be used: what was expected, in words."""
+    """A form that cannot be used. The message says what was expected."""
 
 
-class ShopServer(ThreadingHTTPServer):
-    """Serves the pages of a shop, each episode under a path of its own.
+class _Sessions:
+    """The episodes of a shop by number; beyond 10,000 the oldest is forgotten. Safe to share between threads."""
 
-    Args:
-        environment: the shop as an environment.
-        host: where to listen.
-        port: 0 takes a free one; `server_port` tells which.
-
-    Raises:
-        UserError: the port cannot be had.
-    """
-
-    daemon_threads = True
-
-    def __init__(self, environment: WebShop, host: str = "127.0.0.1", port: int = 0) -> None:
-        self.environment = environment
+    def __init__(self) -> None:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        try:
-            super().__init__((host, port), _Pages)
-        except (OSError, OverflowError) as cause:
-            raise UserError(f"shop server: cannot listen on {host}:{port}: {cause}; --port 0 takes a free port") from cause
-
-    @property
-    def url(self) -> str:
-        """Of the first page."""
-        return f"http://{self.server_address[0]!s}:{self.server_port}/"
 
     def begin(self, task: Task) -> str:
-        """Begin an episode; of more than 10,000 the oldest is forgotten.
-
-        Returns:
-            Its path.
-        """
+        """Begin an episode; returns the path of its page."""
         with self._lock:
-            name = str(next(self._numbers))
-            self._sessions[name] = _Session(task)
-            if len(self._sessions) > _MOST_SESSIONS:
+            number = str(next(self._numbers))
+            self._sessions[number] = _Session(task)
+            if len(self._sessions) > _MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        return f"/shop/{name}"
+        return f"/shop/{number}"
 
-    def session(self, name: str) -> _Session | None:
-        """An episode by its number."""
+    def find(self, number: str) -> _Session | None:
+        """The episode with this number; None if there is none."""
         with self._lock:
-            return self._sessions.get(name)
+            return self._sessions.get(number)
 
 
-class _Pages(BaseHTTPRequestHandler):
-    """Answers one request."""
+def shop_app(environment: WebShop) -> FastAPI:
+    """The ASGI application that serves the pages of a shop, each episode under a path of its own.
 
-    server: ShopServer
-    server_version = "learngraph-shop"
-    protocol_version = "HTTP/1.1"
-    timeout: ClassVar[float] = 30
+    Raises:
+        UserError: fastapi is not installed.
+    """
+    try:
+        from fastapi import FastAPI
+        from fastapi.concurrency import run_in_threadpool
+        from fastapi.responses import HTMLResponse, RedirectResponse, Response
+    except ImportError as cause:
+        raise UserError(f"the pages of the web shop need fastapi ({cause}): pip install 'learngraph[serve]'") from cause
 
-    def do_GET(self) -> None:
-        """Show a page."""
-        self._answer(self._show_page)
+    sessions = _Sessions()
+    app = FastAPI(title="Web shop", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
 
-    def do_POST(self) -> None:
-        """Begin an episode, or take an action; then lead to the page."""
-        self._answer(self._take_action)
+    def send(page: str, status: int = 200) -> Response:
+        return HTMLResponse(page, status, {"Cache-Control": "no-store"})
 
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
+    def missing(path: str) -> Response:
+        text = f'<main><p>There is no page {escape(path[:200])}.</p><p><a href="/">Begin an episode</a></p></main>'
+        return send(_document("Not found", text), 404)
 
-    def _answer(self, work: Any) -> None:
+    async def show_start(request: Request) -> Response:
+        return send(_start(environment))
+
+    async def begin(request: Request) -> Response:
+        return RedirectResponse(sessions.begin(_read_task(environment, await _read_form(request))), 303)
+
+    async def show_page(request: Request) -> Response:
+        session = sessions.find(request.path_params["number"])
+        if session is None:
+            return missing(request.url.path)
+        return send(await run_in_threadpool(_page, environment, session.task, session.actions))
+
+    async def act(request: Request) -> Response:
+        form, session = await _read_form(request), sessions.find(request.path_params["number"])
+        if session is None:
+            return missing(request.url.path)
+        await run_in_threadpool(_take_action, environment, session, form)
+        return RedirectResponse(request.url.path, 303)
+
+    async def refuse(request: Request, problem: Exception) -> Response:
+        return send(_document("Bad request", f"<main><p>{escape(str(problem))}</p></main>"), 400)
+
+    async def show_missing(request: Request, problem: Exception) -> Response:
+        return missing(request.url.path)
+
+    app.add_route("/", show_start, methods=["GET"])
+    app.add_route("/begin", begin, methods=["POST"])
+    app.add_route("/shop/{number}", show_page, methods=["GET"])
+    app.add_route("/shop/{number}", act, methods=["POST"])
+    for error in (_BadRequest, UserError):
+        app.add_exception_handler(error, refuse)
+    for status in (404, 405):  # a path with another method is no page either
+        app.add_exception_handler(status, show_missing)
+    return app
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """The fields of a posted form; each may occur once."""
+    length = request.headers.get("content-length", "")
+    if not (length.isascii() and length.isdecimal() and int(length) <= _MAX_FORM_BYTES):
+        raise _BadRequest(
+            f"a form of at most {_MAX_FORM_BYTES} bytes with its Content-Length was expected, got {length or 'none'}"
+        )
+    try:
+        body = (await request.body()).decode()
+        fields = parse_qs(body, keep_blank_values=True, errors="strict", max_num_fields=20)
+    except ValueError as cause:
+        raise _BadRequest(f"a form in UTF-8 with a few fields was expected: {cause}") from cause
+    if repeated := [name for name, values in fields.items() if len(values) > 1]:
+        raise _BadRequest(f"the field {repeated[0]!r} came twice")
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _read_task(environment: WebShop, form: dict[str, str]) -> Task:
+    """The task that the form of the first page names."""
+    number = form.get("number", "")
+    if form.keys() != {"split", "number"} or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise _BadRequest(f"the fields split and number (a number from 0) were expected, got {form}")
+    return environment.task(int(number), form["split"])
+
+
+def _take_action(environment: WebShop, session: _Session, form: dict[str, str]) -> None:
+    """Add the action of a form to an episode. Raises if the form is none, or the episode is over."""
+    if len(form) != 1 or not form.keys() <= {"query", "click"}:
+        raise _BadRequest(f"one field was expected, query or click, got {', '.join(sorted(form)) or 'none'}")
+    ((name, text),) = form.items()
+    action = f"{'search' if name == 'query' else 'click'}[{text}]"
+    with session.lock:
+        actions = (*session.actions, action)
+        environment.page(session.task, actions)  # raises if the episode was over
+        session.actions = actions
+
+
+class ShopServer:
+    """Serves the pages of a shop over HTTP.
+
+    Args:
+        environment: the shop as an environment.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one, which `port` then names.
+
+    Raises:
+        UserError: the port is not available, or fastapi or uvicorn is not installed.
+    """
+
+    def __init__(self, environment: WebShop, host: str = "127.0.0.1", port: int = 0) -> None:
+        app = shop_app(environment)
         try:
-            work()
-        except (_BadRequest, UserError) as problem:
-            self._send(400, _document("Bad request", f"<main><p>{escape(str(problem))}</p></main>"))
-
-    def _show_page(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/":
-            self._send(200, _start(self.server.environment))
-        elif session := self._session(path):
-            self._send(200, _page(self.server.environment, session.task, session.actions))
-        else:
-            self._missing()
-
-    def _take_action(self) -> None:
-        form = self._form()
-        if self.path == "/begin":
-            return self._redirect(self.server.begin(self._task(form)))
-        session = self._session(self.path)
-        if not session:
-            return self._missing()
-        if len(form) != 1 or not form.keys() <= {"query", "click"}:
-            raise _BadRequest(f"one field was expected, query or click, got {', '.join(sorted(form)) or 'none'}")
-        (name, text), *_ = form.items()
-        action = f"{'search' if name == 'query' else 'click'}[{text}]"
-        with session.lock:
-            actions = (*session.actions, action)
-            self.server.environment.page(session.task, actions)  # raises if the episode was over
-            session.actions = actions
-        return self._redirect(self.path)
-
-    def _session(self, path: str) -> _Session | None:
-        found = re.fullmatch("/shop/([0-9]{1,12})", path)
-        return self.server.session(found[1]) if found else None
-
-    def _form(self) -> dict[str, str]:
-        """The fields of a form, each of which may come once."""
-        length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdecimal() and int(length) <= _LONGEST_FORM):
-            self.close_connection = True  # what was sent remains unread
-            raise _BadRequest(
-                f"a form of at most {_LONGEST_FORM} bytes with its Content-Length was expected, got {length or 'none'}"
-            )
-        body = self.rfile.read(int(length))
+            import uvicorn
+        except ImportError as cause:
+            raise UserError(f"the pages of the web shop need uvicorn ({cause}): pip install 'learngraph[serve]'") from cause
+        self.environment = environment
         try:
-            fields = parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=20)
-        except ValueError as cause:
-            raise _BadRequest(f"a form in UTF-8 with a few fields was expected: {cause}") from cause
-        if twice := [name for name, values in fields.items() if len(values) > 1]:
-            raise _BadRequest(f"the field {twice[0]!r} came twice")
-        return {name: values[0] for name, values in fields.items()}
+            self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        except (OSError, OverflowError) as cause:
+            raise UserError(f"shop server: cannot listen on {host}:{port}: {cause}; --port 0 takes a free port") from cause
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://[{host}]:{self.port}/" if ":" in host else f"http://{host}:{self.port}/"
+        """Address of the first page."""
+        self._server: Any = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False, lifespan="off"))
 
-    def _task(self, form: dict[str, str]) -> Task:
-        number = form.get("number", "")
-        if form.keys() != {"split", "number"} or not re.fullmatch("[0-9]{1,9}", number):
-            raise _BadRequest(f"the fields split and number (a number from 0) were expected, got {form}")
-        return self.server.environment.task(int(number), form["split"])
+    def serve(self) -> None:
+        """Answer requests until `stop`, or until the process is interrupted."""
+        self._server.run(sockets=[self._socket])
 
-    def _missing(self) -> None:
-        text = f'<main><p>There is no page {escape(self.path[:200])}.</p><p><a href="/">Begin an episode</a></p></main>'
-        self._send(404, _document("Not found", text))
-
-    def _redirect(self, path: str) -> None:
-        self.send_response(303)
-        self.send_header("Location", path)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def _send(self, status: int, page: str) -> None:
-        body = page.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        self.wfile.write(body)
+    def stop(self) -> None:
+        """Make `serve` return, from any thread."""
+        self._server.should_exit = True
 
 
 def _document(title: str, body: str) -> str:
@@ -238,14 +252,14 @@ def _element(piece: PageElement, over: bool) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve a drawn shop until interrupted; the exit code."""
+    """Serve a drawn shop until interrupted; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="shop_server", description="A small web shop as pages, for policies that use a browser."
     )
-    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8123, help="0 takes a free one (default: 8123)")
-    parser.add_argument("--products", default="1000", help="size of the catalogue (default: 1000)")
-    parser.add_argument("--seed", default="0", help="of the catalogue (default: 0)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=8123, help="port to listen on; 0 takes a free one (default: 8123)")
+    parser.add_argument("--products", default="1000", help="number of products in the catalogue (default: 1000)")
+    parser.add_argument("--seed", default="0", help="seed of the catalogue (default: 0)")
     parser.add_argument("--horizon", type=int, default=15, help="steps of an episode (default: 15)")
     given = parser.parse_args(arguments)
     try:
@@ -253,13 +267,10 @@ def main(arguments: list[str] | None = None) -> int:
         server = ShopServer(shop, given.host, given.port)
     except UserError as problem:
         parser.exit(2, f"{problem}\n")
-    with server:
-        sys.stdout.write(f"{server.url}\n")
-        sys.stdout.flush()
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
+    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.flush()
+    with suppress(KeyboardInterrupt):
+        server.serve()
     return 0
 
 

@@ -1,9 +1,9 @@
-"""Checking answers in processes of their own, which can be ended: a formula that never gets done holds nobody up.
+"""Worker processes that check answers and can be ended, so that a formula without end blocks nothing else.
 
-Verifiers of mathematics work out what a model wrote, and that may take for ever, or all the memory there is. Threads cannot be
-ended, and signals (math-verify's own way) work in the main thread alone: in any other it raises, and who takes that for "wrong"
-pays 0 to everybody. So each check goes to one of a few worker processes (`answer_worker.py`), which the kernel ends when its
-share of computing time is used up; the next check starts another.
+Verifiers of mathematics evaluate what a model wrote, which may take for ever, or all memory. Threads cannot be ended, and signals
+(math-verify's own way) work in the main thread only: in any other thread it raises, and a caller that reads this as "wrong"
+scores every answer 0. So each check goes to one of a few worker processes (`answer_worker.py`), which the kernel ends when its
+computing time is used up; the next check starts another process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Unverified", "Workers"]
 
 _SCRIPT = Path(__file__).with_name("answer_worker.py")
 _START = 180.0
-"""Seconds that a worker may take to import its packages; a second or two where nothing else runs."""
+"""Seconds that a worker may take to import its packages; one or two on an idle machine."""
 _WALL = 12.0
-"""How much longer than its computing time a job may last by the clock: on a busy machine it waits for its turn."""
+"""Longest wall time of a job as a multiple of its computing time: on a busy machine it waits for its turn."""
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 
 
 class Unverified(Exception):
-    """Nothing can be said of an answer, and why: the verifier raised, took too long, or does not run.
+    """An answer could not be verified: the verifier raised, took too long, or does not run.
 
     Args:
-        reason: in words.
-        passing: whether it may go another time: no process could be started, or it was ended from outside.
+        reason: the reason in words.
+        transient: True if another try may succeed: no process could be started, or it was ended from outside.
     """
 
     def __init__(self, reason: str, transient: bool = False) -> None:
@@ -43,12 +43,12 @@ class Unverified(Exception):
 
 
 class Workers:
-    """A few processes that check answers. Any number of threads may ask at once; the processes start when they are needed.
+    """A pool of processes that check answers. Many threads may ask at once; processes start when they are needed.
 
     Args:
-        kind: what they check: `math` or `reasoning`.
-        most: how many there are at most; as many as the machine has processors, up to 4, if not given.
-        seconds: computing time of a job.
+        kind: the answers that they check: `math` or `reasoning`.
+        max_workers: highest number of processes; None: the number of processors, up to 4.
+        seconds: longest computing time of a job.
     """
 
     def __init__(self, kind: Literal["math", "reasoning"], max_workers: int | None = None, seconds: float = 5.0) -> None:
@@ -61,15 +61,15 @@ class Workers:
         weakref.finalize(self, _end, self._free)
 
     def ask(self, what: str, *, seconds: float | None = None, **job: Any) -> Any:
-        """Have one job done; blocks until it is.
+        """Send one job to a worker and return its result; blocks until it is done.
 
         Args:
-            what: its name in `answer_worker.py`.
-            seconds: computing time it may take; that of all jobs if not given.
-            job: its arguments, JSON values.
+            what: name of the job in `answer_worker.py`.
+            seconds: longest computing time of this job; None: that of all jobs.
+            job: arguments of the job, as JSON values.
 
         Raises:
-            Unverified: it raised, took too long, or no process could be started.
+            Unverified: the job raised or took too long, or no process could be started.
         """
         limit = self.seconds if seconds is None else seconds
         with self._turn:
@@ -89,7 +89,7 @@ class Workers:
         return reply["value"]
 
     def close(self) -> None:
-        """End the processes that have nothing to do; asked again, they start anew."""
+        """End the idle processes. The next `ask` starts new ones."""
         with self._lock:
             _end(self._free)
 
@@ -143,7 +143,7 @@ class _Worker:
         return self._read(limit * _WALL, limit)
 
     def _read(self, wall: float, limit: float = 0.0) -> dict[str, Any]:
-        """The next reply; the process is ended if none comes for so long by the clock."""
+        """The next reply; the process is killed if none arrives within `wall` seconds."""
         assert self.process.stdout is not None
         late = threading.Event()
 
