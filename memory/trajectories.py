@@ -340,7 +340,7 @@ class Trajectories:
         with self._lock:
             if not any(self._among(side, domain, task, before).any() for side in sides):
                 return []
-        (reading,) = self.similarity.read([key])  # outside the lock: an encoder takes its time
+        (reading,) = self.similarity.read([key])  # outside the lock: an encoder is slow
         with self._lock:
             found: list[tuple[float, int]] = []
             for side in sides:
@@ -442,7 +442,7 @@ class Trajectories:
                 for place, kept in enumerate(self._kept)
             ]
             among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
-        self._masks[asked] = among  # the last one asked for stands last
+        self._masks[asked] = among  # the latest mask stands last
         if len(self._masks) > 8:
             del self._masks[next(iter(self._masks))]
         return among
