@@ -325,17 +325,7 @@ class Trajectories:
         Raises:
             BadMemory: an argument is out of range.
         """
-        if k < 1:
-            raise BadMemory(f"asked for {k} precedents: k is at least 1")
-        least = self.similarity.minimum
-        if not least <= min_similarity <= 1:
-            raise BadMemory(f"a least similarity of {min_similarity}: similarities are between {least:g} and 1")
-        if per_trajectory < 0:
-            raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
-        if not 0 <= diversity <= 1:
-            raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
-        if kind not in get_args(OutcomeFilter):
-            raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
+        self._check_query(k, kind, min_similarity, per_trajectory, diversity)
         sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
         with self._lock:
             if not any(self._among(side, domain, task, before).any() for side in sides):
@@ -349,6 +339,19 @@ class Trajectories:
             if kind == "mixed":
                 found.sort(reverse=True)
             return [self._precedent(row, similarity) for similarity, row in found]
+
+    def _check_query(self, k: int, kind: OutcomeFilter, min_similarity: float, per_trajectory: int, diversity: float) -> None:
+        if k < 1:
+            raise BadMemory(f"asked for {k} precedents: k is at least 1")
+        least = self.similarity.minimum
+        if not least <= min_similarity <= 1:
+            raise BadMemory(f"a least similarity of {min_similarity}: similarities are between {least:g} and 1")
+        if per_trajectory < 0:
+            raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
+        if not 0 <= diversity <= 1:
+            raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
+        if kind not in get_args(OutcomeFilter):
+            raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
 
     def trajectory(self, id: str) -> Trajectory:
         """The trajectory with this id, evicted or not.
