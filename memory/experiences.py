@@ -75,7 +75,7 @@ def reference_returns(scores: Sequence[float | None], gamma: float) -> list[floa
 
 
 class TrajectoryStore(Protocol):
-    """Durable storage of trajectories, such as `memory.storage.shelf.Shelf` over any LangGraph store."""
+    """Durable storage of trajectories, such as `memory.storage.shelf.RecordStore` over any LangGraph store."""
 
     def put(self, records: Iterable[Trajectory], /) -> None:
         """Store these trajectories; one with a stored id replaces it."""

@@ -325,6 +325,22 @@ class Trajectories:
         Raises:
             BadMemory: an argument is out of range.
         """
+        self._check_query(k, kind, min_similarity, per_trajectory, diversity)
+        sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
+        with self._lock:
+            if not any(self._among(side, domain, task, before).any() for side in sides):
+                return []
+        (reading,) = self.similarity.read([key])  # outside the lock: an encoder is slow
+        with self._lock:
+            found: list[tuple[float, int]] = []
+            for side in sides:
+                among = self._among(side, domain, task, before)
+                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, distinct, among)
+            if kind == "mixed":
+                found.sort(reverse=True)
+            return [self._precedent(row, similarity) for similarity, row in found]
+
+    def _check_query(self, k: int, kind: OutcomeFilter, min_similarity: float, per_trajectory: int, diversity: float) -> None:
         if k < 1:
             raise BadMemory(f"asked for {k} precedents: k is at least 1")
         least = self.similarity.minimum
@@ -336,19 +352,6 @@ class Trajectories:
             raise BadMemory(f"a diversity of {diversity}: it is between 0 (the most similar) and 1 (the most different)")
         if kind not in get_args(OutcomeFilter):
             raise BadMemory(f"precedents of the kind {kind!r}: there are {', '.join(get_args(OutcomeFilter))}")
-        sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
-        with self._lock:
-            if not any(self._among(side, domain, task, before).any() for side in sides):
-                return []
-        (reading,) = self.similarity.read([key])  # outside the lock: an encoder takes its time
-        with self._lock:
-            found: list[tuple[float, int]] = []
-            for side in sides:
-                among = self._among(side, domain, task, before)
-                found += self._nearest(reading, k, min_similarity, per_trajectory, diversity, distinct, among)
-            if kind == "mixed":
-                found.sort(reverse=True)
-            return [self._precedent(row, similarity) for similarity, row in found]
 
     def trajectory(self, id: str) -> Trajectory:
         """The trajectory with this id, evicted or not.
@@ -442,7 +445,7 @@ class Trajectories:
                 for place, kept in enumerate(self._kept)
             ]
             among = np.repeat(np.array(shown, np.bool_), [kept.count for kept in self._kept])
-        self._masks[asked] = among  # the last one asked for stands last
+        self._masks[asked] = among  # the latest mask stands last
         if len(self._masks) > 8:
             del self._masks[next(iter(self._masks))]
         return among

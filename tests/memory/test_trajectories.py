@@ -137,7 +137,7 @@ questions = st.fixed_dictionaries(
     {
         "k": st.integers(1, 6),
         "kind": st.sampled_from(["success", "failure", "all", "mixed"]),
-        "floor": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
+        "min_similarity": st.sampled_from([0.0, 0.2, 0.35, 1.0]),
         "per_trajectory": st.integers(0, 2),
         "diversity": st.sampled_from([0.0, 0.25, 0.5, 1.0]),
         "distinct": st.booleans(),
@@ -158,7 +158,7 @@ def brute(
     *,
     k: int,
     kind: str,
-    floor: float,
+    min_similarity: float,
     per_trajectory: int,
     diversity: float,
     distinct: bool,
@@ -191,7 +191,7 @@ def brute(
     for order, t in enumerate([*bank, *stayed]):
         for step in range(0, len(t.transitions), stride):
             alike = similarity(asked, (t.task.instruction, t.transitions[step].state))
-            if t.domain == domain and task in (None, t.task.id) and alike >= floor and alike > smallest:
+            if t.domain == domain and task in (None, t.task.id) and alike >= min_similarity and alike > smallest:
                 records.append((alike, order, step, t))
     records.sort(key=lambda r: (r[0], r[1], r[2]), reverse=True)
 
@@ -507,9 +507,9 @@ def test_an_empty_memory_finds_nothing():
     ("asked", "said"),
     [
         ({"k": 0}, "asked for 0 precedents: k is at least 1"),
-        ({"floor": 1.1}, "a least similarity of 1.1: similarities are between 0 and 1"),
-        ({"floor": -0.1}, "a least similarity of -0.1: similarities are between 0 and 1"),
-        ({"floor": math.nan}, "a least similarity of nan"),
+        ({"min_similarity": 1.1}, "a least similarity of 1.1: similarities are between 0 and 1"),
+        ({"min_similarity": -0.1}, "a least similarity of -0.1: similarities are between 0 and 1"),
+        ({"min_similarity": math.nan}, "a least similarity of nan"),
         ({"per_trajectory": -1}, "at most -1 precedents of one trajectory: at least 1, or 0 for any number"),
         ({"diversity": 1.5}, "a diversity of 1.5"),
         ({"kind": "good"}, "precedents of the kind 'good': there are success, failure, all, mixed"),

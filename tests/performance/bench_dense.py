@@ -261,7 +261,7 @@ def lexical(count: int) -> None:
         "all": {},
         f"{K} successes and {K} failures": {"kind": "mixed"},
         "maximal marginal relevance at 0.5": {"diversity": 0.5},
-        "the same above a floor of 0.3": {"diversity": 0.5, "floor": 0.3},
+        "the same above a least similarity of 0.3": {"diversity": 0.5, "min_similarity": 0.3},
         "as a fork sees it": {"before": ("bench", count // STEPS // 2)},
     }.items():
         memory.search(asked[0], K, **filters)  # type: ignore[arg-type]

@@ -58,8 +58,8 @@ def test_cosines_worked_out_by_hand():
     memory.add(attempt("door black", "door red door", "gate troll"))
     memory.add(attempt("door", number=1))
     expected = [("a/0/0", 1.0), ("a/1/0", pytest.approx(2**-0.5)), ("a/0/1", pytest.approx(2 / 10**0.5))]
-    assert found(memory, "door black", per_trajectory=0, floor=0.1) == expected[:1] + expected[1:]
-    assert found(memory, "door black", per_trajectory=0, floor=0.65) == expected[:2]
+    assert found(memory, "door black", per_trajectory=0, min_similarity=0.1) == expected[:1] + expected[1:]
+    assert found(memory, "door black", per_trajectory=0, min_similarity=0.65) == expected[:2]
     assert ("a/0/2", 0.0) in found(memory, "door black", per_trajectory=0)
 
 
@@ -75,7 +75,9 @@ def test_equal_texts_have_similarity_one_exactly():
 
     memory = Trajectories(similarity=CosineSimilarity(Noise()))
     memory.add(attempt(*[f"room {i}" for i in range(50)]))
-    assert [found(memory, key(f"room {i}"), 1, floor=1.0) for i in range(50)] == [[(f"a/0/{i}", 1.0)] for i in range(50)]
+    assert [found(memory, key(f"room {i}"), 1, min_similarity=1.0) for i in range(50)] == [
+        [(f"a/0/{i}", 1.0)] for i in range(50)
+    ]
 
 
 texts = st.lists(st.sampled_from(["door", "gate", "black", "red"]), max_size=3).map(" ".join)
@@ -93,7 +95,7 @@ texts = st.lists(st.sampled_from(["door", "gate", "black", "red"]), max_size=3).
     st.sampled_from([None, "x"]),
     st.none() | st.integers(0, 8),
 )
-def test_search_equals_brute_force(stored, asked, k, floor, kind, cap, diversity, task, episode):
+def test_search_equals_brute_force(stored, asked, k, min_similarity, kind, cap, diversity, task, episode):
     embed = Counts(["door", "gate", "black", "red"])
     memory = Trajectories(similarity=CosineSimilarity(embed), key=lambda task, before, state: state)
     records: list[tuple[int, int, str, bool | None]] = []
@@ -113,7 +115,7 @@ def test_search_equals_brute_force(stored, asked, k, floor, kind, cap, diversity
 
     def chosen(wanted: tuple[bool | None, ...]) -> list[Any]:
         left = [(cosine(asked, r[2]), *r) for r in records if r[3] in wanted]
-        left = sorted((r for r in left if r[0] >= floor), key=lambda r: r[:3], reverse=True)
+        left = sorted((r for r in left if r[0] >= min_similarity), key=lambda r: r[:3], reverse=True)
         picked: list[Any] = []
         while len(picked) < k:
             free = [r for r in left if not cap or sum(p[1] == r[1] for p in picked) < cap]
@@ -129,7 +131,7 @@ def test_search_equals_brute_force(stored, asked, k, floor, kind, cap, diversity
         expected = sorted([*chosen((True,)), *chosen((False,))], key=lambda r: r[:3], reverse=True)
     else:
         expected = chosen({"success": (True,), "failure": (False,), "all": (True, False, None)}[kind])
-    filters = {"kind": kind, "floor": floor, "per_trajectory": cap, "diversity": diversity, "task": task}
+    filters = {"kind": kind, "min_similarity": min_similarity, "per_trajectory": cap, "diversity": diversity, "task": task}
     before = None if episode is None else ("a", episode)
     assert memory.search(asked, k, before=before, **filters) == [Precedent(f"a/{n}", t, s, w) for s, n, t, _, w in expected]
 
@@ -347,7 +349,7 @@ def test_a_zero_vector_is_similar_to_nothing():
     memory = Trajectories(similarity=CosineSimilarity(Counts()), key=lambda task, before, state: state)
     memory.add(attempt("nothing known", "door"))
     assert found(memory, "nothing known", per_trajectory=0) == [("a/0/1", 0.0), ("a/0/0", 0.0)]
-    assert found(memory, "nothing known", floor=0.01) == []
+    assert found(memory, "nothing known", min_similarity=0.01) == []
 
 
 def test_threads_agree_on_the_vector_of_a_text(tmp_path):
