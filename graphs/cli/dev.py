@@ -45,7 +45,8 @@ from ...nodes.act.policies import RecentStepsPrompt, UniformPolicy
 from .. import jitrl
 from ..wiring import run
 from ..wiring.flow import Node, wire
-from .main import RunOptions, make_method_inputs
+from .options import RunOptions
+from .play import make_method_inputs
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()

@@ -28,6 +28,7 @@ from ...memory.errors import UserError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update
 from ..claas import CLaaS, pick_fields
 from ..wiring.flags import CommandError, parse_flags
+from .method_settings import take_preset
 
 if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
@@ -110,8 +111,9 @@ class ServeOptions:
             raise UserError("serve: --trainer inline takes turns with replies of this process; with vllm: it is process or off")
 
 
-def serve(args: Sequence[str], preset: str = "default") -> int:
+def serve(args: Sequence[str]) -> int:
     """a chat API (OpenAI's) that learns from feedback while it answers: learngraph serve --api-key KEY"""
+    preset, args = take_preset(args)
     if preset != "default" and preset.replace("-", "_") not in _presets():
         raise CommandError(f"claas has no preset '{preset}'; it has default, {', '.join(_presets())}")
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()

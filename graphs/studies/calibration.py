@@ -19,6 +19,7 @@ from typing import Any
 
 from ...memory.errors import UserError
 from .benchmark import Interval, interval, mean
+from .old_names import read_settings, run_stem
 from .sweep import read_rows
 
 __all__ = [
@@ -335,7 +336,7 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
         CalibrationError: it is no run folder, or no such method was played in it.
     """
     try:
-        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        settings = read_settings(folder / "settings.json")
         methods, seeds = list(settings["methods"]), list(settings["seeds"])
     except OSError:
         there = "has no settings.json" if folder.is_dir() else "does not exist" if not folder.exists() else "is a file"
@@ -350,7 +351,7 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
 def _attempts(folder: Path, method: str, seeds: Sequence[int]) -> tuple[list[RatedAttempt], float | None]:
     rated, solved = [], None
     for seed in seeds:
-        run = folder / f"{method.replace(':', '-')}-s{seed}"
+        run = folder / f"{run_stem(folder, method, seed)}-s{seed}"
         if (run / "episodes.jsonl").exists():
             rated += [
                 RatedAttempt(seed, row.get("earned"), row["score"], row.get("unjudged", ""))

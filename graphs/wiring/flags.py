@@ -1,57 +1,150 @@
-"""Flags into a dataclass: how commands read their arguments."""
+"""Command lines: flags become the fields of a dataclass, and a mistake becomes one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from io import StringIO
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_type_hints
 
 from ...memory.errors import UserError
 
-__all__ = ["CommandError", "parse_flags", "split_positional"]
+__all__ = ["CommandError", "SharedOptions", "parse_flags", "parse_options_and_settings", "run_subcommand"]
+
+Options = TypeVar("Options")
+Settings = TypeVar("Settings")
 
 
 class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
 
-def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
-    """Flags into a dataclass; mistakes become one line."""
+@dataclass(frozen=True)
+class SharedOptions:
+    """The options of everything that `learngraph run` plays."""
+
+    env: str = "twx:coin"
+    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
+    model: str = "pocket"
+    """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
+    base_url: str | None = None
+    """The server behind the model, for `openai:MODEL`."""
+    seeds: str = "5"
+    """How many seeds, or which ones: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
+    compare: tuple[str, ...] = ()
+    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`."""
+    horizon: int | None = None
+    """Steps after which an episode ends; the environment's own limit if not given."""
+    window: int | None = None
+    """Tokens that the model can read at once; a local model knows its own limit, any other is taken to have 32768."""
+    prompts: Path | None = None
+    """A directory with prompt files. They replace those of the same name."""
+    out: Path | None = None
+    """Where the result is written: the run folder; made from the settings under `runs/` if not given. The same command goes on
+    with what that folder holds."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Processes that work at the same time."""
+    concurrency: int | None = None
+    """What each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
+    behind an API, and 1 for a model in this process, which can do one thing at a time."""
+    json: bool = False
+    """Print JSON, one object a line, and nothing else."""
+
+
+def parse_flags(form: type[Options], args: Sequence[str], prog: str, about: str = "") -> Options:
+    """The dataclass that the arguments describe. `--help` prints the flags and ends the process.
+
+    Args:
+        form: the dataclass; its fields marked `tyro.conf.Positional` are arguments without a flag.
+        args: the arguments.
+        prog: the command, as errors and help call it.
+        about: what the command does; help prints it first.
+
+    Raises:
+        CommandError: an argument is missing, unknown or of the wrong type.
+    """
+    return _parse(form, args, prog, about, {})
+
+
+def parse_options_and_settings(
+    options: type[Options], settings: Settings, args: Sequence[str], prog: str, about: str, title: str
+) -> tuple[Options, Settings]:
+    """The options and the settings that the arguments describe; their flags lie side by side.
+
+    Args:
+        options: the dataclass of the options.
+        settings: the settings where no flag says something else. Help shows them first.
+        args: the arguments.
+        prog: the command, as errors and help call it.
+        about: what the command does; help prints it first.
+        title: what help calls the settings, such as `JitRL: settings of the method`.
+
+    Raises:
+        CommandError: an argument is missing, unknown or of the wrong type.
+    """
+    if twice := {one.name for one in fields(options)} & {one.name for one in fields(cast(Any, settings))}:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(twice))
+        raise CommandError(
+            f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
+        )
+    needed = any(one.default is one.default_factory for one in fields(options))  # type: ignore[arg-type]  # both MISSING
+    parts: list[Any] = [
+        ("settings", type(settings), field(default_factory=lambda: settings)),
+        ("options", options) if needed else ("options", options, field(default_factory=options)),
+    ]
+    form = make_dataclass("Form", parts, kw_only=True)
+    parsed: Any = _parse(form, args, prog, about, {"settings options": title, "options options": "options of the command"})
+    return parsed.options, parsed.settings
+
+
+class _Capture(StringIO):
+    """Holds what tyro prints. It draws boxes only where the encoding is this one."""
+
+    encoding = "utf-8"
+
+
+def _parse(form: type[Options], args: Sequence[str], prog: str, about: str, titles: Mapping[str, str]) -> Options:
     import tyro
 
-    said = StringIO()
+    shown, wrong = _Capture(), _Capture()
     try:
-        with redirect_stderr(said):
+        with redirect_stdout(shown), redirect_stderr(wrong):
             parsed, unknown = tyro.cli(
                 form,
                 args=list(args),
                 prog=prog,
                 description=about or None,
                 return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalMetavarFromFieldName),
             )
     except SystemExit as end:
         if not end.code:
+            sys.stdout.write(_retitle(shown.getvalue(), titles))
             raise
-        inside = [line.strip("│ ").strip() for line in said.getvalue().splitlines() if line.startswith("│")]
+        inside = [line.strip("│ ").strip() for line in wrong.getvalue().splitlines() if line.startswith("│")]
         upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
-        raise CommandError(f"{prog}: {' '.join(inside[:upto]) or said.getvalue()}") from None
+        mistake = " ".join(inside[:upto]) or wrong.getvalue()
+        if (lacking := mistake.removeprefix(f"Missing from {prog}: ")) != mistake:
+            raise CommandError(f"{prog} needs {lacking.replace(' (required)', '')}") from None
+        raise CommandError(f"{prog}: {mistake}") from None
+    if unknown and not unknown[0].startswith("-"):
+        raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
         raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form))}")
-    return parsed
+    result: Options = parsed
+    return result
 
 
-def split_positional(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
-    """The first argument, which is no flag, and the others.
-
-    Raises:
-        CommandError: there is none.
-    """
-    if not args or args[0].startswith("-"):
-        raise CommandError(f"usage: {prog}; got {' '.join(args) or 'nothing'}")
-    return args[0], args[1:]
+def _retitle(text: str, titles: Mapping[str, str]) -> str:
+    """A help text whose boxes bear other titles: tyro makes them of field names."""
+    for old, new in titles.items():
+        text = re.sub(rf"╭─ {old} (─+)╮", lambda box, old=old, new=new: f"╭─ {new} ".ljust(len(box[0]) - 1, "─") + "╮", text)
+    return text
 
 
 def _flags(form: Any) -> list[str]:
@@ -61,3 +154,24 @@ def _flags(form: Any) -> list[str]:
         hint = hints[one.name]
         flags += _flags(hint) if is_dataclass(hint) else [f"--{one.name.replace('_', '-')}"]
     return flags
+
+
+def run_subcommand(commands: Mapping[str, Callable[[Sequence[str]], int]], args: Sequence[str], usage: str) -> int:
+    """The exit status of the command that the first argument names. `--help` prints the usage.
+
+    Commands are looked up by hand, since tyro's subcommands would have to import all of them to show one.
+
+    Args:
+        commands: name -> what takes the arguments after it.
+        args: the arguments, the name first.
+        usage: the text of `--help`; its first line is part of the error.
+
+    Raises:
+        CommandError: no such command.
+    """
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(f"{usage}\n")
+        return 0
+    if not args or args[0] not in commands:
+        raise CommandError(f"{usage.partition(chr(10))[0]}; got {' '.join(args) or 'nothing'}")
+    return commands[args[0]](args[1:])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...wiring.flags import CommandError
+from ..old_names import with_first_names
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
 __all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
@@ -132,4 +133,4 @@ def _files_digest(path: Path, flag: str = "") -> str:
 def folder_name(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run's folder, where the user gives none: another question has another one."""
     words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(settings)[:6]}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(with_first_names(settings))[:6]}"
