@@ -62,7 +62,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "adamem": Command(
         "make a bank of trajectories, or fine-tune a model on its strategies: learngraph adamem build|collect|filter|train",
-        ".adamem",
+        ".adamem.command",
         "adamem",
     ),
     "claas": Command(
