@@ -154,7 +154,7 @@ def show_diff(args: Sequence[str]) -> int:
 
 
 @dataclass(frozen=True)
-class ExportOptions:
+class LibraryExportOptions:
     """Which version."""
 
     version: str = ""
@@ -165,7 +165,7 @@ def export(args: Sequence[str]) -> int:
     """a version as YAML"""
     form = "export PATH FILE.yaml [--version V]"
     place, file = _positional_args(args[:2], form, 2)
-    options: ExportOptions = parse_flags(ExportOptions, args[2:], f"learngraph library {form}")
+    options: LibraryExportOptions = parse_flags(ExportOptions, args[2:], f"learngraph library {form}")
     place = _first_library(place)
     source = open_library(place)
     if isinstance(source, Library):

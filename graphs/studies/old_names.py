@@ -98,6 +98,9 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 }
 """Method -> old name of a setting -> today's."""
 
+VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"ungrounded": "no-precedents"}}}
+"""Method -> setting -> old value -> today's."""
+
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a `settings.json`, by today's names.
@@ -114,12 +117,14 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def with_todays_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by today's names."""
-    return _rename(settings, OPTIONS, METHODS, SETTINGS)
+    return _rename(settings, OPTIONS, METHODS, SETTINGS, VALUES)
 
 
 def with_first_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by the names that the first version gave them."""
-    return _rename(settings, _swap(OPTIONS), _swap(METHODS), {method: _swap(names) for method, names in SETTINGS.items()})
+    names = {method: _swap(renamed) for method, renamed in SETTINGS.items()}
+    values = {method: {name: _swap(renamed) for name, renamed in fields.items()} for method, fields in VALUES.items()}
+    return _rename(settings, _swap(OPTIONS), _swap(METHODS), names, values)
 
 
 def run_stem(folder: Path, method: str, seed: int) -> str:
@@ -141,14 +146,29 @@ def _swap(names: Mapping[str, str]) -> dict[str, str]:
 
 
 def _rename(
-    settings: Mapping[str, Any], options: Mapping[str, str], methods: Mapping[str, str], fields: Mapping[str, Mapping[str, str]]
+    settings: Mapping[str, Any],
+    options: Mapping[str, str],
+    methods: Mapping[str, str],
+    names: Mapping[str, Mapping[str, str]],
+    values: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> dict[str, Any]:
     renamed = {options.get(name, name): value for name, value in settings.items()}
     for table in ("methods", "arms"):  # of a sweep; of a run of training-free-grpo
         if isinstance(held := renamed.get(table), dict):
             renamed[table] = {
-                methods.get(method, method): {fields.get(method.partition(":")[0], {}).get(k, k): v for k, v in values.items()}
-                for method, values in held.items()
-                if isinstance(values, dict)
+                methods.get(method, method): _rename_fields(
+                    fields, names.get(method.partition(":")[0], {}), values.get(method.partition(":")[0], {})
+                )
+                for method, fields in held.items()
+                if isinstance(fields, dict)
             }
     return renamed
+
+
+def _rename_fields(
+    fields: Mapping[str, Any], names: Mapping[str, str], values: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
+    # Values are renamed by the name of their field, which no version has changed where a value has.
+    return {
+        names.get(name, name): values[name].get(value, value) if name in values else value for name, value in fields.items()
+    }

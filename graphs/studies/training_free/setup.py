@@ -332,8 +332,8 @@ def _split_of_variants(environment: Any, seed: int, counts: Sequence[int]) -> Pr
     return ProblemSplit(*(tuple(some(count)) for count in counts))
 
 
-SPLIT_SIZE_FIELDS = ("problems", "held_out", "test")
-"""What says how many problems are learned on, held out and unseen."""
+SPLIT_SIZE_FIELDS = ("problems", "held_out", "test_problems")
+"""The settings that say how many problems are learned on, held out and unseen."""
 
 
 def _tasks(
