@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from ...memory.errors import UserError
 
@@ -76,6 +76,8 @@ def parse_options_and_settings(
 ) -> tuple[Options, Settings]:
     """The options and the settings that the arguments describe; their flags lie side by side.
 
+    A dataclass within the settings is a group, whose flags begin with its name: `--loss.learning-rate`.
+
     Args:
         options: the dataclass of the options.
         settings: the settings where no flag says something else. Help shows them first.
@@ -93,12 +95,22 @@ def parse_options_and_settings(
             f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
         )
     needed = any(one.default is one.default_factory for one in fields(options))  # type: ignore[arg-type]  # both MISSING
+    hints = get_type_hints(type(settings))
+    groups = [name for name, hint in hints.items() if is_dataclass(hint)]
+    settings_type: Any = type(settings)
+    options_type: Any = options
+    titles = {"settings options": title, "options options": "options of the command"}
+    if groups:  # names of groups are part of flags, then those of the two parts must be empty
+        from tyro.conf import arg
+
+        settings_type, options_type = Annotated[settings_type, arg(name="")], Annotated[options_type, arg(name="")]
+        titles = {f"{name.replace('_', '-')} options": f"{title}, {name}" for name in groups}
     parts: list[Any] = [
-        ("settings", type(settings), field(default_factory=lambda: settings)),
-        ("options", options) if needed else ("options", options, field(default_factory=options)),
+        ("settings", settings_type, field(default_factory=lambda: settings)),
+        ("options", options_type) if needed else ("options", options_type, field(default_factory=options)),
     ]
     form = make_dataclass("Form", parts, kw_only=True)
-    parsed: Any = _parse(form, args, prog, about, {"settings options": title, "options options": "options of the command"})
+    parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups))
     return parsed.options, parsed.settings
 
 
@@ -108,7 +120,9 @@ class _Capture(StringIO):
     encoding = "utf-8"
 
 
-def _parse(form: type[Options], args: Sequence[str], prog: str, about: str, titles: Mapping[str, str]) -> Options:
+def _parse(
+    form: type[Options], args: Sequence[str], prog: str, about: str, titles: Mapping[str, str], grouped: bool = False
+) -> Options:
     import tyro
 
     shown, wrong = _Capture(), _Capture()
@@ -120,7 +134,7 @@ def _parse(form: type[Options], args: Sequence[str], prog: str, about: str, titl
                 prog=prog,
                 description=about or None,
                 return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.PositionalMetavarFromFieldName),
+                config=(tyro.conf.PositionalMetavarFromFieldName, *(() if grouped else (tyro.conf.OmitArgPrefixes,))),
             )
     except SystemExit as end:
         if not end.code:
@@ -135,7 +149,7 @@ def _parse(form: type[Options], args: Sequence[str], prog: str, about: str, titl
     if unknown and not unknown[0].startswith("-"):
         raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
-        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form))}")
+        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, grouped))}")
     result: Options = parsed
     return result
 
@@ -147,12 +161,16 @@ def _retitle(text: str, titles: Mapping[str, str]) -> str:
     return text
 
 
-def _flags(form: Any) -> list[str]:
+def _flags(form: Any, grouped: bool, prefix: str = "", level: int = 0) -> list[str]:
+    """The flags of a dataclass; `grouped`: those of groups at level 1 and below begin with the group's name."""
     hints = get_type_hints(form)
     flags = []
     for one in fields(form):
-        hint = hints[one.name]
-        flags += _flags(hint) if is_dataclass(hint) else [f"--{one.name.replace('_', '-')}"]
+        name = f"{prefix}{one.name.replace('_', '-')}"
+        if is_dataclass(hint := hints[one.name]):
+            flags += _flags(hint, grouped, f"{name}." if grouped and level else "", level + 1)
+        else:
+            flags.append(f"--{name}")
     return flags
 
 
