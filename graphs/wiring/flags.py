@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ...memory.errors import UserError
 
@@ -140,18 +140,26 @@ def _parse(
         if not end.code:
             sys.stdout.write(_retitle(shown.getvalue(), titles))
             raise
-        inside = [line.strip("│ ").strip() for line in wrong.getvalue().splitlines() if line.startswith("│")]
-        upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
-        mistake = " ".join(inside[:upto]) or wrong.getvalue()
-        if (lacking := mistake.removeprefix(f"Missing from {prog}: ")) != mistake:
-            raise CommandError(f"{prog} needs {lacking.replace(' (required)', '')}") from None
-        raise CommandError(f"{prog}: {mistake}") from None
+        raise CommandError(_mistake(wrong.getvalue(), prog)) from None
     if unknown and not unknown[0].startswith("-"):
         raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
         raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, grouped))}")
     result: Options = parsed
     return result
+
+
+def _mistake(text: str, prog: str) -> str:
+    """The first part of tyro's error message, which is a box, as one sentence."""
+    lines = [line[2:-1].rstrip() for line in text.splitlines() if line.startswith("│")]
+    lines = lines[: next((i for i, line in enumerate(lines) if line and not line.strip("─")), len(lines))]
+    if not lines:
+        return f"{prog}: {text}"
+    if not lines[0].startswith("Missing from"):
+        return f"{prog}: {' '.join(line.strip() for line in lines)}"
+    # Each missing argument stands in a line of its own, with its help indented below.
+    told = "".join(f"; {line.strip()}:" if re.match(r" {4}\S", line) else f" {line.strip()}" for line in lines[1:])
+    return f"{prog} needs {told.removeprefix('; ').replace(' (required)', '')}"
 
 
 def _retitle(text: str, titles: Mapping[str, str]) -> str:
@@ -163,13 +171,16 @@ def _retitle(text: str, titles: Mapping[str, str]) -> str:
 
 def _flags(form: Any, grouped: bool, prefix: str = "", level: int = 0) -> list[str]:
     """The flags of a dataclass; `grouped`: those of groups at level 1 and below begin with the group's name."""
-    hints = get_type_hints(form)
+    from tyro.conf import Positional
+
+    hints = get_type_hints(form, include_extras=True)
     flags = []
     for one in fields(form):
         name = f"{prefix}{one.name.replace('_', '-')}"
-        if is_dataclass(hint := hints[one.name]):
+        hint, *markers = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
+        if is_dataclass(hint):
             flags += _flags(hint, grouped, f"{name}." if grouped and level else "", level + 1)
-        else:
+        elif Positional not in markers:
             flags.append(f"--{name}")
     return flags
 
