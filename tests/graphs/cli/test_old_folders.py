@@ -23,15 +23,15 @@ from learngraph.memory.records import UserError
 from learngraph.memory.storage.checkpoints import open_checkpoints
 
 BEFORE = Path(__file__).parents[2] / "data" / "before"
-SWEEP = [
-    *("run adamem --env toy --prior uniform --author rule --seeds 1 --episodes 2 --horizon 6 --temperature 3".split()),
-    *("--compare adamem:high jitrl jitrl:paper icrl tabular".split()),
-]
-LEARN = [
-    *("run training-free-grpo --env toy --horizon 6 --problems 2 --held-out 1 --epochs 1 --group-size 2".split()),
-    *("--test-problems 1 --test-rollouts 2 --seeds 1 --author rule".split()),
-    *("--compare training-free-grpo:empty training-free-grpo:shuffled-lessons".split()),
-]
+SWEEP = (
+    "run adamem --env toy --prior uniform --author rule --seeds 1 --episodes 2 --horizon 6 --temperature 3 "
+    "--compare adamem:high jitrl jitrl:paper icrl tabular"
+)
+LEARN = (
+    "run training-free-grpo --env toy --horizon 6 --problems 2 --held-out 1 --epochs 1 --group-size 2 "
+    "--test-problems 1 --test-rollouts 2 --seeds 1 --author rule "
+    "--compare training-free-grpo:empty training-free-grpo:shuffled-lessons"
+)
 
 
 @pytest.fixture
@@ -70,14 +70,14 @@ def test_a_run_goes_on_and_ends_with_the_numbers_of_the_version_that_began_it(
     begun = {path.parent.name: path.read_text() for path in here.glob("sweep/*/episodes.jsonl")}
     assert len(begun) == 6
     assert all(len(text.splitlines()) == 1 for text in begun.values())
-    assert main([*SWEEP, "--json", "--out", "sweep"]) == 0
+    assert main([*SWEEP.split(), "--json", "--out", "sweep"]) == 0
     assert rows(capsys.readouterr().out) == rows((BEFORE / "sweep.jsonl").read_text())
     for name, text in begun.items():
         assert (here / "sweep" / name / "episodes.jsonl").read_text().startswith(text), "the first episode was not played again"
 
 
 def test_other_settings_are_refused_by_todays_names(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SWEEP, "--out", "sweep", "--min-similarity", "0.9"]) == 2
+    assert main([*SWEEP.split(), "--out", "sweep", "--min-similarity", "0.9"]) == 2
     said = capsys.readouterr().err
     assert "methods.adamem.min_similarity is 0.3 there, 0.9 was asked for" in said
     assert "floor" not in said
@@ -107,7 +107,7 @@ def test_learning_goes_on_and_ends_with_the_numbers_of_the_version_that_began_it
 ) -> None:
     assert main(["library", "show", "tf"]) == 0
     assert "s0/1: 4 lessons" in capsys.readouterr().out
-    assert main([*LEARN, "--json", "--out", "tf"]) == 0
+    assert main([*LEARN.split(), "--json", "--out", "tf"]) == 0
     assert rows(capsys.readouterr().out) == rows((BEFORE / "training_free.jsonl").read_text())
 
 
