@@ -101,6 +101,9 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"ungrounded": "no-precedents"}}}
 """Method -> setting -> old value -> today's."""
 
+DIGESTS: Mapping[str, str] = {"0a66e803a722ee81": "66696dadfd1d334e"}
+"""Old digest of a file -> today's. The pocket model's was once taken over its card, too, which is prose."""
+
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a `settings.json`, by today's names.
@@ -117,14 +120,14 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def with_todays_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by today's names."""
-    return _rename(settings, OPTIONS, METHODS, SETTINGS, VALUES)
+    return _rename(settings, OPTIONS, METHODS, SETTINGS, VALUES, DIGESTS)
 
 
 def with_first_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by the names that the first version gave them."""
     names = {method: _swap(renamed) for method, renamed in SETTINGS.items()}
     values = {method: {name: _swap(renamed) for name, renamed in fields.items()} for method, fields in VALUES.items()}
-    return _rename(settings, _swap(OPTIONS), _swap(METHODS), names, values)
+    return _rename(settings, _swap(OPTIONS), _swap(METHODS), names, values, _swap(DIGESTS))
 
 
 def run_stem(folder: Path, method: str, seed: int) -> str:
@@ -151,8 +154,11 @@ def _rename(
     methods: Mapping[str, str],
     names: Mapping[str, Mapping[str, str]],
     values: Mapping[str, Mapping[str, Mapping[str, str]]],
+    digests: Mapping[str, str],
 ) -> dict[str, Any]:
     renamed = {options.get(name, name): value for name, value in settings.items()}
+    if isinstance(files := renamed.get("digests"), dict):
+        renamed["digests"] = {file: digests.get(value, value) for file, value in files.items()}
     for table in ("methods", "arms"):  # of a sweep; of a run of training-free-grpo
         if isinstance(held := renamed.get(table), dict):
             renamed[table] = {

@@ -96,8 +96,8 @@ def weights_digest(model: str) -> str:
     if not place.is_dir():
         return model
     files = sorted(file for file in place.iterdir() if file.is_file())
-    if model == "pocket":  # small, and its times say when it was installed
-        return digest([(file.name, file_digest(file)) for file in files])
+    if model == "pocket":  # small, and its times say when it was installed; its card is prose
+        return digest([(file.name, file_digest(file)) for file in files if file.suffix != ".md"])
     return digest([(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files])
 
 
