@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....memory.records import Task, Transition
 
 if TYPE_CHECKING:
     from ....nodes.synthesize.mft import Pair
-    from .pairs import FilterOptions
 
 __all__ = ["CounterfactualAgent"]
 
@@ -33,8 +33,18 @@ class CounterfactualAgent:
     _task: str = ""
 
     @classmethod
-    def open(cls, environment: Any, options: FilterOptions) -> CounterfactualAgent:
-        """The agent with the model and the prompts of mode `high`."""
+    def open(
+        cls,
+        environment: Any,
+        *,
+        model: str,
+        base_url: str | None = None,
+        prompts: Path | None = None,
+        window: int | None = None,
+        history_steps: int | None = None,
+        temperature: float = 1.0,
+    ) -> CounterfactualAgent:
+        """The agent with a model, and with the prompts of mode `high`; the arguments are the options of `learngraph run`."""
         from ....memory.storage.journal import Journal
         from ....nodes.act.decide import Choose
         from ....nodes.retrieve.attempts import EpisodePrompt
@@ -42,20 +52,17 @@ class CounterfactualAgent:
         from ....tools.models.models import open_model
         from ...wiring.parts import MethodInputs
 
-        assert options.model is not None
-        model: Any = open_model(options.model, base_url=options.base_url)
-        more: dict[str, Any] = {"prompts": options.prompts}
-        if options.window is not None:
-            more["window"] = min(options.window, getattr(model, "window", options.window))
-        if hasattr(model, "score"):
-            parts = MethodInputs.with_scoring_model(environment, Journal(), model, **more)
+        opened: Any = open_model(model, base_url=base_url)
+        more: dict[str, Any] = {"prompts": prompts}
+        if window is not None:
+            more["window"] = min(window, getattr(opened, "window", window))
+        if hasattr(opened, "score"):
+            parts = MethodInputs.with_scoring_model(environment, Journal(), opened, **more)
         else:
-            parts = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
-        seen: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": options.history_steps}
+            parts = MethodInputs.with_chat_model(environment, Journal(), opened, stepwise=True, **more)
+        seen: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": history_steps}
         draft = parts.acting_policy(EpisodePrompt(**seen), "adamem/consider")
-        return cls(
-            environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), "adamem/act"), Choose(options.temperature)
-        )
+        return cls(environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), "adamem/act"), Choose(temperature))
 
     def __call__(self, task: Task, actions: Sequence[str], name: str, advice: str = "") -> str:
         """The action of the agent after these actions, under the strategy `advice` if there is one. A `Policy` of `mft.advantage`."""

@@ -176,12 +176,20 @@ def _filter_by_estimates(pairs: Sequence[Pair], options: FilterOptions) -> list[
     from ....nodes.synthesize import mft
     from ....tools.environments.catalogue import open_environment
 
-    assert options.env is not None  # FilterOptions has checked it
+    assert options.env is not None and options.model is not None  # FilterOptions has checked it
     kept = list(pairs)
     environment: Any = open_environment(options.env, horizon=options.horizon)
     try:
         tasks = {pair.id: _task(environment, pair, options.env) for pair in kept}
-        again = CounterfactualAgent.open(environment, options)
+        again = CounterfactualAgent.open(
+            environment,
+            model=options.model,
+            base_url=options.base_url,
+            prompts=options.prompts,
+            window=options.window,
+            history_steps=options.history_steps,
+            temperature=options.temperature,
+        )
         if options.draws_per_pair and kept:
             shares, chances, lasting = [], [], []
             for pair in kept:

@@ -17,7 +17,6 @@ from langchain_core.messages import AIMessage
 from learngraph.graphs.cli import play
 from learngraph.graphs.cli.adamem.command import USAGE, adamem
 from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
-from learngraph.graphs.cli.adamem.pairs import FilterOptions
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import sweep
 from learngraph.memory.errors import UserError
@@ -332,10 +331,10 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
     (here / "adamem" / "consider.md").write_text(
         "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
     )
-    world, options = KeywordKeep(), FilterOptions(Path("pairs"), Path("out"), env="toy", model="openai:any")
+    world = KeywordKeep()
     task = world.task(0, "train")
-    CounterfactualAgent.open(world, options)(task, ["back", "wait", "back"], "any")
-    again = CounterfactualAgent.open(world, replace(options, prompts=here, history_steps=1, window=2000))
+    CounterfactualAgent.open(world, model="openai:any")(task, ["back", "wait", "back"], "any")
+    again = CounterfactualAgent.open(world, model="openai:any", prompts=here, history_steps=1, window=2000)
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [said.count("> ") for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]

@@ -292,8 +292,8 @@ def test_the_command_shows_each_method_that_has_rewards(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "needs a folder that learngraph run has made; got nothing"),
-        (["a", "b", "c"], "got a b c"),
+        ([], "needs RUN-FOLDER: A folder that `learngraph run` has made"),
+        (["a", "b", "c"], "takes no further arguments, got c"),
         (["nowhere"], "nowhere does not exist; a folder that `learngraph run` has made would do"),
         (["."], "has no settings.json"),
         (["damaged"], "settings.json is damaged"),
