@@ -46,7 +46,7 @@ class CounterfactualAgent:
     ) -> CounterfactualAgent:
         """The agent with a model, and with the prompts of mode `high`; the arguments are the options of `learngraph run`."""
         from ....memory.storage.journal import Journal
-        from ....nodes.act.decide import Choose
+        from ....nodes.act.choose import Choose
         from ....nodes.retrieve.attempts import EpisodePrompt
         from ....nodes.synthesize.strategy import StrategyPrompt
         from ....tools.models.models import open_model

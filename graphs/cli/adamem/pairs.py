@@ -176,7 +176,8 @@ def _filter_by_estimates(pairs: Sequence[Pair], options: FilterOptions) -> list[
     from ....nodes.synthesize import mft
     from ....tools.environments.catalogue import open_environment
 
-    assert options.env is not None and options.model is not None  # FilterOptions has checked it
+    assert options.env is not None  # FilterOptions has checked it
+    assert options.model is not None
     kept = list(pairs)
     environment: Any = open_environment(options.env, horizon=options.horizon)
     try:

@@ -360,9 +360,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     assert {pair.seed for pair in found} == {0, 1, 2}
     assert all(pair.prompt[-1].text.endswith("Strategy:") for pair in found)
     environment: Any = open_environment("toy")
-    again = CounterfactualAgent.open(
-        environment, FilterOptions(Path("pairs"), Path("out"), env="toy", model="pocket", temperature=0)
-    )
+    again = CounterfactualAgent.open(environment, model="pocket", temperature=0)
     for pair in found:
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative
