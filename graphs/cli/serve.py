@@ -125,7 +125,7 @@ def serve(args: Sequence[str]) -> int:
         ],
     )
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
-    parsed = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about)
+    parsed: Any = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about)
     options, settings = parsed.options, parsed.settings
     tenants = _tenants(options)
     _check_port(options.host, options.port)

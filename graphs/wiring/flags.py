@@ -89,12 +89,12 @@ def parse_options_and_settings(
     Raises:
         CommandError: an argument is missing, unknown or of the wrong type.
     """
-    if twice := {one.name for one in fields(options)} & {one.name for one in fields(cast(Any, settings))}:
+    if twice := {one.name for one in fields(cast(Any, options))} & {one.name for one in fields(cast(Any, settings))}:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(twice))
         raise CommandError(
             f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
         )
-    needed = any(one.default is one.default_factory for one in fields(options))  # type: ignore[arg-type]  # both MISSING
+    needed = any(one.default is one.default_factory for one in fields(cast(Any, options)))  # both MISSING
     hints = get_type_hints(type(settings))
     groups = [name for name, hint in hints.items() if is_dataclass(hint)]
     settings_type: Any = type(settings)
@@ -164,9 +164,11 @@ def _mistake(text: str, prog: str) -> str:
 
 def _retitle(text: str, titles: Mapping[str, str]) -> str:
     """A help text whose boxes bear other titles: tyro makes them of field names."""
-    for old, new in titles.items():
-        text = re.sub(rf"╭─ {old} (─+)╮", lambda box, old=old, new=new: f"╭─ {new} ".ljust(len(box[0]) - 1, "─") + "╮", text)
-    return text
+    lines = text.splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        if (box := re.match(r"╭─ (.+?) ─+╮", line)) and box[1] in titles:
+            lines[i] = f"╭─ {titles[box[1]]} ".ljust(box.end() - 1, "─") + "╮\n"
+    return "".join(lines)
 
 
 def _flags(form: Any, grouped: bool, prefix: str = "", level: int = 0) -> list[str]:
