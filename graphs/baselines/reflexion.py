@@ -54,8 +54,9 @@ class Reflexion:
     selection: Literal["last", "budget"] = "last"
     """Plans in the prompt: the `last` ones (original: 3), or all (`budget`: as many as fit; ICRL's comparison)."""
     last_n: int = 3
+    """Plans shown with `selection="last"`. Original: 3."""
     max_memory_tokens: int | None = None
-    """Tokens of plans with `keep=budget`; half of the model's window if not given."""
+    """Tokens of plans with `selection="budget"`; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
     temperature: float = 1.0

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..wiring.flags import CommandError
 from .method_settings import split_name
 from .options import RunOptions, SweepSetup

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..studies import sweep
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, preset_names, shared_settings, split_name, take_preset

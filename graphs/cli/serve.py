@@ -44,9 +44,9 @@ class ServeOptions:
     """What to serve, to whom, and where to keep what is learned."""
 
     model: str = "pocket"
-    """The base model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
+    """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
     base_url: str | None = None
-    """The vLLM server behind `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
+    """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
     weights: str | None = None
     """With `vllm:`, the same model as this process opens it to learn, `local:PATH_OR_NAME`; not needed with --trainer off."""
     name: str | None = None
@@ -56,7 +56,7 @@ class ServeOptions:
     port: int = 8000
     """0 takes a free one."""
     out: Path = Path("runs/claas")
-    """Folder of the replay buffer and of all versions."""
+    """Where the result is written: a folder for the replay buffer and all versions."""
     api_key: tuple[str, ...] = ()
     """Keys of the tenant `default`; the flag may be given again. Those of LEARNGRAPH_API_KEY, joined by commas, if not given."""
     keys: Path | None = None
@@ -78,9 +78,9 @@ class ServeOptions:
     max_body_bytes: int = 1 << 20
     """Longest request."""
     device: str = "cpu"
-    """Where a model of this machine runs: `cpu`, `cuda`."""
+    """Where the model runs: `cpu`, `cuda`. Not for `vllm:MODEL`."""
     dtype: str = "float32"
-    """Its number format."""
+    """Number format of the model: `float32`, `bfloat16`. Not for `vllm:MODEL`."""
     threads: int | None = None
     """Threads that it computes with."""
     learner_threads: int = 1
@@ -90,7 +90,7 @@ class ServeOptions:
     max_streams: int = 256
     """Replies in the making at once; others wait."""
     prompts: Path | None = None
-    """A directory whose prompt files take the place of those of the same name (`claas/hindsight.md`)."""
+    """A directory with prompt files. They replace those of the same name (`claas/hindsight.md`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.learner_nice < 20:

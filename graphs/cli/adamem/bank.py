@@ -8,7 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from ....memory.records import Task, Trajectory, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task, Trajectory
 from ...wiring.flags import CommandError, parse_flags
 from .saved_runs import read_trajectories
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tyro.conf import Positional
 
-from ....memory.records import Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task
 from ...wiring.flags import CommandError, parse_flags
 from .counterfactual import CounterfactualAgent
 from .saved_runs import read_runs

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ....memory.records import Trajectory, Transition, UserError
+from ....memory.errors import UserError
+from ....memory.records import Trajectory, Transition
 from ...studies.old_names import read_settings, run_stem
 
 __all__ = ["SavedRun", "read_runs", "read_trajectories"]

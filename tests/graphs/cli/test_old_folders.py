@@ -19,7 +19,7 @@ from learngraph.graphs.cli import play
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.studies import old_names, sweep
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.checkpoints import open_checkpoints
 
 BEFORE = Path(__file__).parents[2] / "data" / "before"

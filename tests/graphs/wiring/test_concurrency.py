@@ -10,7 +10,7 @@ from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import sweep
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 
