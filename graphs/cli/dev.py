@@ -63,7 +63,7 @@ class DevRequestError(UserError, ValueError):
 
 
 class DevRequest(TypedDict):
-    """What a client asks for; its input."""
+    """The input: a task, and how many episodes of it are played."""
 
     seed: int
     """Which of the environment's test tasks."""
@@ -72,7 +72,7 @@ class DevRequest(TypedDict):
 
 
 class DevOutput(TypedDict):
-    """What a client gets."""
+    """The output: the scores and lengths of the episodes."""
 
     scores: list[float]
     """One per episode of this thread, in the environment's units."""

@@ -14,7 +14,7 @@ __all__ = ["RunOptions", "SweepSetup"]
 
 @dataclass(frozen=True)
 class RunOptions(SharedOptions):
-    """What is played, with what model, and how often."""
+    """The options of a run: the task, the model, and how often it plays."""
 
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, each with its own defaults. `jitrl:paper`
@@ -27,7 +27,7 @@ class RunOptions(SharedOptions):
     split: Literal["train", "dev", "test"] = "test"
     """The fold of the environment's tasks. Seed s plays the s-th task of it."""
     prior: Literal["model", "uniform"] = "model"
-    """What scores the actions: the model, or `uniform`, a control without a model to which every admissible action is equally
+    """The source of the actions' probabilities: the model, or `uniform`, a control without a model to which every admissible action is equally
     likely."""
     policy: Literal["auto", "local", "logprobs", "verbalized", "act", "answer"] = "auto"
     """How the model decides. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
@@ -53,7 +53,7 @@ class RunOptions(SharedOptions):
 
 @dataclass(frozen=True)
 class SweepSetup:
-    """What a worker process needs to know to put a method together."""
+    """The options and settings from which a worker process builds each method."""
 
     options: RunOptions
     methods: Mapping[str, Any]

@@ -35,7 +35,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
-    """What makes the numbers what they are, as `settings.json` holds it: all but where things lie and how many work on it."""
+    """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
     for name in ("out", "workers", "concurrency", "json", "compare"):
         del options[name]

@@ -50,7 +50,7 @@ class SharedOptions:
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that work at the same time."""
     concurrency: int | None = None
-    """What each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
+    """Work that each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
     behind an API, and 1 for a model in this process, which can do one thing at a time."""
     json: bool = False
     """Print JSON, one object a line, and nothing else."""

@@ -917,4 +917,4 @@ def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> Non
         "--keep-best, --no-keep-best",
     ):
         assert flag in shown
-    assert "no seed gets those of another" in shown
+    assert "no two seeds share one" in shown
