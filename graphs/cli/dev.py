@@ -44,7 +44,8 @@ from .. import jitrl
 from ..wiring import run
 from ..wiring.flow import Node, wire
 from ..wiring.parts import MethodInputs
-from .main import RunOptions, make_method_inputs
+from .options import RunOptions
+from .play import make_method_inputs
 
 FOLDER = Path("runs") / "dev"
 _MAKING = Lock()
@@ -61,7 +62,7 @@ class DevRequestError(UserError, ValueError):
 
 
 class DevRequest(TypedDict):
-    """What a client asks for; its input."""
+    """The input: a task, and how many episodes of it are played."""
 
     seed: int
     """Which of the environment's test tasks."""
@@ -70,7 +71,7 @@ class DevRequest(TypedDict):
 
 
 class DevOutput(TypedDict):
-    """What a client gets."""
+    """The output: the scores and lengths of the episodes."""
 
     scores: list[float]
     """One per episode of this thread, in the environment's units."""

@@ -18,14 +18,15 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, make_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Exchange, Minibatch, Reply
 from ..claas import CLaaS
-from ..wiring.flags import CommandError, parse_flags
+from ..wiring.flags import CommandError, parse_options_and_settings
+from .method_settings import take_preset
 from .serve_learners import InlineLearner, LazyLearner
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ class ServeOptions:
     """Options of the service: its model, its clients, and the folder of what it learns."""
 
     model: str = "pocket"
-    """The base model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
+    """The model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
     base_url: str | None = None
-    """URL of the vLLM server for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
+    """The server behind the model, for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
     weights: str | None = None
     """With `vllm:`, the same model for this process to train, `local:PATH_OR_NAME`; not needed with --trainer off."""
     name: str | None = None
@@ -54,7 +55,7 @@ class ServeOptions:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     out: Path = Path("runs/claas")
-    """Folder of the replay buffer and of all versions."""
+    """Where the result is written: a folder for the replay buffer and all versions."""
     api_key: tuple[str, ...] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
@@ -72,9 +73,9 @@ class ServeOptions:
     max_body_bytes: int = 1 << 20
     """Largest request, in bytes."""
     device: str = "cpu"
-    """Device of a model in this process: `cpu`, `cuda`."""
+    """Where the model runs: `cpu`, `cuda`. Not for `vllm:MODEL`."""
     dtype: str = "float32"
-    """Number format of a model in this process."""
+    """Number format of the model: `float32`, `bfloat16`. Not for `vllm:MODEL`."""
     threads: int | None = None
     """Threads of a model in this process."""
     learner_threads: int = 1
@@ -84,7 +85,7 @@ class ServeOptions:
     max_streams: int = 256
     """Replies that are generated at the same time; others wait."""
     prompts: Path | None = None
-    """A directory with prompt files that replace those of the same name (`claas/hindsight.md`)."""
+    """A directory with prompt files. They replace those of the same name (`claas/hindsight.md`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.learner_nice < 20:
@@ -105,24 +106,16 @@ class ServeOptions:
             raise UserError("serve: --trainer inline takes turns with replies of this process; with vllm: it is process or off")
 
 
-def serve(args: Sequence[str], preset: str = "default") -> int:
+def serve(args: Sequence[str]) -> int:
     """a chat API (OpenAI's) that learns from feedback while it answers: learngraph serve --api-key KEY"""
-    import tyro
-
+    preset, args = take_preset(args)
     if preset != "default" and preset.replace("-", "_") not in _presets():
         raise CommandError(f"claas has no preset '{preset}'; it has default, {', '.join(_presets())}")
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
-    unnamed = tyro.conf.arg(name="")
-    form = make_dataclass(
-        "form",
-        [
-            ("options", Annotated[ServeOptions, unnamed], field(default_factory=ServeOptions)),
-            ("settings", Annotated[CLaaS, unnamed], field(default_factory=lambda: chosen)),
-        ],
-    )
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
-    parsed = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about, group_prefixes=True)
-    options, settings = parsed.options, parsed.settings
+    options, settings = parse_options_and_settings(
+        ServeOptions, chosen, _merge_repeated_flags(args), "learngraph serve", about, "CLaaS: settings of the method"
+    )
     tenants = _tenants(options)
     _check_port(options.host, options.port)
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields, make_dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,67 +40,54 @@ from ..studies.training_free.setup import (
     TrainingFreeSetup,
     problem_splits,
 )
-from ..wiring.flags import CommandError, parse_flags
+from ..wiring.flags import CommandError, parse_options_and_settings
+from .draw import blueprint
+from .method_settings import method_settings
+from .run_folder import parse_seeds
 
 __all__ = ["learn_and_test"]
 
 
-def learn_and_test(
-    method: str,
-    defaults: Any,
-    args: Sequence[str],
-    about: str,
-    *,
-    settings_of: Callable[..., Any],
-    parse_seeds: Callable[[str], list[int]],
-    blueprint: Callable[[str, Any], Any],
-) -> int:
-    """Learn and test; what `learngraph run` does with methods that learn across problems.
+def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) -> int:
+    """Learn and test: what `learngraph run` does with methods that learn across problems. Returns the exit status.
 
     Args:
-        method: as on the command line.
+        method: its name, as on the command line.
         defaults: its settings where no flag says something else.
         args: the flags after it.
         about: what --help says first.
-        others: (method or method:preset, main=(method, its settings), shared={setting: value}) -> the settings of an arm to compare
-            with; it is given what the user gave, but for what its own preset changes.
-        seeds: what `--seeds` says as numbers.
-        blueprint: (method, settings) -> its graph, to look at.
     """
-    form = make_dataclass(
-        "form",
-        [
-            ("options", TrainingFreeOptions, field(default_factory=TrainingFreeOptions)),
-            ("settings", type(defaults), field(default_factory=lambda: defaults)),
-        ],
+    title = f"{type(defaults).__name__}: settings of the method"
+    options, settings = parse_options_and_settings(
+        TrainingFreeOptions, defaults, args, f"learngraph run {method}", about, title
     )
-    asked = parse_flags(form, args, f"learngraph run {method}", about)
-    options: TrainingFreeOptions = asked.options
-    arms = [Arm(method, asked.settings, method.partition(":")[0])]
+    from ..methods import split_name
+
+    own = split_name(method)[0]
+    arms = [Arm(method, settings, own)]
     given = {
         one.name: value
         for one in fields(defaults)
-        if one.name != "arm" and (value := getattr(asked.settings, one.name)) != getattr(defaults, one.name)
+        if one.name != "arm" and (value := getattr(settings, one.name)) != getattr(defaults, one.name)
     }
     for name in dict.fromkeys(options.compare):
         if name != method:
-            kind = name.partition(":")[0]
-            shared = given if kind == arms[0].method else {}
-            settings = settings_of(name, main=(method, asked.settings), shared=shared)
+            kind = split_name(name)[0]
+            other = method_settings(name, main=(method, settings), shared=given if kind == own else {})
             if kind == "tool-agent" and options.tool_turns is not None:
-                settings = replace(settings, max_turns=options.tool_turns)
-            arms.append(Arm(name, settings, kind))
+                other = replace(other, max_turns=options.tool_turns)
+            arms.append(Arm(name, other, kind))
     _check_arms(arms, options)
     setup = TrainingFreeSetup(options, tuple(arms), tuple(parse_seeds(options.seeds)), Path())
     splits = problem_splits(setup)
-    settings = run_settings(setup, splits)
-    setup = replace(setup, folder=options.out or Path("runs") / folder_name(setup, settings))
+    record = run_settings(setup, splits)
+    setup = replace(setup, folder=options.out or Path("runs") / folder_name(setup, record))
     if options.dry_run or setup.unfinished_seeds:
         check_models(setup)
         check_arms_build(setup, splits)
     if options.dry_run:
-        return dry_run(setup, settings)
-    return _run(setup, settings, splits, blueprint)
+        return dry_run(setup, record)
+    return _run(setup, record, splits)
 
 
 def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
@@ -127,12 +114,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
         raise CommandError(f"--corpus {options.corpus} is what the tool search finds, and it is not given (--tools search)")
 
 
-def _run(
-    setup: TrainingFreeSetup,
-    settings: Mapping[str, Any],
-    splits: Mapping[int, ProblemSplit],
-    blueprint: Callable[[str, Any], Any],
-) -> int:
+def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
     from ..studies import sweep
 
     with sweep.claim_folder(setup.folder, settings):

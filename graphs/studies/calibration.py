@@ -19,6 +19,7 @@ from typing import Any
 from ...memory.errors import UserError
 from .benchmark import markdown_table, mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
+from .old_names import read_settings, run_stem
 from .sweep import read_rows
 
 __all__ = [
@@ -245,7 +246,7 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
         CalibrationError: the folder is not a run folder, or has no runs of the method.
     """
     try:
-        settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        settings = read_settings(folder / "settings.json")
         methods, seeds = list(settings["methods"]), list(settings["seeds"])
     except OSError:
         there = "has no settings.json" if folder.is_dir() else "does not exist" if not folder.exists() else "is a file"
@@ -260,7 +261,7 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
 def _attempts(folder: Path, method: str, seeds: Sequence[int]) -> tuple[list[RatedAttempt], float | None]:
     rated, solved = [], None
     for seed in seeds:
-        run = folder / f"{method.replace(':', '-')}-s{seed}"
+        run = folder / f"{run_stem(folder, method, seed)}-s{seed}"
         if (run / "episodes.jsonl").exists():
             rated += [
                 RatedAttempt(seed, row.get("earned"), row["score"], row.get("unjudged", ""))

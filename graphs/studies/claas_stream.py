@@ -81,7 +81,7 @@ class ClaasStudyOptions:
     shuffles: str = "3"
     """Number of orders of the stream, or their numbers: `3` is 0, 1, 2; `7,8` are these two."""
     seeds: str = "3"
-    """Number of seeds of each order, or the seeds. A seed also draws the scenarios."""
+    """How many seeds, or which ones: `5` means `0,1,2,3,4`; `7,` means seed 7 alone. A seed draws the scenarios, too."""
     model: str = "guard"
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
     scenarios_per_split: int = 20
@@ -99,11 +99,11 @@ class ClaasStudyOptions:
     max_age: int = 50
     """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
-    """Folder of trials, tables and pictures; the same command goes on from there."""
+    """Where the result is written: a folder for trials, tables and pictures. The same command goes on with what that folder holds."""
     workers: int = os.cpu_count() or 1
-    """Processes that play in parallel, with one thread each."""
+    """Processes that work at the same time. Each takes one thread."""
     json: bool = False
-    """Print the trials as JSON lines, and nothing else."""
+    """Print JSON, one trial a line, and nothing else."""
 
 
 @dataclass(frozen=True)

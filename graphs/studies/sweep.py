@@ -26,13 +26,18 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .benchmark import SeedResult
+from .old_names import read_settings
+
+if TYPE_CHECKING:
+    from ...memory.records import Trajectory
+    from ...memory.storage.shelf import RecordStore
 
 # LangGraph and Chroma are imported inside functions, so that reading the results of a finished sweep is quick.
 
@@ -100,21 +105,28 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             raise UserError(f"cannot work in {folder}: {error.strerror or error}") from error
         owner.write_text(f"{os.getpid()}\n")
         stack.callback(owner.unlink, missing_ok=True)
-        _check_settings(folder / "settings.json", json.loads(json.dumps(settings)))
+        check_settings(folder, settings)
+        if not (folder / "settings.json").exists():
+            write_json(folder / "settings.json", settings)
         yield
 
 
-def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Check that a folder is free, or holds a run with these settings (JSON values), perhaps by the names of an earlier version.
+
+    Raises:
+        UserError: it holds a run with other settings; says which differ.
+    """
+    path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
     if not path.exists():
-        write_json(path, settings)
         return
     try:
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = read_settings(path)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); give another --out, or remove the folder") from error
-    if differing := sorted(_differences(there, settings)):
+    if differing := sorted(_differences(there, wanted)):
         raise UserError(
-            f"{path.parent} holds a run with other settings: {'; '.join(differing)}; "
+            f"{folder} holds a run with other settings: {'; '.join(differing)}; "
             "give the same settings to resume it, or another --out"
         )
 
@@ -140,24 +152,29 @@ def write_json(path: Path, value: Any) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}; finished runs are kept") from error
 
 
-def play_job(
-    job: Job, task: Task, optimum: float, build_graph: Callable[[Any, Any, Rows, Any], Any], solved: float | None = None
-) -> None:
-    """Play a run to its end, from its last checkpoint if there is one.
+@dataclass(frozen=True)
+class RunFiles:
+    """The open files of a run: what its graph reads and writes."""
 
-    Args:
-        job: the run.
-        task: the task of every episode.
-        optimum: score of the task's gold path.
-        build_graph: builds the run's graph from a journal, a store of trajectories (None without memory), the log of episodes
-            and a checkpointer.
-        solved: lowest score that counts as solved; None if the environment does not define one.
-    """
+    journal: Journal
+    """Its steps."""
+    log: Rows
+    """A row per finished episode."""
+    times: Rows
+    """Seconds of each finished episode."""
+    shelf: RecordStore[Trajectory] | None
+    """The trajectories that it remembers; None if the method remembers nothing."""
+    saver: Any
+    """Its checkpoints."""
+
+
+@contextmanager
+def open_run(job: Job) -> Iterator[RunFiles]:
+    """The files of a run, for this process alone. The folder is made if missing."""
     from filelock import FileLock
 
     from ...memory.records import Trajectory
     from ...memory.storage.checkpoints import open_checkpoints
-    from ..wiring import run
 
     with ExitStack() as stack:
         job.folder.mkdir(parents=True, exist_ok=True)
@@ -173,26 +190,40 @@ def play_job(
             from ...memory.storage.shelf import RecordStore
 
             shelf = RecordStore(stack.enter_context(ChromaStore.open(job.memory)), job.namespace, Trajectory)
-        saver = stack.enter_context(open_checkpoints(job.checkpoints))
-        graph = build_graph(journal, shelf, log, saver)
-        config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
-        if saver.get_tuple(config):
-            _rewind(graph, config, job, journal, log)
-        # With a checkpoint, go on from it. `state.next` does not tell whether the run is finished: it is empty also when a node
-        # has ended and its successor has not begun.
-        plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
-        begin = None if saver.get_tuple(config) else plan
-        started = perf_counter()
-        for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
-            if "tally" in update:
-                done, now = update["tally"]["episode"] - 1, perf_counter()
-                times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
-                started = now
-        ended = graph.get_state(config).values
+        yield RunFiles(journal, log, times, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
+
+
+def play_run(graph: Any, files: RunFiles, job: Job, task: Task, optimum: float, solved: float | None = None) -> None:
+    """Play a run to its end, from wherever it stands, and write its result.
+
+    Args:
+        graph: the graph of the run, as `wiring.run.build` makes it.
+        files: its files.
+        job: which run.
+        task: what every episode is about.
+        optimum: what the task's gold path scores.
+        solved: the score from which the task counts as solved, if there is such a thing.
+    """
+    from ..wiring import run
+
+    config: Any = {"configurable": {"thread_id": job.thread}, "recursion_limit": 1_000_000}
+    if files.saver.get_tuple(config):
+        _rewind(graph, config, job, files.journal, files.log)
+    # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
+    # and whose successor has not begun.
+    plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
+    begin = None if files.saver.get_tuple(config) else plan
+    started = perf_counter()
+    for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
+        if "tally" in update:
+            done, now = update["tally"]["episode"] - 1, perf_counter()
+            files.times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
+            started = now
+    end = graph.get_state(config).values
     result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
     write_json(
         job.folder / "result.json",
-        {**result, "episodes": ended["episode"], "answer": ended["answer"], "tokens": ended["spent"]},
+        {**result, "episodes": end["episode"], "answer": end["answer"], "tokens": end["spent"]},
     )
 
 

@@ -1,69 +1,208 @@
-"""Flags into a dataclass: how commands read their arguments."""
+"""Command lines: flags become the fields of a dataclass, and a mistake becomes one sentence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import redirect_stderr
-from dataclasses import fields, is_dataclass
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from io import StringIO
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from ...memory.errors import UserError
 
-__all__ = ["CommandError", "parse_flags", "split_positional"]
+__all__ = ["CommandError", "SharedOptions", "parse_flags", "parse_options_and_settings", "run_subcommand"]
+
+Options = TypeVar("Options")
+Settings = TypeVar("Settings")
 
 
 class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
 
-def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "", group_prefixes: bool = False) -> Any:
-    """Flags into a dataclass; mistakes become one line.
+@dataclass(frozen=True)
+class SharedOptions:
+    """The options of everything that `learngraph run` plays."""
 
-    `group_prefixes`: flags of dataclasses within the form's fields begin with the name of their group: `--loss.learning-rate`.
+    env: str = "twx:coin"
+    """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
+    model: str = "pocket"
+    """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
+    base_url: str | None = None
+    """The server behind the model, for `openai:MODEL`."""
+    seeds: str = "5"
+    """How many seeds, or which ones: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
+    compare: tuple[str, ...] = ()
+    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`."""
+    horizon: int | None = None
+    """Steps after which an episode ends; the environment's own limit if not given."""
+    window: int | None = None
+    """Tokens that the model can read at once; a local model knows its own limit, any other is taken to have 32768."""
+    prompts: Path | None = None
+    """A directory with prompt files. They replace those of the same name."""
+    out: Path | None = None
+    """Where the result is written: the run folder; made from the settings under `runs/` if not given. The same command goes on
+    with what that folder holds."""
+    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
+    """Processes that work at the same time."""
+    concurrency: int | None = None
+    """Work that each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
+    behind an API, and 1 for a model in this process, which can do one thing at a time."""
+    json: bool = False
+    """Print JSON, one object a line, and nothing else."""
+
+
+def parse_flags(form: type[Options], args: Sequence[str], prog: str, about: str = "") -> Options:
+    """The dataclass that the arguments describe. `--help` prints the flags and ends the process.
+
+    Args:
+        form: the dataclass; its fields marked `tyro.conf.Positional` are arguments without a flag.
+        args: the arguments.
+        prog: the command, as errors and help call it.
+        about: what the command does; help prints it first.
+
+    Raises:
+        CommandError: an argument is missing, unknown or of the wrong type.
     """
+    return _parse(form, args, prog, about, {})
+
+
+def parse_options_and_settings(
+    options: type[Options], settings: Settings, args: Sequence[str], prog: str, about: str, title: str
+) -> tuple[Options, Settings]:
+    """The options and the settings that the arguments describe; their flags lie side by side.
+
+    A dataclass within the settings is a group, whose flags begin with its name: `--loss.learning-rate`.
+
+    Args:
+        options: the dataclass of the options.
+        settings: the settings where no flag says something else. Help shows them first.
+        args: the arguments.
+        prog: the command, as errors and help call it.
+        about: what the command does; help prints it first.
+        title: what help calls the settings, such as `JitRL: settings of the method`.
+
+    Raises:
+        CommandError: an argument is missing, unknown or of the wrong type.
+    """
+    if twice := {one.name for one in fields(cast(Any, options))} & {one.name for one in fields(cast(Any, settings))}:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(twice))
+        raise CommandError(
+            f"{type(settings).__name__} has fields of the names {flags}, which {prog} has too; rename the fields"
+        )
+    needed = any(one.default is one.default_factory for one in fields(cast(Any, options)))  # both MISSING
+    hints = get_type_hints(type(settings))
+    groups = [name for name, hint in hints.items() if is_dataclass(hint)]
+    settings_type: Any = type(settings)
+    options_type: Any = options
+    titles = {"settings options": title, "options options": "options of the command"}
+    if groups:  # names of groups are part of flags, then those of the two parts must be empty
+        from tyro.conf import arg
+
+        settings_type, options_type = Annotated[settings_type, arg(name="")], Annotated[options_type, arg(name="")]
+        titles = {f"{name.replace('_', '-')} options": f"{title}, {name}" for name in groups}
+    parts: list[Any] = [
+        ("settings", settings_type, field(default_factory=lambda: settings)),
+        ("options", options_type) if needed else ("options", options_type, field(default_factory=options)),
+    ]
+    form = make_dataclass("Form", parts, kw_only=True)
+    parsed: Any = _parse(form, args, prog, about, titles, grouped=bool(groups))
+    return parsed.options, parsed.settings
+
+
+class _Capture(StringIO):
+    """Holds what tyro prints. It draws boxes only where the encoding is this one."""
+
+    encoding = "utf-8"
+
+
+def _parse(
+    form: type[Options], args: Sequence[str], prog: str, about: str, titles: Mapping[str, str], grouped: bool = False
+) -> Options:
     import tyro
 
-    said = StringIO()
+    shown, wrong = _Capture(), _Capture()
     try:
-        with redirect_stderr(said):
+        with redirect_stdout(shown), redirect_stderr(wrong):
             parsed, unknown = tyro.cli(
                 form,
                 args=list(args),
                 prog=prog,
                 description=about or None,
                 return_unknown_args=True,
-                config=() if group_prefixes else (tyro.conf.OmitArgPrefixes,),
+                config=(tyro.conf.PositionalMetavarFromFieldName, *(() if grouped else (tyro.conf.OmitArgPrefixes,))),
             )
     except SystemExit as end:
         if not end.code:
+            sys.stdout.write(_retitle(shown.getvalue(), titles))
             raise
-        inside = [line.strip("│ ").strip() for line in said.getvalue().splitlines() if line.startswith("│")]
-        upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
-        raise CommandError(f"{prog}: {' '.join(inside[:upto]) or said.getvalue()}") from None
+        raise CommandError(_mistake(wrong.getvalue(), prog)) from None
+    if unknown and not unknown[0].startswith("-"):
+        raise CommandError(f"{prog} takes no further arguments, got {unknown[0]}")
     if unknown:
-        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, group_prefixes))}")
-    return parsed
+        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, grouped))}")
+    result: Options = parsed
+    return result
 
 
-def split_positional(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]]:
-    """The first argument, which is no flag, and the others.
+def _mistake(text: str, prog: str) -> str:
+    """The first part of tyro's error message, which is a box, as one sentence."""
+    lines = [line[2:-1].rstrip() for line in text.splitlines() if line.startswith("│")]
+    lines = lines[: next((i for i, line in enumerate(lines) if line and not line.strip("─")), len(lines))]
+    if not lines:
+        return f"{prog}: {text}"
+    if not lines[0].startswith("Missing from"):
+        return f"{prog}: {' '.join(line.strip() for line in lines)}"
+    # Each missing argument stands in a line of its own, with its help indented below.
+    told = "".join(f"; {line.strip()}:" if re.match(r" {4}\S", line) else f" {line.strip()}" for line in lines[1:])
+    return f"{prog} needs {told.removeprefix('; ').replace(' (required)', '')}"
 
-    Raises:
-        CommandError: there is none.
-    """
-    if not args or args[0].startswith("-"):
-        raise CommandError(f"usage: {prog}; got {' '.join(args) or 'nothing'}")
-    return args[0], args[1:]
+
+def _retitle(text: str, titles: Mapping[str, str]) -> str:
+    """A help text whose boxes bear other titles: tyro makes them of field names."""
+    lines = text.splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        if (box := re.match(r"╭─ (.+?) ─+╮", line)) and box[1] in titles:
+            lines[i] = f"╭─ {titles[box[1]]} ".ljust(box.end() - 1, "─") + "╮\n"
+    return "".join(lines)
 
 
-def _flags(form: Any, group_prefixes: bool, prefix: str = "", level: int = 0) -> list[str]:
-    hints = get_type_hints(form)
+def _flags(form: Any, grouped: bool, prefix: str = "", level: int = 0) -> list[str]:
+    """The flags of a dataclass; `grouped`: those of groups at level 1 and below begin with the group's name."""
+    from tyro.conf import Positional
+
+    hints = get_type_hints(form, include_extras=True)
     flags = []
     for one in fields(form):
         name = f"{prefix}{one.name.replace('_', '-')}"
-        if is_dataclass(hint := hints[one.name]):
-            flags += _flags(hint, group_prefixes, f"{name}." if group_prefixes and level else "", level + 1)
-        else:
+        hint, *markers = get_args(hints[one.name]) if get_origin(hints[one.name]) is Annotated else [hints[one.name]]
+        if is_dataclass(hint):
+            flags += _flags(hint, grouped, f"{name}." if grouped and level else "", level + 1)
+        elif Positional not in markers:
             flags.append(f"--{name}")
     return flags
+
+
+def run_subcommand(commands: Mapping[str, Callable[[Sequence[str]], int]], args: Sequence[str], usage: str) -> int:
+    """The exit status of the command that the first argument names. `--help` prints the usage.
+
+    Commands are looked up by hand, since tyro's subcommands would have to import all of them to show one.
+
+    Args:
+        commands: name -> what takes the arguments after it.
+        args: the arguments, the name first.
+        usage: the text of `--help`; its first line is part of the error.
+
+    Raises:
+        CommandError: no such command.
+    """
+    if args and args[0] in ("-h", "--help"):
+        sys.stdout.write(f"{usage}\n")
+        return 0
+    if not args or args[0] not in commands:
+        raise CommandError(f"{usage.partition(chr(10))[0]}; got {' '.join(args) or 'nothing'}")
+    return commands[args[0]](args[1:])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,8 +21,10 @@ from typing import Any
 
 import pytest
 
-from learngraph.graphs.cli import main as cli
-from learngraph.graphs.cli.main import RunOptions, SweepSetup
+from learngraph.graphs.cli.method_settings import method_settings
+from learngraph.graphs.cli.options import RunOptions, SweepSetup
+from learngraph.graphs.cli.play import play
+from learngraph.graphs.cli.run_folder import make_job
 from learngraph.graphs.studies import sweep
 from learngraph.graphs.studies.sweep import Job
 from learngraph.memory.records import Trajectory
@@ -32,17 +35,17 @@ from learngraph.memory.storage.shelf import RecordStore
 
 EPISODES = 8
 METHODS = {
-    "jitrl": cli._settings("jitrl"),
-    "jitrl:paper": cli._settings("jitrl:paper"),
-    "tabular": cli._settings("tabular"),
-    "icrl:preset": cli._settings("icrl:preset"),
-    "adamem:rule": cli._settings("adamem:rule"),
+    "jitrl": method_settings("jitrl"),
+    "jitrl:paper": method_settings("jitrl:paper"),
+    "tabular": method_settings("tabular"),
+    "icrl:preset": method_settings("icrl:preset"),
+    "adamem:rule": method_settings("adamem:rule"),
 }
 CONTEXT = get_context("forkserver")
 # A child then starts in a fraction of a second; it opens its own memory and checkpoints.
 CONTEXT.set_forkserver_preload(
     [
-        "learngraph.graphs.cli.main",
+        "learngraph.graphs.cli.play",
         "learngraph.graphs.methods",
         "learngraph.graphs.wiring.run",
         "learngraph.memory.storage.checkpoints",
@@ -55,9 +58,9 @@ def planned(folder: Path, method: str) -> tuple[SweepSetup, Job]:
     options = RunOptions(env="toy", prior="uniform", episodes=EPISODES, horizon=9)
     settings = METHODS[method]
     if hasattr(settings, "temperature"):
-        settings = type(settings)(**{**cli.asdict(settings), "temperature": 4.0})
+        settings = type(settings)(**{**asdict(settings), "temperature": 4.0})
     setup = SweepSetup(options, {method: settings})
-    return setup, cli._job(setup, folder, method, 1)
+    return setup, make_job(setup, folder, method, 1)
 
 
 def outcome(job: Job) -> dict[str, Any]:
@@ -87,7 +90,7 @@ def lines(path: Path) -> int:
 
 
 def start(work: tuple[SweepSetup, Job]) -> Any:
-    process = CONTEXT.Process(target=cli.play, args=((work[0], (work[1],)),))
+    process = CONTEXT.Process(target=play, args=((work[0], (work[1],)),))
     process.start()
     return process
 
@@ -97,7 +100,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dic
     @cache
     def found(method: str) -> dict[str, Any]:
         setup, job = planned(tmp_path_factory.mktemp("undisturbed"), method)
-        assert cli.play((setup, (job,))) is None
+        assert play((setup, (job,))) is None
         return outcome(job)
 
     return found
@@ -137,7 +140,7 @@ def test_killed_again_and_again_a_run_ends_as_if_nothing_had_happened(
 DIE = """
 import os, signal, sys, pickle
 from pathlib import Path
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.play import play
 from learngraph.memory.storage.chroma_store import ChromaStore, _Chroma
 
 when, work = sys.argv[1], pickle.loads(bytes.fromhex(sys.argv[2]))
@@ -152,7 +155,7 @@ def killed(self, kept, gone, before):
         os.kill(os.getpid(), signal.SIGKILL)
 
 _Chroma.write = killed
-print(cli.play(work))
+print(play(work))
 """
 
 
@@ -166,7 +169,7 @@ def test_killed_while_it_writes_memory(when: str, tmp_path: Path, undisturbed: C
     ended = subprocess.run([sys.executable, "-c", DIE, when, work], timeout=120, capture_output=True, check=False)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert lines(job.folder / "episodes.jsonl") == 2
-    assert cli.play((setup, (job,))) is None
+    assert play((setup, (job,))) is None
     assert outcome(job) == undisturbed("jitrl")
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 
 from learngraph.graphs import adamem
 from learngraph.graphs.adamem import AdaMEM
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.draw import blueprint
 from learngraph.graphs.wiring import flow, run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
@@ -297,9 +297,9 @@ def test_models_that_write_see_past_states_whole() -> None:
 
 
 def test_modes_are_separate_graphs_and_presets_name_them() -> None:
-    drawn = {mode: flow.to_mermaid(cli._blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
+    drawn = {mode: flow.to_mermaid(blueprint(f"adamem:{mode}")) for mode in adamem.MODES}
     assert len(set(drawn.values())) == len(adamem.MODES)
-    assert drawn["low"] == flow.to_mermaid(cli._blueprint("adamem"))
+    assert drawn["low"] == flow.to_mermaid(blueprint("adamem"))
     assert set(flow.parse_flow(drawn["high"])) == set(flow.parse_flow(adamem.HIGH_FLOW))
     assert "propose" in drawn["raw"]
     assert "synthesize" not in drawn["raw"]

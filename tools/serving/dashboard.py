@@ -2,7 +2,7 @@
 
 It shows a tenant the learner's curves, its versions with their gates and the buttons that promote and roll back, the replay
 buffer, and the last exchanges with their feedback. A key opens it, in a header or in the form that sets a cookie. Replies and
-feedback are texts of strangers: the templates (tools/serving/dashboard/*.html) escape everything, and the page allows no script
+feedback are texts of strangers: the templates (tools/serving/dashboard_pages/*.html) escape everything, and the page allows no script
 but its own.
 """
 
@@ -138,7 +138,7 @@ class _Dashboard:
         self._clock = clock
         self._sessions = Sessions(secrets.token_bytes(32), clock)
         self._templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(Path(__file__).with_suffix("")),
+            loader=jinja2.FileSystemLoader(Path(__file__).with_name("dashboard_pages")),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,

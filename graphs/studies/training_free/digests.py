@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...wiring.flags import CommandError
+from ..old_names import with_first_names
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
 __all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
@@ -95,8 +96,8 @@ def weights_digest(model: str) -> str:
     if not place.is_dir():
         return model
     files = sorted(file for file in place.iterdir() if file.is_file())
-    if model == "pocket":  # small, and its times say when it was installed
-        return digest([(file.name, file_digest(file)) for file in files])
+    if model == "pocket":  # small, and its times say when it was installed; its card is prose
+        return digest([(file.name, file_digest(file)) for file in files if file.suffix != ".md"])
     return digest([(file.name, (found := file.stat()).st_size, found.st_mtime_ns) for file in files])
 
 
@@ -132,4 +133,4 @@ def _files_digest(path: Path, flag: str = "") -> str:
 def folder_name(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run's folder, where the user gives none: another question has another one."""
     words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(settings)[:6]}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(with_first_names(settings))[:6]}"

@@ -228,8 +228,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     from .. import sweep
     from ..evaluation_tables import usage_table
 
-    if (setup.folder / "settings.json").exists():  # of a run with other settings? Nothing is written then, either
-        sweep._check_settings(setup.folder / "settings.json", json.loads(json.dumps(settings)))
+    sweep.check_settings(setup.folder, settings)
     options = setup.options
     place, known, measured = setup.folder / "cache.sqlite", dict[str, Usage](), ""
     if place.exists():

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....memory.errors import UserError
 from ....memory.records import Task
-from ...wiring.flags import CommandError
+from ...wiring.flags import CommandError, SharedOptions
+from ..old_names import run_stem
 
 if TYPE_CHECKING:
     from ....nodes.cached_model import Prices
@@ -47,15 +47,18 @@ ROLLOUT_STAGES = ("rollout", "trial", "test")
 
 
 @dataclass(frozen=True)
-class TrainingFreeOptions:
+class TrainingFreeOptions(SharedOptions):
     """What to learn on, with what, and how to test it."""
 
     env: str = "toy"
-    """The world: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of the
-    seed's task: the same hidden rules in another order. In other worlds problems are tasks of --splits, and no seed gets those of
-    another."""
-    model: str = "pocket"
-    """The model that acts: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL`."""
+    """The environment: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
+    the seed's task: the same hidden rules in another order. In other environments problems are tasks of --splits, and no two seeds
+    share one."""
+    compare: tuple[str, ...] = ()
+    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, on the same unseen problems. Controls:
+    `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many lessons, written without any rollout), `:random`
+    and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn: `:votes`, `:cheatsheet`, `:always`,
+    `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
     critic: str | None = None
     """The model that compares rollouts and edits the library; the acting one if not given. One whose actions are scored then
     writes a single line of what it learned, and the rest works by code; named here as well, it is asked as a critic."""
@@ -63,12 +66,6 @@ class TrainingFreeOptions:
     """The critic's temperature. The acting model has --temperature."""
     test_temperature: float | None = None
     """Temperature of the test; that of the accept test (--trial-temperature) if not given. The paper tests at 0.3."""
-    seeds: str = "5"
-    """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Each has problems of its own, and learns anew."""
-    compare: tuple[str, ...] = ()
-    """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many
-    lessons, written without any rollout), `:random` and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn:
-    `:votes`, `:cheatsheet`, `:always`, `:no-truth`, `:rule`, `:paper`. Other methods that play one attempt, such as `react`."""
     test_problems: int = 20
     """Unseen problems of each seed, on which all arms are compared."""
     test_rollouts: int = 5
@@ -90,24 +87,10 @@ class TrainingFreeOptions:
     tool_turns: int | None = None
     """How often a model with tools is asked at most in a rollout, also in an arm tool-agent; 20 if not given. The paper: 50 for
     mathematics, 20 for the web."""
-    horizon: int | None = None
-    """Steps after which a rollout ends; the environment's own if not given."""
     max_tokens: int | None = None
     """Longest reply of a model that writes, in tokens; its own if not given."""
-    window: int | None = None
-    """Tokens of the model's window; a local model knows its own, others are taken to have 32768."""
-    base_url: str | None = None
-    """The server behind `openai:MODEL`."""
     critic_base_url: str | None = None
     """The server behind the critic; the same if not given."""
-    prompts: Path | None = None
-    """A directory whose prompt files take the place of those of the same name."""
-    out: Path | None = None
-    """The run folder; made from the settings under `runs/` if not given. The same command resumes what stands there."""
-    workers: int = field(default_factory=lambda: os.cpu_count() or 1)
-    """Processes that work at the same time, each on a seed."""
-    concurrency: int | None = None
-    """Calls of models in flight in each process: 16 if not given, and 1 for a model in this process."""
     token_budget: int = 0
     """Tokens that this folder may pay for, read and written, of all seeds and arms. Then the run stops with what it has; with a
     larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
@@ -124,8 +107,6 @@ class TrainingFreeOptions:
     """See --critic-price-in."""
     dry_run: bool = False
     """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
-    json: bool = False
-    """Print one JSON object per arm to stdout, and nothing else."""
 
     def __post_init__(self) -> None:
         least: Mapping[str, float] = {
@@ -249,7 +230,7 @@ class TrainingFreeSetup:
 
     def arm_folder(self, arm: Arm, seed: int) -> Path:
         """The folder of an arm's seed."""
-        return self.folder / f"{arm.name.replace(':', '-')}-s{seed}"
+        return self.folder / f"{run_stem(self.folder, arm.name, seed)}-s{seed}"
 
     def is_finished(self, arm: Arm, seed: int) -> bool:
         """Whether the arm has played its test."""
@@ -351,8 +332,8 @@ def _split_of_variants(environment: Any, seed: int, counts: Sequence[int]) -> Pr
     return ProblemSplit(*(tuple(some(count)) for count in counts))
 
 
-SPLIT_SIZE_FIELDS = ("problems", "held_out", "test")
-"""What says how many problems are learned on, held out and unseen."""
+SPLIT_SIZE_FIELDS = ("problems", "held_out", "test_problems")
+"""The settings that say how many problems are learned on, held out and unseen."""
 
 
 def _tasks(

@@ -14,9 +14,10 @@ import pytest
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from learngraph.graphs.cli import adamem as adamem_cli
-from learngraph.graphs.cli import main as cli
-from learngraph.graphs.cli.adamem import CounterfactualAgent, FilterOptions, adamem
+from learngraph.graphs.cli import play
+from learngraph.graphs.cli.adamem.command import USAGE, adamem
+from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
+from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import sweep
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
@@ -66,7 +67,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
-    cli._environment.cache_clear()
+    play.shared_environment.cache_clear()
     return tmp_path
 
 
@@ -129,7 +130,7 @@ def test_random_play(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     play = "run jitrl --env toy --prior uniform --seeds 2 --episodes 3 --split dev --workers 1 --out played --compare random"
-    assert cli.main(play.split()) == 0
+    assert main(play.split()) == 0
     capsys.readouterr()
     said = run("build --source played --out bank.jsonl", capsys)
     assert "12 trajectories of 2 tasks" in said
@@ -149,7 +150,7 @@ def test_what_the_agents_of_a_run_did(here: Path, capsys: pytest.CaptureFixture[
 def test_what_a_run_did_is_a_bank_of_the_next_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Though both runs call themselves the same; and what the first one consulted is still named as it is in the bank."""
     play = "run adamem --author rule --env toy --prior uniform --seeds 1 --split test --workers 1"
-    assert cli.main(f"{play} --episodes 3 --out first".split()) == 0
+    assert main(f"{play} --episodes 3 --out first".split()) == 0
     capsys.readouterr()
     said = run("build --source first --out bank.jsonl", capsys)
     assert "note: these are tasks of the split test; a run that starts from bank.jsonl cannot be tested on them" in said
@@ -157,14 +158,14 @@ def test_what_a_run_did_is_a_bank_of_the_next_one(here: Path, capsys: pytest.Cap
     assert [(t.id, t.run, t.episode) for t in bank] == [(f"first:adamem-s0/{n}", "first:adamem-s0", n) for n in range(3)]
     assert set(bank[2].used) <= {bank[0].id, bank[1].id}
     assert bank[2].used
-    assert cli.main(f"{play} --episodes 2 --bank bank.jsonl --out second".split()) == 0
+    assert main(f"{play} --episodes 2 --bank bank.jsonl --out second".split()) == 0
     capsys.readouterr()
     run("build --source second --out more.jsonl", capsys)
     more = read_bank("more.jsonl")
     assert [t.id for t in more] == ["second:adamem-s0/0", "second:adamem-s0/1"]
     assert set(more[0].used) <= {t.id for t in bank}
     assert more[0].used
-    assert cli.main(f"{play} --episodes 1 --bank more.jsonl --out third".split()) == 0
+    assert main(f"{play} --episodes 1 --bank more.jsonl --out third".split()) == 0
 
 
 def test_a_bank_of_test_tasks_is_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,7 +221,7 @@ def test_drafts_of_other_modes_are_not_collected(here: Path, capsys: pytest.Capt
 def test_strategies_of_another_split_are_pointed_out(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     by_hand(here, split="test")
     said = run("collect played --out pairs.jsonl", capsys)
-    assert "note: played played tasks of the split test; whoever trains on them cannot be tested on them" in said
+    assert "note: played played tasks of the split test; a model trained on them cannot be tested on them" in said
     ((_, pair),) = read_jsonl(Pair, "pairs.jsonl")
     assert pair.split == "test"
 
@@ -264,9 +265,7 @@ def by_hand(here: Path, methods: Mapping[str, Any] | None = None, split: str = "
 
 
 def test_a_run_without_strategies_has_nothing_to_collect(here: Path) -> None:
-    assert (
-        cli.main(["run", "random", "--env", "toy", "--seeds", "1", "--episodes", "1", "--workers", "1", "--out", "played"]) == 0
-    )
+    assert main(["run", "random", "--env", "toy", "--seeds", "1", "--episodes", "1", "--workers", "1", "--out", "played"]) == 0
     with pytest.raises(UserError, match="played has no run of adamem in mode high, and so no str"):
         adamem(["collect", "played", "--out", "pairs.jsonl"])
     assert not Path("pairs.jsonl").exists()
@@ -332,10 +331,10 @@ def test_estimates_ask_with_the_prompts_and_the_steps_of_the_run(here: Path, mon
     (here / "adamem" / "consider.md").write_text(
         "## system\nOnce more! $brief\n## user\n$instruction $steps$observation $admissible\n"
     )
-    world, options = KeywordKeep(), FilterOptions(Path("x"), env="toy", model="openai:any")
+    world = KeywordKeep()
     task = world.task(0, "train")
-    CounterfactualAgent.open(world, options)(task, ["back", "wait", "back"], "any")
-    again = CounterfactualAgent.open(world, replace(options, prompts=here, history_steps=1, window=2000))
+    CounterfactualAgent.open(world, model="openai:any")(task, ["back", "wait", "back"], "any")
+    again = CounterfactualAgent.open(world, model="openai:any", prompts=here, history_steps=1, window=2000)
     assert again(task, ["back", "wait", "back"], "any") == "back"
     assert [said.count("> ") for said in asked] == [3, 1]
     assert ["Once more!" in said for said in asked] == [False, True]
@@ -352,7 +351,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
 
     run("build --env toy --source perturbed --tasks 10 --out bank.jsonl", capsys)
     play = "run adamem --mode high --author rule --temperature 0 --env toy --split train --bank bank.jsonl --seeds 3"
-    assert cli.main(f"{play} --episodes 1 --workers 1 --out played".split()) == 0
+    assert main(f"{play} --episodes 1 --workers 1 --out played".split()) == 0
     capsys.readouterr()
     said = run("collect played --out pairs.jsonl", capsys)
     assert "in 3 finished episodes of 3 runs" in said
@@ -361,7 +360,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     assert {pair.seed for pair in found} == {0, 1, 2}
     assert all(pair.prompt[-1].text.endswith("Strategy:") for pair in found)
     environment: Any = open_environment("toy")
-    again = CounterfactualAgent.open(environment, FilterOptions(Path("x"), env="toy", model="pocket", temperature=0))
+    again = CounterfactualAgent.open(environment, model="pocket", temperature=0)
     for pair in found:
         task = environment.task(pair.seed, pair.split)
         assert again(task, pair.before, "any") == pair.tentative
@@ -370,7 +369,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     said = run("train data.jsonl --out trained --rank 4 --batch-size 8 --learning-rate 0.001", capsys)
     assert "written to trained; --model local:trained plays with it" in said
     assert json.loads(Path("trained/training.json").read_text())["model"] == "pocket"
-    assert cli.main(f"{play} --episodes 1 --workers 1 --model local:trained --out after".split()) == 0
+    assert main(f"{play} --episodes 1 --workers 1 --model local:trained --out after".split()) == 0
     with pytest.raises(UserError, match="trained exists already"):
         adamem(["train", "data.jsonl", "--out", "trained"])
 
@@ -380,20 +379,20 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
     [
         ("", "usage: learngraph adamem build"),
         ("jump", "usage: learngraph adamem build"),
-        ("build --out x", "--env says which environment's tasks"),
+        ("build --out x", "needs --env, the environment whose tasks are played"),
         ("build", "--out"),
         ("build --env nowhere --out x", "no environment 'nowhere'"),
         ("build --env toy --source silver --out x", "--source is gold, perturbed, random or a run folder"),
-        ("build --env toy --source empty --out x", "says itself what was played"),
+        ("build --env toy --source empty --out x", "names its own environment"),
         ("build --source empty --out x", "empty is no run folder: it has no settings.json"),
         ("build --env toy --tasks 0 --out x", "--tasks and --attempts-per-task are at least 1"),
-        ("collect --out x", "usage: learngraph adamem collect RUN_FOLDER"),
+        ("collect --out x", "learngraph adamem collect needs RUN-FOLDER"),
         ("collect nowhere --out x", "nowhere is no run folder"),
         ("filter nowhere --out x", "cannot read nowhere"),
         ("filter nowhere --out x --draws-per-pair 1", "--draws-per-pair is 0, or 2 and more"),
-        ("filter nowhere --out x --rollouts-per-action 2", "say where with --env, and with what --model"),
+        ("filter nowhere --out x --rollouts-per-action 2", "need --env and --model"),
         ("filter nowhere --out x --criterion left", "--criterion"),
-        ("train", "usage: learngraph adamem train DATA"),
+        ("train", "learngraph adamem train needs DATA"),
         ("train nowhere --out x", "cannot read nowhere"),
         ("train nowhere --out x --model openai:gpt", "cannot be trained"),
         ("train nowhere --out x --rank 0", "rank is at least 1"),
@@ -416,4 +415,4 @@ def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str
 
 
 def test_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help", capsys) == adamem_cli.USAGE + "\n"
+    assert run("--help", capsys) == USAGE + "\n"

@@ -17,7 +17,10 @@ from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.baselines.react import ReAct
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank
 from learngraph.graphs.baselines.synapse import Synapse
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli import draw, method_settings, play, run, run_folder
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.cli.memory import open_memories
+from learngraph.graphs.cli.options import RunOptions, SweepSetup
 from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
@@ -44,7 +47,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
-    cli._environment.cache_clear()
+    play.shared_environment.cache_clear()
     return tmp_path
 
 
@@ -106,7 +109,7 @@ def test_a_mistake_is_one_line_that_says_what_there_is(
     command: str, says: str, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("learngraph.tools.models.models.open_model", _no_model) if "prompts" in command else None
-    assert cli.main(command.split()) == 2
+    assert main(command.split()) == 2
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if "mean" not in line]
     assert len(lines) == 1, shown.err
@@ -130,7 +133,7 @@ def _no_model(spec: str, **settings: Any) -> Any:
 
 def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "5", "--seeds", "2", "--compare", "random", "tabular", "--json"]
-    assert cli.main([*command, "--out", "run"]) == 0
+    assert main([*command, "--out", "run"]) == 0
     rows = objects(capsys.readouterr().out)
     assert [row["method"] for row in rows] == ["jitrl", "random", "tabular"]
     for row in rows:
@@ -150,7 +153,7 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
 
 def test_a_run_ends_with_its_answer_beside_the_best_attempt(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "icrl", *TOY, "--episodes", "4", "--seeds", "2", "--compare", "icrl:zero-reward", "best-of-n", "react"]
-    assert cli.main([*command, "--json", "--out", "run"]) == 0
+    assert main([*command, "--json", "--out", "run"]) == 0
     rows = {row["method"]: row for row in objects(capsys.readouterr().out)}
     assert set(rows) == {"icrl", "icrl:zero-reward", "best-of-n", "react"}
     assert rows["best-of-n"]["answer"] == rows["best-of-n"]["top"]  # its reward is the true score here
@@ -179,7 +182,7 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
         "--out",
         "run",
     ]
-    assert cli.main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
+    assert main([*command, "--compare", "icrl:zero-reward", "icrl:short-context", "icrl:paper"]) == 0
     settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
     assert settings["icrl:zero-reward"] == settings["icrl"] | {"rewards": "zero"}
     assert settings["icrl:short-context"] == settings["icrl"] | {"selection": "last"}
@@ -187,19 +190,19 @@ def test_an_ablation_changes_one_thing_in_the_settings_of_the_run(here: Path, ca
 
 
 @pytest.fixture
-def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[cli.SweepSetup]:
+def setups(here: Path, monkeypatch: pytest.MonkeyPatch) -> list[SweepSetup]:
     """What would be played; nothing is."""
-    asked: list[cli.SweepSetup] = []
+    asked: list[SweepSetup] = []
 
-    def note(setup: cli.SweepSetup, _: Any) -> int:
+    def note(setup: SweepSetup) -> int:
         asked.append(setup)
         return 0
 
-    monkeypatch.setattr(cli, "_sweep", note)
+    monkeypatch.setattr(run, "play_sweep", note)
     return asked
 
 
-def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.SweepSetup]) -> None:
+def test_a_comparison_gives_all_methods_what_was_given(setups: list[SweepSetup]) -> None:
     """The defaults of each method stay its own, and so does what a preset sets; what else the user sets holds for all."""
     given = [
         "--bank",
@@ -219,7 +222,7 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.SweepSet
         "0.5",
     ]
     compared = ["synapse", "synapse:paper", "reasoning-bank:pool", "adamem:paper-low", "adamem:max", "react", "jitrl", "icrl"]
-    assert cli.main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
+    assert main(["run", "adamem", *TOY, *given, "--compare", *compared]) == 0
     found = setups[0].methods
     shared: dict[str, Any] = {"bank": "b.jsonl", "success_threshold": 3.0, "online": False, "temperature": 0.0}
     assert found["synapse"] == Synapse(k=16, **shared)
@@ -232,11 +235,11 @@ def test_a_comparison_gives_all_methods_what_was_given(setups: list[cli.SweepSet
     assert found["icrl"] == ICRL(temperature=0.0)
 
 
-def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[cli.SweepSetup]) -> None:
+def test_what_nobody_gave_stays_the_default_of_each_method(setups: list[SweepSetup]) -> None:
     compared = ["--compare", "synapse", "synapse:paper", "reasoning-bank", "jitrl"]
-    assert cli.main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
-    assert cli.main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
-    assert cli.main(["run", "adamem", *TOY, "--preset", "paper-low", *compared]) == 0
+    assert main(["run", "adamem", *TOY, "--mode", "max", *compared]) == 0
+    assert main(["run", "adamem", *TOY, "--k=4", *compared]) == 0  # the default, but given
+    assert main(["run", "adamem", *TOY, "--preset", "paper-low", *compared]) == 0
     usual, given, paper = (setup.methods for setup in setups)
     assert [usual[name] for name in compared[1:]] == [Synapse(), Synapse.paper(), ReasoningBank(), JitRL()]
     assert [given[name] for name in compared[1:]] == [Synapse(k=4), Synapse.paper(), ReasoningBank(k=4), JitRL(k=4)]
@@ -267,7 +270,7 @@ def test_methods_with_a_bank_are_played_from_the_same_bank(here: Path, capsys: p
         "--out",
         "run",
     ]
-    assert cli.main([*command, "--k", "2", "--compare", "synapse", "synapse:paper"]) == 0
+    assert main([*command, "--k", "2", "--compare", "synapse", "synapse:paper"]) == 0
     settings = json.loads((here / "run" / "settings.json").read_text())["methods"]
     assert [settings[name]["bank"] for name in settings] == ["bank.jsonl"] * 3
     assert [settings[name]["k"] for name in settings] == [2, 2, 3]
@@ -279,18 +282,18 @@ BANKED = ["run", "synapse", *TOY, "--episodes", "1", "--bank", "bank.jsonl"]
 def test_a_bank_that_was_written_anew_is_another_setting(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = [*BANKED, "--seeds", "1", "--out", "run"]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     first = capsys.readouterr().out
     (here / "bank.jsonl").touch()
-    assert cli.main(command) == 0  # the same file
+    assert main(command) == 0  # the same file
     assert capsys.readouterr().out == first
     walkthroughs(here / "bank.jsonl", range(1, 5), "train")
-    assert cli.main(command) == 2
+    assert main(command) == 2
     said = capsys.readouterr().err
     assert "methods.synapse.bank_digest is " in said
     assert "another --out" in said
     (here / "bank.jsonl").unlink()
-    assert cli.main([*command[:-1], "other"]) == 2
+    assert main([*command[:-1], "other"]) == 2
     assert "--bank bank.jsonl: cannot be read (No such file or directory)" in capsys.readouterr().err
     assert not (here / "other").exists()
 
@@ -299,18 +302,18 @@ def test_a_bank_that_holds_the_tasks_played_is_no_test(here: Path, capsys: pytes
     line = "2 of 3 played tasks are in the bank bank.jsonl: these scores are no test"
     walkthroughs(here / "bank.jsonl", [1, 2, 9])
     command = [*BANKED, "--seeds", "3", "--out", "run", "--compare", "random"]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     shown = capsys.readouterr()
     assert shown.err.splitlines()[0] == line  # before anything is played
     assert shown.out.splitlines()[-1] == line
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert capsys.readouterr().out == shown.out
-    assert cli.main([*command, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     again = capsys.readouterr()
     assert again.err.splitlines()[-1] == line
     assert len(objects(again.out)) == 2
     walkthroughs(here / "bank.jsonl", [3, 4])
-    assert cli.main([*BANKED, "--seeds", "3", "--out", "clean"]) == 0
+    assert main([*BANKED, "--seeds", "3", "--out", "clean"]) == 0
     clean = capsys.readouterr()
     assert "no test" not in clean.out + clean.err
 
@@ -333,18 +336,18 @@ def test_a_budget_of_tokens_is_the_same_for_all(
             return Scores(0.0 for _ in options)
 
     monkeypatch.setattr("learngraph.tools.models.models.open_model", lambda spec, **settings: Model())
-    cli._model.cache_clear()
+    play.shared_model.cache_clear()
     command = ["run", "icrl", "--env", "toy", "--horizon", "4", "--episodes", "9", "--seeds", "2", "--max-run-tokens", "500"]
-    assert cli.main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
-    cli._model.cache_clear()
+    assert main([*command, "--compare", "react", "--json", "--out", "run"]) == 0
+    play.shared_model.cache_clear()
     rows = objects(capsys.readouterr().out)
     assert [row["episodes"] for row in rows] == [2, 2]  # 400 tokens an episode: the second one begins below 500
-    assert cli.main([*command, "--compare", "react", "--out", "run"]) == 0
+    assert main([*command, "--compare", "react", "--out", "run"]) == 0
     assert "finished already" in capsys.readouterr().err
 
 
 def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
+    assert main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
     (row,) = objects(capsys.readouterr().out)
     assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
 
@@ -353,13 +356,13 @@ def test_a_finished_run_shows_its_results_at_once(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["run", "static", *TOY, "--episodes", "3", "--seeds", "2"]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     first = capsys.readouterr()
     assert "gold path" in first.out
     (folder,) = (here / "runs").iterdir()
     assert f"{folder.relative_to(here)}/curves.png" in first.out
     monkeypatch.setattr(sweep, "run_workers", None)  # nothing is played
-    assert cli.main(command) == 0
+    assert main(command) == 0
     again = capsys.readouterr()
     assert again.out == first.out
     assert "finished already" in again.err
@@ -367,9 +370,9 @@ def test_a_finished_run_shows_its_results_at_once(
 
 def test_other_settings_need_another_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "1", "--out", "run"]
-    assert cli.main(command) == 0
+    assert main(command) == 0
     capsys.readouterr()
-    assert cli.main([*command, "--beta", "2", "--horizon", "5"]) == 2
+    assert main([*command, "--beta", "2", "--horizon", "5"]) == 2
     said = capsys.readouterr().err
     assert "horizon is null there, 5 was asked for" in said
     assert f"methods.jitrl.beta is {JitRL().beta} there, 2.0 was asked for" in said
@@ -384,7 +387,7 @@ def test_a_folder_belongs_to_one_process(here: Path, capsys: pytest.CaptureFixtu
     ) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+        assert main(["run", "random", *TOY, "--out", "run"]) == 2
         assert f"process {other.pid} is at work in run" in capsys.readouterr().err
         other.communicate("\n")
 
@@ -393,7 +396,7 @@ def test_a_world_that_dies_loses_nothing(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "4", "--seeds", "1", "--temperature", "4", "--json", "--out"]
-    assert cli.main([*command, "whole"]) == 0
+    assert main([*command, "whole"]) == 0
     whole = objects(capsys.readouterr().out)
     observe, left = KeywordKeep.observe, 40
 
@@ -405,12 +408,12 @@ def test_a_world_that_dies_loses_nothing(
         return observe(self, task, actions)
 
     monkeypatch.setattr(KeywordKeep, "observe", dies)
-    assert cli.main([*command, "torn"]) == 2
+    assert main([*command, "torn"]) == 2
     shown = capsys.readouterr()
     assert "toy: the keep fell in; finished episodes are in torn, and the same command goes on" in shown.err
     assert shown.out == ""
     assert len(objects((here / "torn" / "jitrl-s0" / "episodes.jsonl").read_text())) == 2
-    assert cli.main([*command, "torn"]) == 0
+    assert main([*command, "torn"]) == 0
     torn = objects(capsys.readouterr().out)
     assert [replaced(row) for row in torn] == [replaced(row) for row in whole]
 
@@ -442,7 +445,7 @@ def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
 ) -> None:
     heat = ["--temperature", "4"] if method == "jitrl" else []
     command = ["run", method, *TOY, "--episodes", "4", "--seeds", "1", *heat, "--json", "--out"]
-    assert cli.main([*command, "whole"]) == 0
+    assert main([*command, "whole"]) == 0
     whole = objects(capsys.readouterr().out)
     observe, left = KeywordKeep.observe, stop or 10_000
 
@@ -454,7 +457,7 @@ def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
         return observe(self, task, actions)
 
     monkeypatch.setattr(KeywordKeep, "observe", dies)
-    assert cli.main([*command, "torn"]) == (2 if stop else 0)
+    assert main([*command, "torn"]) == (2 if stop else 0)
     folder = here / "torn" / f"{method}-s0"
     for name, number in (("steps", steps), ("episodes", episodes)):
         if number:
@@ -462,7 +465,7 @@ def test_files_that_a_power_cut_made_shorter_than_the_checkpoints_know(
     if not episodes:
         (folder / "result.json").unlink(missing_ok=True)
     capsys.readouterr()
-    assert cli.main([*command, "torn"]) == 0
+    assert main([*command, "torn"]) == 0
     assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in whole]
     for name in ("steps", "episodes"):
         found, expected = ((here / out / f"{method}-s0" / f"{name}.jsonl").read_text() for out in ("torn", "whole"))
@@ -479,8 +482,8 @@ def test_a_full_disk_is_said_in_one_line(
     def full(*args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(sweep, "play_job", full)
-    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 2
+    monkeypatch.setattr(sweep, "play_run", full)
+    assert main(["run", "random", *TOY, "--out", "run"]) == 2
     assert "No space left on device" in capsys.readouterr().err
 
 
@@ -489,13 +492,13 @@ def test_ctrl_c_says_how_to_go_on(here: Path, capsys: pytest.CaptureFixture[str]
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "run_workers", interrupted)
-    assert cli.main(["run", "random", *TOY, "--out", "run"]) == 130
+    assert main(["run", "random", *TOY, "--out", "run"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_presets_and_flags_become_the_settings(here: Path) -> None:
     command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "1", "--out", "run", "--preset", "paper", "--beta", "3"]
-    assert cli.main([*command, "--compare", "jitrl:reference"]) == 0
+    assert main([*command, "--compare", "jitrl:reference"]) == 0
     methods = json.loads((here / "run" / "settings.json").read_text())["methods"]
     assert (methods["jitrl"]["advantage_estimator"], methods["jitrl"]["gamma"], methods["jitrl"]["beta"]) == ("paper", 0.5, 3)
     assert methods["jitrl:reference"]["advantage_estimator"] == "reference"
@@ -503,20 +506,20 @@ def test_presets_and_flags_become_the_settings(here: Path) -> None:
 
 
 def test_memory_commands(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "2", "--out", "run", "--memory", "kept"]) == 0
+    assert main(["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "2", "--out", "run", "--memory", "kept"]) == 0
     capsys.readouterr()
-    assert cli.main(["memory", "show", "kept"]) == 0
+    assert main(["memory", "show", "kept"]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line[:2] + line[3:4] for line in shown] == [["toy", f"keep-test-{seed}", "3"] for seed in (0, 1)]
     assert [line[2].rpartition("-")[0] for line in shown] == ["run-jitrl-s0", "run-jitrl-s1"]
-    assert cli.main(["memory", "export", "kept", "all.jsonl"]) == 0
+    assert main(["memory", "export", "kept", "all.jsonl"]) == 0
     assert len(objects((here / "all.jsonl").read_text())) == 6
-    assert cli.main(["memory", "import", "copy", "all.jsonl"]) == 0
-    assert cli.main(["memory", "export", "copy", "again.jsonl"]) == 0
+    assert main(["memory", "import", "copy", "all.jsonl"]) == 0
+    assert main(["memory", "export", "copy", "again.jsonl"]) == 0
     assert (here / "again.jsonl").read_text() == (here / "all.jsonl").read_text()
-    assert cli.main(["memory", "prune", "kept", "--keep-last", "1"]) == 0
+    assert main(["memory", "prune", "kept", "--keep-last", "1"]) == 0
     capsys.readouterr()
-    assert cli.main(["memory", "export", "kept", "-"]) == 0
+    assert main(["memory", "export", "kept", "-"]) == 0
     assert [row["episode"] for row in objects(capsys.readouterr().out)] == [2, 2]
 
 
@@ -527,24 +530,24 @@ def test_what_is_imported_is_what_a_run_reads(
     if "://" in kept:
         _one_server(monkeypatch, here)
     command = ["run", "jitrl", *TOY, "--episodes", "1", "--seeds", "7,", "--horizon", "9", "--temperature", "0"]
-    assert cli.main([*command, "--out", "first"]) == 0
-    assert cli.main(["memory", "export", "first", "first.jsonl"]) == 0
+    assert main([*command, "--out", "first"]) == 0
+    assert main(["memory", "export", "first", "first.jsonl"]) == 0
     exported = [json.loads(line) for line in (here / "first.jsonl").read_text().splitlines()]
-    assert cli.main(["memory", "import", f"{kept}/jitrl-s7", "first.jsonl"]) == 0
-    assert cli.main([*command, "--out", "second", "--memory", kept]) == 0
+    assert main(["memory", "import", f"{kept}/jitrl-s7", "first.jsonl"]) == 0
+    assert main([*command, "--out", "second", "--memory", kept]) == 0
     recalled = [step["estimates"] for step in objects((here / "second/jitrl-s7/steps.jsonl").read_text())]
     alone = [step["estimates"] for step in objects((here / "first/jitrl-s7/steps.jsonl").read_text())]
     assert recalled[0] != alone[0]
     for where, episodes in ((kept, 2), (f"{kept}/jitrl-s7", 2)):
         capsys.readouterr()
-        assert cli.main(["memory", "export", where, "-"]) == 0
+        assert main(["memory", "export", where, "-"]) == 0
         rows = objects(capsys.readouterr().out)
         assert len(rows) == episodes
         assert exported[0] in rows
-    assert cli.main(["memory", "import", kept, "first.jsonl"]) == 2
+    assert main(["memory", "import", kept, "first.jsonl"]) == 2
     assert f"say which, such as {kept}/jitrl-s" in capsys.readouterr().err
-    assert cli.main(["memory", "prune", f"{kept}/jitrl-s7", "--keep-last", "1"]) == 0
-    assert cli.main(["memory", "show", kept]) == 0
+    assert main(["memory", "prune", f"{kept}/jitrl-s7", "--keep-last", "1"]) == 0
+    assert main(["memory", "show", kept]) == 0
     (line,) = capsys.readouterr().out.splitlines()[1:]
     assert line.split()[2].startswith("second-jitrl-s7-")
 
@@ -571,21 +574,21 @@ def test_across_tasks_the_seeds_share_a_memory_and_take_turns(here: Path, monkey
 
     monkeypatch.setattr(sweep, "run_workers", work)
     command = ["run", "jitrl", *TOY, "--episodes", "2", "--seeds", "2", "--out", "run", "--compare", "random"]
-    assert cli.main([*command, "--cross-task"]) == 0
+    assert main([*command, "--cross-task"]) == 0
     assert batches == [["jitrl-s0", "jitrl-s1"], ["random-s0"], ["random-s1"]]
-    with cli._shelves("run") as (shelf,):
+    with open_memories("run") as (shelf,):
         assert {trajectory.run for trajectory in shelf.all()} == {"jitrl-s0", "jitrl-s1"}
 
 
 def test_list_and_draw(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["list"]) == 0
+    assert main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in (*METHODS, "toy", "twx:coin", "jericho:GAME", "pocket", "openai:MODEL"):
         assert f"\n  {name} " in shown
-    assert cli.main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
+    assert main(["draw", "jitrl", "-o", "drawn.mmd"]) == 0
     assert (here / "drawn.mmd").read_text().startswith("flowchart LR\n")
     for more in ([], ["--run"]):  # its graph is that of a run already
-        assert cli.main(["draw", "training-free-grpo", "-o", "drawn.mmd", *more]) == 0
+        assert main(["draw", "training-free-grpo", "-o", "drawn.mmd", *more]) == 0
         assert "hold_out -.-> probe" in (here / "drawn.mmd").read_text()
 
 
@@ -593,10 +596,10 @@ def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: p
     monkeypatch.setattr("learngraph.graphs.wiring.picture.has_graphviz", lambda: False)  # as text, to be read here
     walkthroughs(here / "bank.jsonl", range(4), "train")
     command = ["run", "adamem", *TOY, "--author", "rule", "--episodes", "1", "--seeds", "1", "--bank", "bank.jsonl"]
-    assert cli.main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0
+    assert main([*command, "--out", "run", "--mode", "max", "--compare", "adamem:high"]) == 0
     drawn = {name: (here / "run" / f"{name}.mmd").read_text() for name in ("adamem", "adamem-high")}
     for name, text in (("max", drawn["adamem"]), ("high", drawn["adamem-high"])):
-        assert cli.main(["draw", f"adamem:{name}", "-o", f"{name}.mmd"]) == 0
+        assert main(["draw", f"adamem:{name}", "-o", f"{name}.mmd"]) == 0
         assert [line.strip() for line in text.splitlines() if "->" in line] == [
             line.strip() for line in (here / f"{name}.mmd").read_text().splitlines() if "->" in line
         ]
@@ -607,13 +610,13 @@ def test_the_picture_of_a_run_is_that_of_its_settings(here: Path, monkeypatch: p
 @pytest.mark.parametrize("method", METHODS)
 def test_every_preset_can_be_drawn(method: str) -> None:
     made = METHODS[method].settings
-    for named in (*cli._presets(made), *cli._ablations(made)):
-        assert cli._blueprint(f"{method}:{named}").get_graph().nodes
+    for named in (*method_settings.preset_names(made), *method_settings.ablation_names(made)):
+        assert draw.blueprint(f"{method}:{named}").get_graph().nodes
 
 
 def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["run", "jitrl", "--help"])
+        main(["run", "jitrl", "--help"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "beta, Eq. 10: nats by which the largest advantage moves a logit" in shown
@@ -623,7 +626,7 @@ def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_and_version_import_nothing_heavy() -> None:
     heavy = "{'torch', 'transformers', 'chromadb', 'langgraph', 'matplotlib', 'scipy', 'numpy', 'tyro', 'rich'}"
     for flag in ("--help", "--version"):
-        look = f"import sys; from learngraph.graphs.cli import main as cli; cli.main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
+        look = f"import sys; from learngraph.graphs.cli.main import main; main(['{flag}']); print(sorted({heavy} & sys.modules.keys()))"
         shown = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout
         assert shown.splitlines()[-1] == "[]"
 
@@ -662,18 +665,18 @@ def test_runs_share_checkpoints_and_stay_apart(here: Path, capsys: pytest.Captur
     command = ["run", "jitrl", *TOY, "--episodes", "3", "--seeds", "1", "--temperature", "4", "--json"]
     for horizon in ("6", "9"):
         asked = [*command, "--horizon", horizon]
-        assert cli.main([*asked, "--out", f"alone/{horizon}"]) == 0
+        assert main([*asked, "--out", f"alone/{horizon}"]) == 0
         alone = objects(capsys.readouterr().out)
-        assert cli.main([*asked, "--out", f"{horizon}/run", "--checkpoints", "shared"]) == 0
+        assert main([*asked, "--out", f"{horizon}/run", "--checkpoints", "shared"]) == 0
         assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
     assert [path.name for path in (here / "shared").glob("*.sqlite")] == ["jitrl-s0.sqlite"]
     shutil.rmtree(here / "9" / "run")
     asked = [*command, "--horizon", "9", "--checkpoints", "shared", "--out"]
-    assert cli.main([*asked, "9/run"]) == 2
+    assert main([*asked, "9/run"]) == 2
     said = capsys.readouterr().err
     assert "hold 3 episodes of the run run-jitrl-s0-" in said
     assert "an --out of another name" in said
-    assert cli.main([*asked, "9/again"]) == 0
+    assert main([*asked, "9/again"]) == 0
     assert [replaced(row) for row in objects(capsys.readouterr().out)] == [replaced(row) for row in alone]
 
 
@@ -681,15 +684,15 @@ def test_one_model_name_on_two_servers_is_two_questions(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    asked = cli.RunOptions(model="openai:llama")
+    asked = RunOptions(model="openai:llama")
     setups = [
-        cli.SweepSetup(options, {"jitrl": JitRL()})
+        SweepSetup(options, {"jitrl": JitRL()})
         for options in (asked, *(replace(asked, base_url=f"http://{host}/v1") for host in "ab"))
     ]
-    recorded = [cli._settings_record(setup, [0]) for setup in setups]
-    assert len({cli._folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
+    recorded = [run_folder.settings_record(setup, [0]) for setup in setups]
+    assert len({run_folder.run_folder_name(setup, settings) for setup, settings in zip(setups, recorded, strict=True)}) == 3
     monkeypatch.setenv("OPENAI_BASE_URL", "http://a/v1")
-    assert cli._settings_record(setups[0], [0]) == recorded[1]
+    assert run_folder.settings_record(setups[0], [0]) == recorded[1]
     with sweep.claim_folder(here / "run", recorded[1]):
         pass
     with pytest.raises(UserError, match='base_url is "http://a/v1" there, "http://b/v1" was asked for'):
@@ -697,15 +700,17 @@ def test_one_model_name_on_two_servers_is_two_questions(
 
 
 def test_jobs_do_not_meet_in_a_shared_place() -> None:
-    options = cli.RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
-    setup = cli.SweepSetup(options, {"jitrl": cli._settings("jitrl"), "static": cli._settings("static")})
-    jobs = [cli._job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
-    hotter = cli.SweepSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
-    jobs += [cli._job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
+    options = RunOptions(env="toy", memory="http://127.0.0.1:8000", checkpoints="postgresql://here/runs")
+    setup = SweepSetup(
+        options, {"jitrl": method_settings.method_settings("jitrl"), "static": method_settings.method_settings("static")}
+    )
+    jobs = [run_folder.make_job(setup, Path(folder), "jitrl", seed) for folder in ("runs/a", "runs/b") for seed in (0, 1)]
+    hotter = SweepSetup(options, {**setup.methods, "jitrl": JitRL(temperature=2)})
+    jobs += [run_folder.make_job(hotter, Path("runs/a"), "jitrl", seed) for seed in (0, 1)]
     assert len({job.run for job in jobs}) == len({job.thread for job in jobs}) == 6
     assert {job.memory for job in jobs} == {"http://127.0.0.1:8000"}
     assert {job.namespace for job in jobs} == {("trajectories", "jitrl-s0"), ("trajectories", "jitrl-s1")}
-    plain = cli.SweepSetup(replace(options, memory=None, checkpoints=None), setup.methods)
-    own = cli._job(plain, Path("runs/a"), "jitrl", 0)
+    plain = SweepSetup(replace(options, memory=None, checkpoints=None), setup.methods)
+    own = run_folder.make_job(plain, Path("runs/a"), "jitrl", 0)
     assert (own.run, own.thread) == ("jitrl-s0", "jitrl-s0")
-    assert cli._job(plain, Path("runs/a"), "static", 0).memory == ""
+    assert run_folder.make_job(plain, Path("runs/a"), "static", 0).memory == ""

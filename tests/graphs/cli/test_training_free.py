@@ -21,8 +21,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
-from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import training_free as training_free_cli
+from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import learning_curves, sweep
 from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.studies.training_free import digests as training_free_digests
@@ -146,7 +146,7 @@ def forget() -> None:
 
 
 def run(flags: str, out: str = "out", compare: Sequence[str] = ()) -> int:
-    return cli.main(["run", METHOD, *flags.split(), "--out", out, *(["--compare", *compare] if compare else [])])
+    return main(["run", METHOD, *flags.split(), "--out", out, *(["--compare", *compare] if compare else [])])
 
 
 def rows(out: str = "out") -> dict[str, dict[str, Any]]:
@@ -538,7 +538,7 @@ def test_problems_that_say_the_same_are_refused(here: Path) -> None:
 
 
 def test_a_method_of_this_kind_is_no_arm_of_another(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["run", "react", "--env", "toy", "--compare", METHOD]) == 2
+    assert main(["run", "react", "--env", "toy", "--compare", METHOD]) == 2
     assert f"learngraph run {METHOD} compares it" in capsys.readouterr().err
 
 
@@ -592,7 +592,7 @@ def test_every_setting_can_be_given_and_taken_back(here: Path, capsys: pytest.Ca
 
 def test_presets_are_other_defaults(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "run training-free-grpo --preset paper --problems 2 --epochs 1 --author rule --test-problems 1 --test-rollouts 1 --seeds 1 --out out"
-    assert cli.main([*command.split(), "--compare", f"{METHOD}:always", f"{METHOD}:empty"]) == 0
+    assert main([*command.split(), "--compare", f"{METHOD}:always", f"{METHOD}:empty"]) == 0
     arms = json.loads((here / "out" / "settings.json").read_text())["arms"]
     assert (arms[METHOD]["held_out"], arms[METHOD]["accept"], arms[METHOD]["problems"]) == (0, "always", 2)
     assert arms[f"{METHOD}:empty"] == arms[METHOD] | {"arm": "empty"}
@@ -905,7 +905,7 @@ def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pyt
 
 def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        cli.main(["run", METHOD, "--help"])
+        main(["run", METHOD, "--help"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for flag in (
@@ -917,4 +917,4 @@ def test_help_says_what_is_learned_on(capsys: pytest.CaptureFixture[str]) -> Non
         "--keep-best, --no-keep-best",
     ):
         assert flag in shown
-    assert "no seed gets those of another" in shown
+    assert "no two seeds share one" in shown

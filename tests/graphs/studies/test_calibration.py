@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli import play
+from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import calibration, sweep
 from learngraph.graphs.studies.benchmark import interval, mean
 from learngraph.graphs.studies.calibration import RatedAttempt, calibrate, reward_bins
@@ -240,7 +241,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
     monkeypatch.setattr(sweep, "run_workers", work)
     monkeypatch.chdir(tmp_path)
-    cli._environment.cache_clear()
+    play.shared_environment.cache_clear()
     return tmp_path
 
 
@@ -274,14 +275,14 @@ def test_a_run_folder_is_read_with_its_presets_and_what_is_half_written(tmp_path
 
 def test_the_command_shows_each_method_that_has_rewards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(folder(tmp_path / "run", icrl={0: SOME, 1: SOME}, icrl_paper={0: SOME, 1: SOME[2:]}, self_refine={0: SOME[2:]}))
-    assert cli.main(["calibrate", run]) == 0
+    assert main(["calibrate", run]) == 0
     shown = capsys.readouterr()
     assert "icrl: r, the return that the method saw" in shown.out
     assert "AUROC          1;" in shown.out
     assert "good: r* >= 1, solved: 2 of 4" in shown.out
     assert "icrl:paper has rewards on seed 0 alone" in shown.err
     assert "none of the 1 attempts of self:refine has a reward r: lost" in shown.err
-    assert cli.main(["calibrate", run, "icrl", "--json"]) == 0
+    assert main(["calibrate", run, "icrl", "--json"]) == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (row["method"], row["attempts"], row["missing"], row["auroc"]["value"]) == ("icrl", 6, 2, 1.0)
     assert row["mapping"] == [[1.0, 0.0], [2.0, 1.0]]
@@ -290,9 +291,9 @@ def test_the_command_shows_each_method_that_has_rewards(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "needs a folder that learngraph run has made; got nothing"),
-        (["a", "b", "c"], "got a b c"),
-        (["nowhere"], "nowhere does not exist; give a folder that `learngraph run` has made"),
+        ([], "needs RUN-FOLDER: A folder that `learngraph run` has made"),
+        (["a", "b", "c"], "takes no further arguments, got c"),
+        (["nowhere"], "nowhere does not exist"),
         (["."], "has no settings.json"),
         (["damaged"], "settings.json is damaged"),
         (["run", "jitrl"], "run has no runs of jitrl; it has icrl"),
@@ -306,7 +307,7 @@ def test_mistakes_are_one_line(args: list[str], words: str, here: Path, capsys: 
     folder(here / "damaged", icrl={})
     (here / "damaged" / "settings.json").write_text('{"methods": {}}')
     folder(here / "empty", icrl={})
-    assert cli.main(["calibrate", *args]) == 2
+    assert main(["calibrate", *args]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
@@ -316,9 +317,9 @@ def test_mistakes_are_one_line(args: list[str], words: str, here: Path, capsys: 
 def test_a_run_by_a_rule_and_its_calibration(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An easy puzzle, any admissible actions: what the exact rule pays tells attempts that make 24 from others."""
     command = ["run", "best-of-n", "--env", "game24?puzzle=12 12 12 12,demos=0", "--prior", "uniform", "--judge", "rule"]
-    assert cli.main([*command, "--episodes", "8", "--seeds", "2", "--out", "run"]) == 0
+    assert main([*command, "--episodes", "8", "--seeds", "2", "--out", "run"]) == 0
     assert "have no reward" not in capsys.readouterr().out
-    assert cli.main(["calibrate", "run", "--json"]) == 0
+    assert main(["calibrate", "run", "--json"]) == 0
     (row,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (row["method"], row["attempts"], row["missing"]) == ("best-of-n", 16, 0)
     assert row["auroc"]["value"] == 1  # a solution pays more than anything else: 19
@@ -338,11 +339,11 @@ def test_a_run_says_how_many_attempts_have_no_reward(
     command = ["run", "best-of-n", "--env", "game24", "--prior", "uniform", "--judge", "rule"]
     command += ["--episodes", "2", "--seeds", "2", "--out", "run"]
     line = "4 of 4 attempts of best-of-n have no reward: the rule raised KeyError: 'weights'"
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1] == line
-    assert cli.main([*command, "--json"]) == 0
+    assert main([*command, "--json"]) == 0
     shown = capsys.readouterr()
     assert line in shown.err.splitlines()
     assert len(shown.out.splitlines()) == 1
-    assert cli.main(["calibrate", "run"]) == 2
+    assert main(["calibrate", "run"]) == 2
     assert "the rule raised KeyError" in capsys.readouterr().err

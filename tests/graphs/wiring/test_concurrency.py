@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer
 
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.main import main
 from learngraph.graphs.studies import sweep
+from learngraph.memory.errors import UserError
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 
@@ -52,10 +53,10 @@ def rows(folder: Path) -> dict[str, list[Any]]:
 def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) -> None:
     with server(replies=answer) as api:
         command = [*COMMAND, "--base-url", api.url]
-        assert cli.main([*command, "--out", "one", "--concurrency", "1"]) == 0
-        assert cli.main([*command, "--out", "four", "--concurrency", "4"]) == 0
+        assert main([*command, "--out", "one", "--concurrency", "1"]) == 0
+        assert main([*command, "--out", "four", "--concurrency", "4"]) == 0
         calls = len(api.requests)
-        assert cli.main([*command, "--out", "four"]) == 0  # finished, whatever the concurrency
+        assert main([*command, "--out", "four"]) == 0  # finished, whatever the concurrency
         assert len(api.requests) == calls == 2 * 4 * 3
     assert rows(here / "one") == rows(here / "four")
     assert len(rows(here / "one")) == 2 * 4
@@ -63,7 +64,7 @@ def test_concurrent_runs_are_those_one_after_the_other(here: Path, server: Any) 
 
 def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with server(replies=answer) as api:
-        assert cli.main([*COMMAND, "--base-url", api.url, "--out", "whole"]) == 0
+        assert main([*COMMAND, "--base-url", api.url, "--out", "whole"]) == 0
         good, said = len(api.requests), 0
 
         def failing(request: dict[str, Any]) -> dict[str, Any]:
@@ -73,14 +74,14 @@ def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypa
 
         def work(batches: Any, play: Any, workers: int, tick: Any, concurrency: int) -> None:
             if wrong := sweep.play_in_threads(batches, play, concurrency):
-                raise cli.UserError(wrong)
+                raise UserError(wrong)
 
         monkeypatch.setattr(sweep, "run_workers", work)
         api._replies = failing
         command = [*COMMAND, "--base-url", api.url, "--out", "broken", "--concurrency", "1"]
-        assert cli.main(command) == 2
+        assert main(command) == 2
         api._replies, before = answer, len(api.requests)
-        assert cli.main([*command[:-1], "4"]) == 0
+        assert main([*command[:-1], "4"]) == 0
         assert len(api.requests) - before == good - 5  # no call was made twice
     assert rows(here / "whole") == rows(here / "broken")
 
@@ -93,5 +94,5 @@ def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypa
     ],
 )
 def test_mistakes(here: Path, options: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*COMMAND, "--base-url", "http://127.0.0.1:1/v1", *options]) == 2
+    assert main([*COMMAND, "--base-url", "http://127.0.0.1:1/v1", *options]) == 2
     assert says in capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from learngraph.graphs import adamem, claas
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.draw import SERVED_GRAPHS, blueprint
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run
@@ -16,13 +16,13 @@ from learngraph.memory.errors import UserError
 
 PICTURES = Path(__file__).parents[2] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}
-NAMES = [*METHODS, *MODES, *cli.SERVED_GRAPHS, "run"]
+NAMES = [*METHODS, *MODES, *SERVED_GRAPHS, "run"]
 
 
 def graph(name: str) -> Any:
-    if name in cli.SERVED_GRAPHS:
+    if name in SERVED_GRAPHS:
         return claas.blueprint(name)
-    return run.build(cli._blueprint("jitrl")) if name == "run" else cli._blueprint(MODES.get(name, name))
+    return run.build(blueprint("jitrl")) if name == "run" else blueprint(MODES.get(name, name))
 
 
 @pytest.mark.parametrize("name", NAMES)

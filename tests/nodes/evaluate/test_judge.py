@@ -19,7 +19,8 @@ from langchain_core.messages import AIMessage
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n
-from learngraph.graphs.cli import main as cli
+from learngraph.graphs.cli.options import RunOptions
+from learngraph.graphs.cli.play import asks_model, judge_node
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
@@ -466,7 +467,7 @@ def test_the_first_round_is_judged_too() -> None:
 
 
 def judged_by(name: str, env: Any, llm: Any) -> Any:
-    return cli._judge(cli.RunOptions(env="it", judge=name), env, llm, Journal())
+    return judge_node(RunOptions(env="it", judge=name), env, llm, Journal())
 
 
 def test_judges_by_name() -> None:
@@ -512,7 +513,7 @@ def test_a_judge_that_cannot_work_is_an_error(name: str, env: Any, llm: Any, wor
     [("environment", False), ("rule", False), ("self", True), ("rule+self:sparse", True), ("pairwise", True), ("model", True)],
 )
 def test_which_judges_ask_a_model(name: str, asks: bool) -> None:
-    assert cli._asks_model(name) is asks
+    assert asks_model(name) is asks
 
 
 @pytest.mark.parametrize("name", ["self", "self_sparse", "pairwise"])

@@ -1,0 +1,163 @@
+"""`learngraph memory show | export | import | prune`: the trajectories that agents remember."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tyro.conf import Positional
+
+from ..wiring.flags import CommandError, parse_flags, run_subcommand
+from .report import say
+from .run_folder import memory_location
+
+__all__ = ["memory", "open_memories"]
+
+USAGE = """\
+usage: learngraph memory show PATH | export PATH FILE | import PATH FILE | prune PATH --keep-last N
+
+PATH is a memory, or (but for import) a folder or server with several. A run with `--memory DIR` keeps them in
+DIR/<method>-s<seed>, a run with `--memory http://host:port` in http://host:port/<method>-s<seed>, any other in its folder."""
+
+
+def memory(args: Sequence[str]) -> int:
+    """Show, export, import or prune memories. Returns the exit status."""
+    commands = {"show": show, "export": export, "import": import_trajectories, "prune": prune}
+    return run_subcommand(commands, args, USAGE)
+
+
+@dataclass(frozen=True)
+class MemoryShowOptions:
+    """Which memories are shown."""
+
+    path: Positional[str]
+    """A memory, or a folder or a server with several."""
+
+
+def show(args: Sequence[str]) -> int:
+    """Print a table: for each task and run, how many episodes are remembered, their steps and their mean score."""
+    options = parse_flags(MemoryShowOptions, args, "learngraph memory show", "Show what is remembered of each task and run.")
+    with open_memories(options.path) as shelves:
+        groups: dict[tuple[str, str, str], list[Any]] = {}
+        for shelf in shelves:
+            for trajectory in shelf.all():
+                groups.setdefault((trajectory.domain, trajectory.task.id, trajectory.run), []).append(trajectory)
+    lines = [("domain", "task", "run", "episodes", "steps", "mean score")]
+    for key, found in sorted(groups.items()):
+        steps = sum(len(t.transitions) for t in found)
+        lines.append((*key, str(len(found)), str(steps), f"{sum(t.score for t in found) / len(found):.3g}"))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return 0
+
+
+@dataclass(frozen=True)
+class MemoryExportOptions:
+    """Which memories are exported, and where to."""
+
+    path: Positional[str]
+    """A memory, or a folder or a server with several."""
+    file: Positional[str]
+    """The file to write, JSON, an episode a line; `-` is the standard output."""
+
+
+def export(args: Sequence[str]) -> int:
+    """Write all remembered episodes to a file."""
+    from ...memory.storage.shelf import as_jsonl, write_jsonl
+
+    options = parse_flags(MemoryExportOptions, args, "learngraph memory export", "Write what is remembered, an episode a line.")
+    with open_memories(options.path) as shelves:
+        found = [trajectory for shelf in shelves for trajectory in shelf.all()]
+    if options.file == "-":
+        sys.stdout.writelines(as_jsonl(found))
+    else:
+        write_jsonl(found, options.file)
+    say(f"{len(found)} episodes")
+    return 0
+
+
+@dataclass(frozen=True)
+class MemoryImportOptions:
+    """Which memory gets which episodes."""
+
+    path: Positional[str]
+    """The memory: a directory, or `http://host:port/NAME`."""
+    file: Positional[str]
+    """The file to read, as `learngraph memory export` writes it."""
+
+
+def import_trajectories(args: Sequence[str]) -> int:
+    """Add the episodes of a file to a memory."""
+    from ...memory.records import Trajectory
+    from ...memory.storage.chroma_store import ChromaStore
+    from ...memory.storage.shelf import RecordStore
+
+    options = parse_flags(MemoryImportOptions, args, "learngraph memory import", "Add the episodes of a file to a memory.")
+    path = options.path
+    place, namespace = memory_location(path)
+    if "://" in path and namespace == ("trajectories",):
+        raise CommandError(f"{path} keeps many memories: say which, such as {path.rstrip('/')}/jitrl-s0")
+    if "://" not in path and (inside := _memories(path)) and str(Path(path)) not in inside:
+        raise CommandError(f"{path} has memories within: say which, such as {inside[0]}")
+    with ChromaStore.open(place) as store:
+        count = RecordStore(store, namespace, Trajectory).import_jsonl(options.file)
+    say(f"{count} episodes")
+    return 0
+
+
+@dataclass(frozen=True)
+class MemoryPruneOptions:
+    """Which memories are pruned, and how much stays."""
+
+    path: Positional[str]
+    """A memory, or a folder or a server with several."""
+    keep_last: int
+    """How many of the last episodes of each memory stay. The others are deleted for good."""
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 0:
+            raise CommandError(f"--keep-last is at least 0, got {self.keep_last}")
+
+
+def prune(args: Sequence[str]) -> int:
+    """Delete all but the last episodes of each memory."""
+    from ...memory.experiences import Experiences
+
+    options = parse_flags(MemoryPruneOptions, args, "learngraph memory prune", "Delete all but the last episodes.")
+    with open_memories(options.path) as shelves:
+        for shelf in shelves:
+            say(f"{shelf}: {Experiences(shelf).prune(keep_last=options.keep_last)} episodes deleted")
+    return 0
+
+
+@contextmanager
+def open_memories(where: str) -> Iterator[list[Any]]:
+    """The record stores of trajectories in a memory, a run folder, or a server.
+
+    Raises:
+        CommandError: there is no memory.
+    """
+    from ...memory.records import Trajectory
+    from ...memory.storage.chroma_store import ChromaStore
+    from ...memory.storage.shelf import RecordStore
+
+    place, prefix = memory_location(where)
+    found = [place] if "://" in where else _memories(where)
+    if not found:
+        raise CommandError(f"there is no memory in {where}; a run folder or one of its memory directories would do")
+    with ExitStack() as stack:
+        stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
+        yield [
+            RecordStore(store, namespace, Trajectory)
+            for store in stores
+            for namespace in store.list_namespaces(prefix=prefix, limit=100_000)
+        ]
+
+
+def _memories(directory: str) -> list[str]:
+    return sorted(str(path.parent) for path in Path(directory).rglob("chroma.sqlite3"))

@@ -1,0 +1,91 @@
+"""The settings of a method by name: `jitrl`, `jitrl:paper` (a preset), `icrl:zero-reward` (an ablation), `my_package.rest:METHOD`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..wiring.flags import CommandError
+
+__all__ = ["ablation_names", "method_settings", "preset_names", "shared_settings", "take_preset"]
+
+
+def take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
+    """The value of `--preset`, `default` if not given, and the other arguments.
+
+    It is taken out before the rest is read, since it decides the defaults that `--help` shows. tyro's own presets are subcommands
+    (`run jitrl paper`), and would change the commands that people have.
+    """
+    rest, preset = list(args), "default"
+    for i, arg in enumerate(args):
+        if arg == "--preset" or arg.startswith("--preset="):
+            preset = arg.partition("=")[2] or (args[i + 1] if i + 1 < len(args) else "")
+            del rest[i : i + (1 if "=" in arg else 2)]
+            break
+    return preset, rest
+
+
+def preset_names(settings: type) -> list[str]:
+    """The names of a settings class's presets: its class methods."""
+    return ["default", *(name.replace("_", "-") for name, made in vars(settings).items() if isinstance(made, classmethod))]
+
+
+def ablation_names(settings: type) -> list[str]:
+    """The names of what can be taken away from settings, one at a time."""
+    return [name.replace("_", "-") for name in getattr(settings, "ablations", ())]
+
+
+def method_settings(
+    name: str, preset: str = "default", main: tuple[str, Any] | None = None, shared: Mapping[str, Any] | None = None
+) -> Any:
+    """The settings of a method.
+
+    Args:
+        name: `METHOD`, `METHOD:PRESET` or `METHOD:ABLATION`.
+        preset: the preset or ablation, if the name has none.
+        main: name and settings of the method that others are compared with. Its own ablations change its settings; those of another
+            method change that method's defaults.
+        shared: what all compared methods have in common, see `shared_settings`.
+
+    Raises:
+        UserError: there is no such method, preset or ablation; says which there are.
+    """
+    from ..methods import find_method, shared_fields, split_name
+
+    method, named = split_name(name)
+    made, preset = find_method(method).settings, named or preset
+    if main is not None and type(main[1]) is not made:  # a field of another method is the same only where both are marked
+        shared = {field: value for field, value in (shared or {}).items() if field in shared_fields(made)}
+    if preset not in (known := [*preset_names(made), *ablation_names(made)]):
+        raise CommandError(f"{method} has no preset '{preset}'; it has {', '.join(known)}")
+    if preset in ablation_names(made):
+        own = main is not None and split_name(main[0])[0] == method
+        base = main[1] if main is not None and own else _with_shared(made(), shared or {})
+        return getattr(base, preset.replace("-", "_"))()
+    chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
+    return _with_shared(chosen, shared or {})
+
+
+def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
+    """Those of a method's settings that also hold for the methods that it is compared with: given by a flag, or not the default.
+
+    Flags are read from the arguments, since tyro does not say whether a value was given or is the default.
+    """
+    from ..methods import shared_fields
+
+    flags = {arg.partition("=")[0][2:].removeprefix("no-").replace("-", "_") for arg in args if arg.startswith("--")}
+    usual = type(settings)()
+    here = {name: getattr(settings, name) for name in shared_fields(type(settings))}
+    return {name: value for name, value in here.items() if name in flags or value != getattr(usual, name)}
+
+
+def _with_shared(settings: Any, shared: Mapping[str, Any]) -> Any:
+    """Settings with what all methods share, but for fields that these do not have, or that a preset has changed."""
+    usual = type(settings)()
+    fits = {
+        name: value
+        for name, value in shared.items()
+        if hasattr(settings, name) and getattr(settings, name) == getattr(usual, name)
+    }
+    return replace(settings, **fits)

@@ -1,0 +1,60 @@
+"""The options of `learngraph run`, and what a worker process needs to know to play."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..wiring.flags import SharedOptions
+
+__all__ = ["RunOptions", "SweepSetup"]
+
+
+@dataclass(frozen=True)
+class RunOptions(SharedOptions):
+    """The options of a run: the task, the model, and how often it plays."""
+
+    compare: tuple[str, ...] = ()
+    """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`, each with its own defaults. `jitrl:paper`
+    is a preset. `icrl:zero-reward` is an ablation: in `run icrl` it changes one thing in the settings given here. Some settings
+    hold for all compared methods, if you give or change them and a method's preset says nothing else: `--bank`, `--k`,
+    `--success-threshold`, `--online`, `--cross-task`, `--temperature`, `--history-steps`. settings.json in the run folder records
+    what each method was given."""
+    episodes: int = 30
+    """Episodes of each run: the same task again and again."""
+    split: Literal["train", "dev", "test"] = "test"
+    """The fold of the environment's tasks. Seed s plays the s-th task of it."""
+    prior: Literal["model", "uniform"] = "model"
+    """The source of the actions' probabilities: the model, or `uniform`, a control without a model to which every admissible action is equally
+    likely."""
+    policy: Literal["auto", "local", "logprobs", "verbalized", "act", "answer"] = "auto"
+    """How the model decides. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
+    confidences). In writing: `act` (a thought and an action), `answer` (a whole answer, for tasks that ask for one)."""
+    judge: str = "environment"
+    """Who rewards the steps of a finished episode: `environment`; `rule`, the environment's verifier; `self`, the model about its
+    own attempt, step by step, or with `self:sparse` as a whole; `pairwise`, the model, which compares the attempt with a
+    reference answer; `model`, which knows the final score. Several joined by + are averaged."""
+    reference: Path | None = None
+    """A text file with the answer that `--judge pairwise` compares attempts with; the environment's solution if not given. For
+    `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""
+    policy_history_steps: int | None = None
+    """How many earlier steps of the episode jitrl and static show the model; the policy's own number if not given."""
+    max_run_tokens: int = 0
+    """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
+    bank before the first attempt does not count; a line below the table says how much it is."""
+    memory: str | None = None
+    """Where memories are kept: a directory (one memory per method and seed under it), or a Chroma server's
+    `http://host:port`; the run folder if not given."""
+    checkpoints: str | None = None
+    """Where checkpoints are kept: `postgresql://…`, or a directory; the run folder if not given."""
+
+
+@dataclass(frozen=True)
+class SweepSetup:
+    """The options and settings from which a worker process builds each method."""
+
+    options: RunOptions
+    methods: Mapping[str, Any]
+    """Method name -> its settings."""

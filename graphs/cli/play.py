@@ -1,0 +1,211 @@
+"""One run: the environment, the model and the judge are opened, the method's graph is built from them and played to its end."""
+
+from __future__ import annotations
+
+import errno
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from ...memory.errors import UserError
+from ..wiring.flags import CommandError
+from .options import RunOptions, SweepSetup
+
+if TYPE_CHECKING:
+    from ..studies.sweep import Job
+
+__all__ = [
+    "STORAGE_ERRNOS",
+    "asks_model",
+    "judge_node",
+    "loads_model",
+    "make_method_inputs",
+    "needs_model",
+    "play",
+    "shared_environment",
+    "shared_model",
+]
+
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+"""Errors of a disk that is full or may not be written to: the user can put them right."""
+
+_open_lock = Lock()
+"""Held while an environment or a model is opened: the threads of a process share one."""
+
+
+def play(work: tuple[SweepSetup, Sequence[Job]]) -> str | None:
+    """Play runs in turn: the work of a worker process.
+
+    Returns:
+        None, or what went wrong, in one line, if the user can put it right.
+    """
+    setup, jobs = work
+    try:
+        for job in jobs:
+            _play_job(setup, job)
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        if error.errno not in STORAGE_ERRNOS:
+            raise
+        return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
+    except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
+        raise RuntimeError(traceback.format_exc()) from None
+    return None
+
+
+def _play_job(setup: SweepSetup, job: Job) -> None:
+    from ..studies import sweep
+
+    with _open_lock:
+        environment = shared_environment(setup.options.env, setup.options.horizon)
+    task = environment.task(job.seed, setup.options.split)
+    with sweep.open_run(job) as files:
+        graph = _run_graph(setup, job, environment, files)
+        sweep.play_run(graph, files, job, task, environment.optimum(task), getattr(environment, "solved", None))
+
+
+def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any:
+    """The graph of a whole run: episodes of the method, one after the other."""
+    from ..methods import find_method
+    from ..wiring import run
+    from ..wiring.loop import PlainLoop
+
+    options, method = setup.options, find_method(job.method)
+    model = None
+    if loads_model(job.method, options):
+        with _open_lock:
+            model = shared_model(options.model, options.base_url)
+    inputs = make_method_inputs(options, environment, model, files.journal, method)
+    inputs = replace(inputs, shelf=files.shelf, run=job.run)
+    episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
+    if model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
+        # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
+        episode = PlainLoop(episode)
+    # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
+    judge = inputs.judge if asks_model(options.judge) else None
+    return run.build(episode, files.log, commit=method.commit, judge=judge, checkpointer=files.saver)
+
+
+@lru_cache(maxsize=1)
+def shared_environment(spec: str, horizon: int | None) -> Any:
+    """The environment of this name, opened once in a process."""
+    from ...tools.environments.catalogue import open_environment
+
+    return open_environment(spec, horizon=horizon)
+
+
+@lru_cache(maxsize=1)
+def shared_model(spec: str, base_url: str | None) -> Any:
+    """The model of this name, opened once in a process."""
+    from ...tools.models.models import open_model
+
+    return open_model(spec, base_url=base_url, threads=1)
+
+
+def needs_model(name: str, options: RunOptions) -> bool:
+    """Whether the method of this name asks a model for its actions, or has one write."""
+    from ..methods import find_method
+
+    method = find_method(name)
+    return method.needs_writer or (method.needs_model and options.prior == "model")
+
+
+def loads_model(name: str, options: RunOptions) -> bool:
+    """Whether a model is loaded for the method, if only to judge."""
+    from ..methods import find_method
+
+    return needs_model(name, options) or (asks_model(options.judge) and find_method(name).needs_model)
+
+
+def make_method_inputs(options: RunOptions, environment: Any, model: Any, journal: Any, method: Any = None) -> Any:
+    """The `MethodInputs` that a method's graph is built from. `model` may be None where no method needs one."""
+    from ...nodes.act.policies import logprobs_policy, verbalized_policy
+    from ..wiring.parts import DEFAULT_WINDOW, MethodInputs, uniform_policy
+
+    # A method that needs no model makes no use of a judge either.
+    judge = judge_node(options, environment, model, journal) if method is None or method.needs_model else None
+    more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
+    if options.policy_history_steps is not None:
+        more["history_steps"] = options.policy_history_steps
+    if model is None:
+        return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
+    kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
+    if options.window is not None:
+        more["window"] = min(options.window, getattr(model, "window", options.window))
+    make: Any = (
+        MethodInputs.with_scoring_model if kind == "local" else partial(MethodInputs.with_chat_model, stepwise=kind == "act")
+    )
+    inputs = make(environment, journal, model, **more)
+    if options.prior == "uniform":
+        return replace(inputs, make_policy=uniform_policy)
+    named: dict[str, Any] = {"logprobs": logprobs_policy, "verbalized": verbalized_policy}
+    return replace(inputs, make_policy=partial(named[kind], model, prompts=options.prompts)) if kind in named else inputs
+
+
+def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:
+    """How the model decides: as asked for, or as suits it, the environment and the method."""
+    kind: str = options.policy
+    if kind == "auto" and hasattr(model, "score"):
+        return "local"
+    if kind == "auto":
+        return "verbalized" if scores else "answer" if hasattr(environment, "read") else "act"
+    if kind == "local" and not hasattr(model, "score"):
+        raise CommandError(f"--policy local needs a model in this process, not {options.model}; logprobs or verbalized do")
+    if kind == "answer" and not hasattr(environment, "read"):
+        raise CommandError(
+            f"--policy answer is for tasks with one written answer; {options.env} is played step by step: act does"
+        )
+    return kind
+
+
+def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) -> Any:
+    """The node that rewards the steps of a finished episode; None where the environment's rewards hold.
+
+    Raises:
+        CommandError: there is no such judge, or it needs what the environment or the model lacks.
+    """
+    from ...nodes.evaluate import judge
+
+    prompts = options.prompts
+    made: Mapping[str, Callable[[], Any]] = {
+        "environment": lambda: judge.EnvironmentJudge(journal),
+        "rule": lambda: judge.RuleJudge(environment.verify, journal),
+        "self": lambda: judge.self_judge(model, journal, prompts),
+        "self:sparse": lambda: judge.self_judge(model, journal, prompts, sparse=True),
+        "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
+        "model": lambda: judge.model_judge(model, journal, prompts),
+    }
+    names = options.judge.split("+")
+    for name in names:
+        if name not in made:
+            raise CommandError(f"--judge is {', '.join(made)}, or several of them, joined by +; got {options.judge!r}")
+        if name == "rule" and not hasattr(environment, "verify"):
+            raise CommandError(f"{options.env} has no rule to judge by; --judge environment or self would do")
+        if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
+            raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
+        if asks_model(name) and model is None:
+            raise CommandError(f"--judge {name} asks a model, and there is none here; --judge environment or rule would do")
+    if names == ["environment"]:
+        return None
+    return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))
+
+
+def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
+    """Task -> the answer that `pairwise` compares attempts with."""
+    if options.reference is None:
+        reference: Callable[[Any], Any] = environment.gold
+        return reference
+    try:
+        text = options.reference.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--reference {options.reference}: cannot be read ({error})") from error
+    return lambda task: text
+
+
+def asks_model(judge: str) -> bool:
+    """Whether judging takes a model, which may say something else the next time."""
+    return any(name.partition(":")[0] in ("self", "pairwise", "model") for name in judge.split("+"))

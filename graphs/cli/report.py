@@ -1,0 +1,159 @@
+"""How a run is shown: its progress while it is played, and at the end its table, curves and pictures of graphs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..studies.old_names import run_stem
+from .draw import blueprint
+from .options import SweepSetup
+from .play import needs_model
+
+if TYPE_CHECKING:
+    from ..studies.sweep import Job
+
+__all__ = ["bank_overlap_warnings", "report", "say", "show_progress"]
+
+
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]]) -> int:
+    """Write and print the results of finished runs: a table, or with `--json` one object per method. Returns the exit status."""
+    from ..studies import benchmark, sweep
+
+    options = setup.options
+    titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
+    results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in batches]
+    rows = [
+        benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none")
+        for attempts, batch in zip(results, batches, strict=True)
+    ]
+    sweep.write_json(folder / "results.json", [row.as_dict() for row in rows])
+    pictures = [folder / "curves.png", folder / "curves.svg"]
+    if not all(picture.exists() for picture in pictures):
+        prior = options.model if options.prior == "model" else "uniform prior"
+        benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
+    drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
+    tasks = [sweep.task_id(job) for job in batches[0]]
+    remarks = [*bank_overlap_warnings(setup, tasks), *benchmark.bank_cost_notes(rows), *_missing_reward_lines(folder)]
+    if options.json:
+        for row in rows:
+            print(json.dumps(row.as_dict()))
+        for line in remarks:
+            say(line)
+    else:
+        print(f"{options.env}, {options.episodes} episodes, {len(results[0])} seeds; [95 % interval over seeds]\n")
+        print(benchmark.table(rows))
+        print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
+        print(f"graphs           {'  '.join(map(str, drawn))}")
+        print(f"all of it        {folder}")
+        for line in remarks:
+            print(line)
+    return 0
+
+
+def _table_name(method: str, settings: Any) -> str:
+    """A method's name in tables, with the remark that its settings add to it."""
+    remark = getattr(settings, "remark", "")
+    return f"{method} ({remark})" if remark else method
+
+
+def bank_overlap_warnings(setup: SweepSetup, played: Sequence[str]) -> list[str]:
+    """A line for each bank with trajectories of tasks (by id) that are played: methods may know these by heart."""
+    from ...memory.trajectories import read_bank
+
+    tasks, lines = set(played), list[str]()
+    for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):
+        if known := tasks & {trajectory.task.id for trajectory in read_bank(bank)}:
+            lines.append(f"{len(known)} of {len(tasks)} played tasks are in the bank {bank}: these scores are no test")
+    return lines
+
+
+def _missing_reward_lines(folder: Path) -> list[str]:
+    """A line for each method some of whose attempts have no reward."""
+    from ...nodes.evaluate.judge import NO_REWARDS_REASON
+    from ..studies import calibration
+
+    found = calibration.read_run_folder(folder)
+    lines = [calibration.missing_reward_note(rated, method, NO_REWARDS_REASON) for method, (rated, _) in found.items()]
+    return [line for line in lines if line]
+
+
+def _draw_into(folder: Path, method: str, settings: Any) -> Path:
+    from ..wiring import picture
+
+    path = folder / f"{run_stem(folder, method, 0)}.svg"
+    if path.exists():
+        return path
+    if not picture.has_graphviz():
+        path = path.with_suffix(".mmd")
+    picture.save(blueprint(method, settings), path)
+    return path
+
+
+@contextmanager
+def show_progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator[Callable[[], None]]:
+    """Show how far each method is, and its mean score so far: bars on a terminal, else a line at most every 10 s.
+
+    Args:
+        followers: method -> a `ScoreFollower` for each of its runs.
+        episodes: of each run.
+
+    Yields:
+        A function that shows the present state.
+    """
+    from rich.console import Console
+
+    def state(method: str) -> tuple[int, str]:
+        scores = [score for follower in followers[method] for score in follower.read_scores()]
+        return len(scores), f"{sum(scores) / len(scores):.3g}" if scores else "–"
+
+    totals = {method: episodes * len(runs) for method, runs in followers.items()}
+    console = Console(stderr=True)
+    with _progress_bars(console, totals, state) if console.is_terminal else _progress_lines(totals, state) as tick:
+        yield tick
+
+
+@contextmanager
+def _progress_bars(
+    console: Any, totals: Mapping[str, int], state: Callable[[str], tuple[int, str]]
+) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes")
+    with Progress(*columns, TextColumn("mean score {task.fields[score]}"), TimeElapsedColumn(), console=console) as bars:
+        tasks = {name: bars.add_task(name, total=total, score="–") for name, total in totals.items()}
+
+        def tick() -> None:
+            for name, task in tasks.items():
+                done, score = state(name)
+                bars.update(task, completed=done, score=score)
+
+        yield tick
+
+
+@contextmanager
+def _progress_lines(totals: Mapping[str, int], state: Callable[[str], tuple[int, str]]) -> Iterator[Callable[[], None]]:
+    from time import monotonic
+
+    last_time, last_text = monotonic(), ""
+
+    def tick() -> None:
+        nonlocal last_time, last_text
+        states = {name: (state(name), total) for name, total in totals.items()}
+        text = ", ".join(f"{name} {done}/{total} mean {score}" for name, ((done, score), total) in states.items())
+        finished = all(done == total for (done, _), total in states.values())
+        if text != last_text and (finished or monotonic() - last_time > 10):
+            say(text)
+            last_time, last_text = monotonic(), text
+
+    yield tick

@@ -1,0 +1,136 @@
+"""`learngraph run METHOD`: play a method, or compare several, on an environment.
+
+The flags become `RunOptions` and the settings of each method; worker processes play the runs (`play.py`), `report.py` shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...memory.errors import UserError
+from ..studies import sweep
+from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
+from .method_settings import ablation_names, method_settings, preset_names, shared_settings, take_preset
+from .options import RunOptions, SweepSetup
+from .play import judge_node, loads_model, play
+from .report import bank_overlap_warnings, report, say, show_progress
+from .run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
+from .training_free import learn_and_test
+
+if TYPE_CHECKING:
+    from ..studies.sweep import Job
+
+__all__ = ["play_sweep", "run"]
+
+
+def run(args: Sequence[str]) -> int:
+    """Play a method, or compare several. Returns the exit status."""
+    from .. import methods
+
+    if not args or args[0].startswith("-"):
+        if not args or args[0] not in ("-h", "--help"):
+            raise CommandError(f"learngraph run METHOD …: which method? there are {', '.join(methods.METHODS)}")
+        summaries = "; ".join(f"{name}: {method.summary}" for name, method in methods.METHODS.items())
+        about = f"{summaries}. Each has settings of its own: learngraph run METHOD --help"
+        parse_flags(RunOptions, ["--help"], "learngraph run METHOD", about)
+    name = args[0]
+    preset, rest = take_preset(args[1:])
+    method = methods.find_method(name)
+    presets = preset_names(method.settings) + ablation_names(method.settings)
+    about = f"{method.summary}. --preset {{{','.join(presets)}}} sets other defaults."
+    defaults = method_settings(name, preset)
+    if method.has_training_phase:
+        return learn_and_test(name, defaults, rest, about)
+    title = f"{type(defaults).__name__}: settings of the method"
+    options, settings = parse_options_and_settings(RunOptions, defaults, rest, f"learngraph run {name}", about, title)
+    shared = shared_settings(settings, rest)
+    chosen = {name: settings}
+    for other in options.compare:
+        if methods.find_method(other).has_training_phase:
+            raise CommandError(
+                f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
+            )
+        if other != name:
+            chosen[other] = method_settings(other, main=(name, settings), shared=shared)
+    return play_sweep(SweepSetup(options, chosen))
+
+
+def play_sweep(setup: SweepSetup) -> int:
+    """Play all methods of a setup on all its seeds, as far as that is not done, and report. Returns the exit status."""
+    options = setup.options
+    seeds = parse_seeds(options.seeds)
+    if options.episodes < 1 or options.workers < 1:
+        raise CommandError(f"--episodes and --workers are at least 1, got {options.episodes} and {options.workers}")
+    if options.max_run_tokens < 0:
+        raise CommandError(f"--max-run-tokens is 0 for any number, or more, got {options.max_run_tokens}")
+    _concurrency(setup)
+    settings = settings_record(setup, seeds)
+    folder = options.out or Path("runs") / run_folder_name(setup, settings)
+    batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
+    with sweep.claim_folder(folder, settings):
+        if all(sweep.is_finished(job) for batch in batches for job in batch):
+            say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
+        else:
+            bank_seeds = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
+            task_ids = _check(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
+            for line in bank_overlap_warnings(setup, task_ids):
+                say(line)
+            with _resume_hint(folder), sweep.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+                _play_all(setup, batches)
+        return report(setup, folder, batches)
+
+
+def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[str]:
+    """Find mistakes before workers start. Returns the ids of these seeds' tasks."""
+    from ...tools.environments.catalogue import open_environment
+    from ...tools.models.models import MODELS, open_model
+
+    environment = open_environment(options.env, horizon=options.horizon)
+    judge_node(options, environment, model=object(), journal=None)
+    task_ids = [environment.task(seed, options.split).id for seed in seeds]
+    environment.close()
+    kind = options.model.partition(":")[0]
+    known = {name.partition(":")[0] for name in MODELS}
+    if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
+        open_model(options.model, base_url=options.base_url)
+    return task_ids
+
+
+def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> None:
+    followers = {batch[0].method: [sweep.ScoreFollower(job) for job in batch] for batch in batches}
+    work: list[tuple[SweepSetup, Sequence[Job]]] = []
+    for batch in batches:
+        left = tuple(job for job in batch if not sweep.is_finished(job))
+        in_turn = shares_memory(setup, batch[0].method)
+        work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
+    with show_progress(followers, setup.options.episodes) as tick:
+        sweep.run_workers(work, play, setup.options.workers, tick, _concurrency(setup))
+        tick()
+
+
+def _concurrency(setup: SweepSetup) -> int:
+    """How many runs a process plays at the same time."""
+    options = setup.options
+    remote = options.model.startswith("openai:") and any(loads_model(name, options) for name in setup.methods)
+    wanted = options.concurrency if options.concurrency is not None else 16 if remote else 1
+    if wanted < 1:
+        raise CommandError(f"--concurrency is at least 1, got {wanted}")
+    if wanted > 1 and not remote:
+        raise CommandError(f"--concurrency {wanted} is for models behind an API (openai:NAME); --workers for the others")
+    return wanted
+
+
+@contextmanager
+def _resume_hint(folder: Path) -> Iterator[None]:
+    """Say that the same command goes on, after an error or Ctrl-C."""
+    hint = f"finished episodes are in {folder}, and the same command goes on from there"
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; {hint}")
+        raise
+    except UserError as error:
+        raise UserError(f"{error}; {hint}") from None

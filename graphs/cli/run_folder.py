@@ -1,0 +1,131 @@
+"""The folder of a run: its name, the settings it holds, and where each job in it keeps what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..studies.old_names import run_stem, with_first_names
+from ..studies.sweep import Job
+from ..wiring.flags import CommandError
+from .options import RunOptions, SweepSetup
+from .play import needs_model
+
+__all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "settings_record", "shares_memory"]
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds that `--seeds` names: `3` is 0, 1, 2; `0,7` is 0 and 7.
+
+    Raises:
+        CommandError: it names none.
+    """
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 0 or (numbers == [0] and "," not in text):
+        raise CommandError(f"--seeds is a number like 5, or a list like 0,3,7; got {text!r}")
+    return sorted(set(numbers)) if "," in text else list(range(numbers[0]))
+
+
+def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
+    """The content of `settings.json`: every option and setting that the results depend on."""
+    options = asdict(setup.options)
+    for name in ("out", "workers", "concurrency", "json", "compare"):
+        del options[name]
+    if setup.options.model.startswith("openai:"):
+        options["base_url"] = _server(setup.options)
+    return {
+        **{name: str(value) if isinstance(value, Path) else value for name, value in options.items()},
+        "seeds": list(seeds),
+        "methods": {name: asdict(settings) | _bank_digest(settings) for name, settings in setup.methods.items()},
+    }
+
+
+def _server(options: RunOptions) -> str | None:
+    """The server behind `openai:MODEL`, as tools.models finds it."""
+    return options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
+
+
+def _bank_digest(settings: Any) -> dict[str, str]:
+    """A digest of the bank's file, recorded beside its path, so that another file of that name is not taken for it."""
+    if not (bank := getattr(settings, "bank", "")):
+        return {}
+    try:
+        stat = os.stat(bank)
+        return {"bank_digest": _file_digest(bank, stat.st_mtime_ns, stat.st_size)}
+    except OSError as error:
+        raise CommandError(f"--bank {bank}: cannot be read ({error.strerror or error})") from error
+
+
+@lru_cache(maxsize=4)
+def _file_digest(path: str, written: int, size: int) -> str:
+    import hashlib
+
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    """Six hexadecimal digits that stand for the settings; the same in all versions."""
+    import hashlib
+    import json
+
+    return hashlib.blake2b(json.dumps(with_first_names(settings), sort_keys=True).encode(), digest_size=3).hexdigest()
+
+
+def run_folder_name(setup: SweepSetup, settings: Mapping[str, Any]) -> str:
+    """The name of the run folder where the user gives none: other settings have another one."""
+    import re
+
+    thinks = any(needs_model(name, setup.options) for name in setup.methods)
+    words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{_digest(settings)}"
+
+
+def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
+    """One method on one seed, in a folder: where it keeps its memory and its checkpoints, and what its run is called."""
+    from ..methods import find_method
+
+    options = setup.options
+    stem = run_stem(folder, method, seed)
+    name = f"{stem}-s{seed}"
+    # In a place that it shares with other runs, names must not meet.
+    unique = f"{folder.resolve().name}-{name}-{_digest(settings_record(setup, parse_seeds(options.seeds)))}"
+    of = stem if shares_memory(setup, method) else name
+    where, namespace = memory_location(options.memory, of) if options.memory else memory_location(str(folder / of / "memory"))
+    checkpoints = str(folder / name / "checkpoints.sqlite")
+    if options.checkpoints:
+        url = "://" in options.checkpoints
+        checkpoints = options.checkpoints if url else str(Path(options.checkpoints) / f"{name}.sqlite")
+    return Job(
+        method=method,
+        seed=seed,
+        episodes=options.episodes,
+        folder=folder / name,
+        run=unique if options.memory else name,
+        thread=unique if options.memory or options.checkpoints else name,
+        memory=where if find_method(method).has_memory else "",
+        namespace=namespace,
+        checkpoints=checkpoints,
+        max_run_tokens=options.max_run_tokens,
+    )
+
+
+def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
+    """Where a memory lies, and the namespace of its records. `name` is a folder in a directory, a path on a server."""
+    if "://" not in memory:
+        return str(Path(memory) / name), ("trajectories",)
+    from urllib.parse import urlsplit
+
+    url = urlsplit(memory)
+    return f"{url.scheme}://{url.netloc}", ("trajectories", *filter(None, [*url.path.split("/"), name]))
+
+
+def shares_memory(setup: SweepSetup, method: str) -> bool:
+    """Whether the method's runs share one memory: then they are played one after the other, in the order of the seeds."""
+    return bool(getattr(setup.methods[method], "cross_task", False))
