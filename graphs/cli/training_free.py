@@ -3,10 +3,10 @@
     learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled-lessons
     learngraph run training-free-grpo --env math --model openai:NAME --compare training-free-grpo:empty --dry-run
 
-    <folder>/settings.json               what was asked for; another question needs another folder
+    <folder>/settings.json               the settings; a run with others needs another folder
     <folder>/cache.sqlite                every reply and every finished rollout of all arms and seeds: nothing is paid for twice
-    <folder>/<arm>-s<seed>/library.jsonl every version of the library, and what became of every proposed edit
-    <folder>/<arm>-s<seed>/library.yaml  the one that was tested, for people (and for --library)
+    <folder>/<arm>-s<seed>/library.jsonl every version of the library, with the rulings of all proposed edits
+    <folder>/<arm>-s<seed>/library.yaml  the version that was tested, for people (and for --library)
     <folder>/<arm>-s<seed>/learned.jsonl one row per learning step
     <folder>/<arm>-s<seed>/steps.jsonl   one row per step of an episode
     <folder>/<arm>-s<seed>/test.jsonl    one row per rollout of the test
@@ -16,7 +16,7 @@
 All arms of a seed play the same unseen problems with the same run indices. A run may be killed at any point: the same command
 goes on, and ends with the same numbers.
 
-Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+Part of the command line: it joins tools to graphs. Slow imports stand inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -55,17 +55,20 @@ def learn_and_test(
     parse_seeds: Callable[[str], list[int]],
     blueprint: Callable[[str, Any], Any],
 ) -> int:
-    """Learn and test; what `learngraph run` does with methods that learn across problems.
+    """Learn on some problems and test on others: `learngraph run` for methods that learn across problems. Returns the exit code.
 
     Args:
-        method: as on the command line.
+        method: the method's name as on the command line.
         defaults: its settings where no flag says something else.
-        args: the flags after it.
-        about: what --help says first.
-        others: (method or method:preset, main=(method, its settings), shared={setting: value}) -> the settings of an arm to compare
-            with; it is given what the user gave, but for what its own preset changes.
-        seeds: what `--seeds` says as numbers.
-        blueprint: (method, settings) -> its graph, to look at.
+        args: the flags after the name.
+        about: the first text of --help.
+        settings_of: (method or method:preset, main=(method, its settings), shared={setting: value}) -> the settings of an arm to
+            compare with: those that the user gave, but for those that its own preset changes.
+        parse_seeds: the text of `--seeds` -> the seeds.
+        blueprint: (method, settings) -> its graph, to be drawn.
+
+    Raises:
+        CommandError: the flags do not go together, or an arm cannot run.
     """
     form = make_dataclass(
         "form",
@@ -157,7 +160,7 @@ def _run(
 
 
 def _warn_about_sandbox(options: TrainingFreeOptions) -> None:
-    """Say if nothing but good manners keeps a model's Python code from the rest of this machine."""
+    """Print a warning if this machine cannot fully isolate a model's Python code."""
     from ...tools.agent_tools.interpreter import Interpreter
 
     if "python" not in options.tool_names:
@@ -173,15 +176,15 @@ def _warn_about_sandbox(options: TrainingFreeOptions) -> None:
 
 @contextmanager
 def _progress(setup: TrainingFreeSetup) -> Iterator[Callable[[], None]]:
-    """A line now and then: how many steps were learned, and how many rollouts of the test were played."""
+    """Yields a function that prints progress every 30 seconds: steps learned, and rollouts of the test played."""
     from time import monotonic
 
     rollouts = setup.options.test_problems * setup.options.test_rollouts * len(setup.seeds)
-    said, before = monotonic(), ""
+    printed, before = monotonic(), ""
 
     def tick() -> None:
-        nonlocal said, before
-        if monotonic() - said < 30:
+        nonlocal printed, before
+        if monotonic() - printed < 30:
             return
         parts = []
         for arm in setup.arms:
@@ -195,7 +198,7 @@ def _progress(setup: TrainingFreeSetup) -> Iterator[Callable[[], None]]:
                 )
         if (text := "; ".join(parts)) and text != before:
             print_progress(text)
-            said, before = monotonic(), text
+            printed, before = monotonic(), text
 
     yield tick
 
