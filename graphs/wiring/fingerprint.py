@@ -15,7 +15,6 @@ from string import Template
 from types import FunctionType, MethodType
 from typing import Any
 
-from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableBinding
 from langchain_core.tools import BaseTool
 from langgraph.graph.state import CompiledStateGraph
@@ -117,17 +116,17 @@ def prompt_texts(value: Any) -> list[str]:
     return sorted(set(_prompt_texts(value)))
 
 
-def _prompt_texts(value: Any, depth: int = 2 * _DEPTH, seen: set[int] | None = None) -> Iterator[str]:
+def _prompt_texts(value: Any, depth: int = 2 * _DEPTH, seen: dict[int, Any] | None = None) -> Iterator[str]:
     """The text of every prompt that a node can reach: in its fields, its closures, its module's constants, its subgraphs."""
-    seen = set() if seen is None else seen
+    seen = {} if seen is None else seen
     if not depth or id(value) in seen or value is None or isinstance(value, str | int | float | type) or _is_model(value):
         return
-    seen.add(id(value))
+    seen[id(value)] = value  # kept, so that no other object gets its id
     if isinstance(value, Prompt):
         yield "\n".join([value.name, *(f"{role}: {template.template}" for role, template in value.parts)])
     elif isinstance(value, Template):
         yield value.template
-    elif isinstance(value, BasePromptTemplate):
+    elif _is_langchain_prompt(value):
         yield f"{value!r}"
     else:
         if isinstance(value, FunctionType):
@@ -186,4 +185,8 @@ def _own_methods(node: Any) -> list[FunctionType]:
 
 
 def _is_prompt(value: Any) -> bool:
-    return isinstance(value, Prompt | Template | BasePromptTemplate)
+    return isinstance(value, Prompt | Template) or _is_langchain_prompt(value)
+
+
+def _is_langchain_prompt(value: Any) -> bool:
+    return hasattr(type(value), "format_prompt")  # importing their base class would load YAML

@@ -22,13 +22,10 @@ from learngraph.nodes.extract.critic import (
     Critic,
     contrast,
     critic_prompts,
-    cut_middle,
     discriminate,
     invent,
     propose,
-    split_tokens,
     summarise,
-    trim_transcript,
 )
 from learngraph.nodes.extract.rule_critic import (
     RuleCritic,
@@ -39,6 +36,7 @@ from learngraph.nodes.extract.rule_critic import (
     random_lessons,
     shuffle_lessons,
 )
+from learngraph.nodes.extract.trim import cut_middle, split_tokens, trim_transcript
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
