@@ -436,7 +436,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
 # Without ground truth, and without rollouts
 
 
-def discriminate(model: Runnable[Any, Any], critic: Critic) -> Node:
+def discriminate(model: Runnable[Any, Any], critic: Critic) -> Runnable[Any, Any]:
     """The node that has the model grade the attempts of the group from 0 to 1 without the answer: `rewards`, by number.
 
     A rollout without transcript and answer gets None, and so do all of them if no reply can be read.

@@ -533,7 +533,7 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
         "door red",
         "gate elf bow",
     ]
-    out: Any = propose(Scripted(), replace(known, plain=True))
+    out: Any = propose(Scripted(), replace(known, line_only=True))
     out = out(group(rollouts, insights=insights))
     assert [(edit.op, edit.lessons, edit.text) for edit in out["edits"]] == [
         ("keep", ("L0",), ""),
