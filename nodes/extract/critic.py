@@ -27,7 +27,8 @@ from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, Layout
 from ..synthesize.reasoning_bank import AttemptOutcome, AttemptSheet
-from .edits import json_values, read_edits, read_list
+from .edits import read_edits, read_list
+from .lenient_json import json_values
 from .rule_critic import RuleProposer, Truth, comparable_rollouts
 from .trim import cut_middle, split_tokens, trim_transcript
 

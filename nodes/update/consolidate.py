@@ -24,7 +24,8 @@ from ...memory.library import Library, LibraryLimits, lesson_similarity, one_lin
 from ...memory.records import Comparison, Edit, Ruling, Usage, UserError
 from ..ask import Ask, BadReply, State, text
 from ..extract.critic import Critic
-from ..extract.edits import as_edits, json_values, read_edits, read_list
+from ..extract.edits import as_edits, read_edits, read_list
+from ..extract.lenient_json import json_values
 from ..extract.trim import cut_middle
 
 __all__ = [
