@@ -310,7 +310,7 @@ class CachedChatModel(Runnable[Any, Any]):
 
     def _store_reply(self, place: str, messages: Sequence[BaseMessage], reply: Any, start: float) -> AIMessage:
         if not isinstance(reply, AIMessage):
-            raise TypeError(f"{self.name}: only chat models can be cached; this one returned a {type(reply).__name__}")
+            raise TypeError(f"{self.name}: only chat models can be recorded; this one returned a {type(reply).__name__}")
         usage = Usage.from_reply(reply)
         if not reply.usage_metadata:
             usage = Usage(1, sum(estimate_tokens(text(message)) for message in messages), estimate_tokens(text(reply)))
