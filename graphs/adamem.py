@@ -34,16 +34,26 @@ from typing import Any, ClassVar, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 from ..memory.search.vectors import CosineSimilarity, SentenceEncoder
 from ..memory.trajectories import KeyFunction, OutcomeFilter, Trajectories, structured_key, whole_prompt_key
-from ..nodes.act.decide import Choose
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import EpisodePrompt, Push, ReadOnlyMemory
 from ..nodes.retrieve.recollect import Excerpts, PrecedentsPrompt, Recollect
 from ..nodes.retrieve.triggers import CheckTriggers, Trigger, route_memory_request
-from ..nodes.state import Choice, Considered, Episode, EpisodeInput, EpisodeResult, Guided, Judged, Planned, Recollected
+from ..nodes.state import (
+    ChoiceChannels,
+    DraftChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PrecedentChannels,
+    RewardChannels,
+    StrategyChannels,
+)
 from ..nodes.synthesize.strategy import (
     RecallStrategy,
     StrategyPrompt,
@@ -104,7 +114,9 @@ flowchart LR
 """
 
 
-class AdaMEMState(Episode, Recollected, Guided, Considered, Planned, Choice, Judged):
+class AdaMEMState(
+    EpisodeChannels, PrecedentChannels, StrategyChannels, DraftChannels, PlanChannels, ChoiceChannels, RewardChannels
+):
     """The channels of an AdaMEM episode."""
 
 

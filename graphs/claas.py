@@ -40,7 +40,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import Exchange, UserError
+from ..memory.errors import UserError
+from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
 from ..nodes.learn.gate import GateThresholds
 from ..nodes.learn.gradient_step import (
@@ -61,7 +62,7 @@ from ..nodes.learn.gradient_step import (
     route_sample,
     route_step,
 )
-from ..nodes.state import ChatInput, GradientStepInput, GradientStepState, ServedChat
+from ..nodes.state import ChatInput, ChatState, GradientStepInput, GradientStepState
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.parts import check_literals
 
@@ -308,7 +309,7 @@ def build_serving(engine: Engine, replay: Replay, route: Route = route_to_base, 
         "keep": KeepFeedback(replay),
     }
     return compile_graph(
-        wire(StateGraph(ServedChat, input_schema=ChatInput), SERVING_FLOW, nodes), **{"name": "claas-serving", **compile}
+        wire(StateGraph(ChatState, input_schema=ChatInput), SERVING_FLOW, nodes), **{"name": "claas-serving", **compile}
     )
 
 

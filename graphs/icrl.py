@@ -21,13 +21,21 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.buffer import Buffer
-from ..memory.records import UserError
-from ..nodes.act.decide import Choose
+from ..memory.errors import UserError
+from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.evaluate.judge import ZeroJudge
 from ..nodes.prompt import Prompt
 from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, Layout, Push
-from ..nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Planned
+from ..nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
 from .wiring.flow import Node, compile_graph, wire
 from .wiring.parts import MethodInputs, check_literals
 
@@ -39,7 +47,7 @@ flowchart LR
 """
 
 
-class ICRLState(Episode, Composed, Planned, Choice, Judged):
+class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels):
     """The channels of an ICRL round."""
 
 

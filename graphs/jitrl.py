@@ -23,15 +23,25 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ..memory.errors import UserError
 from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
-from ..memory.records import UserError
 from ..memory.search.similarity import bag, ngrams, reference_words, words
 from ..memory.storage.journal import Journal
-from ..nodes.act.decide import Augment, Choose, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
+from ..nodes.act.choose import Choose
+from ..nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
 from ..nodes.evaluate.judge import EnvironmentJudge
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
-from ..nodes.state import Advised, Choice, Episode, EpisodeInput, EpisodeResult, Judged, Recalled
+from ..nodes.state import (
+    AdviceChannels,
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    LogitUpdateChannels,
+    RecallChannels,
+    RewardChannels,
+)
 from .wiring.flow import Node, compile_graph, wire
 
 FLOW = """
@@ -46,7 +56,7 @@ DECISION_CHANNELS = ("prior", "candidates", "estimates")
 """The channels of one decision, written into the journal with the step."""
 
 
-class JitRLState(Episode, Recalled, Choice, Advised, Judged):
+class JitRLState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, LogitUpdateChannels, RewardChannels):
     """The channels of a JitRL episode."""
 
 

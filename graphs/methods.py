@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from langgraph.graph.state import CompiledStateGraph
 
+from ..memory.errors import UserError
 from ..memory.q_table import QTable
-from ..memory.records import UserError
 from ..nodes.act.policies import RecentStepsPrompt
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (

@@ -45,7 +45,8 @@ from typing import Any, ClassVar, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ..memory.records import Task, UserError
+from ..memory.errors import UserError
+from ..memory.records import Task
 from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, contrast, discriminate, invent, propose, summarise
 from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, success_reward

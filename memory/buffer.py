@@ -1,6 +1,6 @@
 """ICRL's buffer B: the attempts of a run at its task, in the order in which they were made.
 
-Nothing is filtered here: what of it a prompt shows is decided when the prompt is composed (nodes/retrieve/attempts.py).
+The buffer filters nothing: which attempts a prompt shows is decided when the prompt is composed (nodes/retrieve/attempts.py).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["Buffer"]
 
 
 class Buffer:
-    """Attempts by run, in memory, and on a shelf if one is given.
+    """The attempts of each run at each task, in memory, and on a shelf if one is given.
 
     Args:
-        shelf: keeps them for good; what stands there is read at once.
+        shelf: durable storage; its attempts are read when the buffer is made.
     """
 
     def __init__(self, shelf: TrajectoryStore | None = None) -> None:
@@ -26,14 +26,14 @@ class Buffer:
 
     @property
     def is_durable(self) -> bool:
-        """Whether attempts are kept for good."""
+        """True if attempts outlive the process, on a shelf."""
         return self._shelf is not None
 
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
 
     def add(self, trajectory: Trajectory) -> None:
-        """Push an attempt. One of the same run and episode takes its place."""
+        """Add an attempt. It replaces an earlier one of the same run, task and episode."""
         if self._shelf is not None:
             self._shelf.put([trajectory])
         self._keep(trajectory)
@@ -41,7 +41,7 @@ class Buffer:
     def attempts(self, run: str, task: str, before: int) -> list[Trajectory]:
         """The attempts of a run at a task in episodes earlier than `before`, oldest first.
 
-        A replayed or forked run asks with the episode it is at: it never sees what it had done later.
+        A replayed or forked run passes its present episode, so it never sees its own later attempts.
         """
         known = self._attempts.get((run, task), {})
         return [known[episode] for episode in sorted(known) if episode < before]

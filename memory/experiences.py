@@ -1,7 +1,7 @@
-"""JitRL's memory M = {(s, a, G)}: which action, in which state, was followed by how much reward.
+"""JitRL's memory M = {(s, a, G)}: the returns G that followed each action a in each state s (arXiv:2601.18510).
 
-What is kept for good is the trajectory, one stored item per episode. Returns, statistics and the index are derived from
-it when the memory is opened, so the discount and the tokens may change between two runs over the same memory.
+Only trajectories are stored, one item per episode. Returns, statistics and the index are derived from them when the memory is
+opened, so the discount and the tokens may differ between two runs over the same memory.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .records import Experience, Neighbour, Trajectory, UserError
+from .errors import UserError
+from .records import Experience, Neighbour, Trajectory
 from .search.similarity import JaccardIndex, shingles
 
 __all__ = ["BadExperience", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
 
 
 class BadExperience(UserError, ValueError):
-    """A trajectory or a setting from which no returns can be computed."""
+    """An error: no returns can be computed from this trajectory or setting."""
 
 
 def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
     """JitRL, Eq. 3: G_t = r_t + gamma * G_{t+1}, in reward units; G after the last step is 0.
 
-    A missing reward (None) is not zero: every return that it would be part of is missing too, that is its own and all
-    earlier ones (with gamma = 0 only its own).
+    A missing reward (None) is not zero. Every return that contains it is missing too: its own and all earlier ones (with
+    gamma = 0 only its own).
+
+    Raises:
+        BadExperience: gamma is not in [0, 1].
     """
     if not 0 <= gamma <= 1:
         raise BadExperience(f"a discount gamma is between 0 and 1, got {gamma}")
@@ -42,27 +46,27 @@ def returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]
 
 
 def reference_returns(scores: Sequence[float | None], gamma: float) -> list[float | None]:
-    """The returns of JitRL's published code, which are not Eq. 3: to reproduce it, and for nothing else.
+    """The returns of JitRL's published code, which differ from Eq. 3; use them only to reproduce that code.
 
-    The defect: when the return of step t is summed up, each later step whose score is 0 counts with the score of step t
-    in place of its own 0. So [4, 0, 0, 0, 0] at gamma 0.5 gives 7.75 for the first step, where Eq. 3 gives 4.
+    The defect: in the return of step t, each later step whose score is 0 counts with the score of step t in place of its own
+    0. So [4, 0, 0, 0, 0] at gamma 0.5 gives 7.75 for the first step, where Eq. 3 gives 4.
     """
     known = [score or 0.0 for score in scores]  # that code has no way to say that a score is missing
     return [sum(gamma**ahead * (score or known[t]) for ahead, score in enumerate(known[t:])) for t in range(len(known))]
 
 
 class TrajectoryStore(Protocol):
-    """Where the trajectories are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
+    """Durable storage of trajectories, such as `memory.storage.shelf.Shelf` over any LangGraph store."""
 
     def put(self, records: Iterable[Trajectory], /) -> None:
-        """Store these; one with a stored id takes its place."""
+        """Store these trajectories; one with a stored id replaces it."""
 
     def all(self) -> Iterable[Trajectory]:
-        """Everything stored, oldest first."""
+        """All stored trajectories, oldest first."""
         ...
 
     def delete(self, ids: Iterable[str], /) -> None:
-        """Remove these."""
+        """Delete the trajectories with these ids."""
 
 
 @dataclass(slots=True)
@@ -116,7 +120,7 @@ class _Scope:
         self.latest[experience.run] = max(experience.episode, self.latest.get(experience.run, experience.episode))
 
     def visible(self, before: tuple[str, int] | None, window: int | None) -> Callable[[int], bool] | None:
-        """Which places in `experiences` may be seen; None where that is all of them."""
+        """A test for the places in `experiences` that may be seen; None where all may be."""
         run, episode = before or ("", 0)
         if before is not None and self.latest.get(run, episode - 1) < episode:
             before = None
@@ -142,7 +146,7 @@ class _Scope:
         return self.visits[row] if shown is None else [place for place in self.visits[row] if shown(place)]
 
     def nearest(self, state: str, k: int, threshold: float, shown: Callable[[int], bool] | None) -> list[tuple[int, float]]:
-        """The k nearest states with something to show, as (row, similarity), as if nothing else had been stored."""
+        """The k nearest states with a visible experience, as (row, similarity). Hidden experiences have no influence."""
         tokens = frozenset(self.tokens(state))
         if shown is None or not k:
             return self.index.search(tokens, k, threshold)
@@ -160,17 +164,21 @@ class _Scope:
 
 
 class Experiences:
-    """Remembers finished episodes, and tells what each action was worth in states that resemble the present one.
-
-    `shelf`: where the trajectories are kept for good; None keeps them in this process only.
-    `gamma`: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
-    `tokens`: what of a state's text is compared. The similarity is the Jaccard index of these as sets (Eq. 24); give
-    `lambda text: bag(ngrams(words(text), 4))` for multisets of 4-grams.
-    `credit`: how rewards become returns; Eq. 3, unless a published defect is to be reproduced (`reference_returns`).
+    """A memory of finished episodes that finds the returns of actions in states like the present one.
 
     A memory may hold several domains (`Trajectory.domain`), several tasks of each, and several runs at once. Episodes
-    count in the order in which they were stored. Safe to use from several threads; a second process sees what this one
-    stores after `reload`.
+    count in the order in which they were stored. It is safe to use from several threads. Another process sees this one's
+    additions after `reload`.
+
+    Args:
+        shelf: durable storage of the trajectories; None: they last as long as the process.
+        gamma: the discount of the returns, in [0, 1] (JitRL's paper: 0.5 for Jericho, 0.1 for WebArena).
+        tokens: the tokens of a state's text. The similarity of two states is the Jaccard index of their sets of tokens
+            (Eq. 24); `lambda text: bag(ngrams(words(text), 4))` gives multisets of 4-grams.
+        credit: turns rewards into returns: Eq. 3, or `reference_returns` to reproduce the published code.
+
+    Raises:
+        BadExperience: gamma is not in [0, 1], or a stored reward is not finite.
     """
 
     def __init__(
@@ -206,7 +214,7 @@ class Experiences:
             return iter([one for _, experiences in self._episodes.values() for one in experiences])
 
     def reload(self) -> None:
-        """Read the shelf again, for what other processes have stored there since."""
+        """Read the shelf again, and with it the additions of other processes."""
         if self._shelf is None:
             return
         with self._writing:
@@ -216,10 +224,12 @@ class Experiences:
                 self._scopes.clear()
 
     def add(self, trajectory: Trajectory) -> None:
-        """Remember a finished episode, with one write to the shelf; a stored id again replaces what it stood for.
+        """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 
-        Steps whose return is missing (see `returns`) leave no experience. Raises `BadExperience` for a reward that is
-        not a finite number; then nothing is stored.
+        Steps whose return is missing (see `returns`) leave no experience.
+
+        Raises:
+            BadExperience: a reward is not a finite number; then nothing is stored.
         """
         experiences = self._derive(trajectory)
         with self._writing:
@@ -230,7 +240,7 @@ class Experiences:
                 self._shelf.put([trajectory])
             with self._lock:
                 self._episodes[trajectory.id] = (trajectory, experiences)
-                if known is not None:  # what it stood for may be anywhere: make everything afresh when asked for
+                if known is not None:  # the replaced experiences may be anywhere: rebuild the scopes on demand
                     self._scopes.clear()
                 for key in [(trajectory.domain, None), (trajectory.domain, trajectory.task.id)]:
                     if (scope := self._scopes.pop(key, None)) is not None:
@@ -239,7 +249,11 @@ class Experiences:
                         self._scopes[key] = scope  # only now: an interrupted addition must not count half an episode
 
     def prune(self, *, keep_last: int | None = None, drop: Callable[[Trajectory], bool] = lambda trajectory: False) -> int:
-        """Forget for good all but the last episodes stored, and those that `drop` says; return how many went."""
+        """Delete all but the last `keep_last` episodes, and those for which `drop` is true; returns the number of deleted ones.
+
+        Raises:
+            ValueError: `keep_last` is negative.
+        """
         if keep_last is not None and keep_last < 0:
             raise ValueError(f"cannot keep the last {keep_last} episodes: keep_last must be >= 0")
         with self._writing:
@@ -267,17 +281,28 @@ class Experiences:
         before: tuple[str, int] | None = None,
         window: int | None = None,
     ) -> tuple[Neighbour, ...]:
-        """What is known of each action in the k remembered states most similar to this one.
+        """The statistics of each action in the k remembered states most similar to this one (JitRL, Eq. 24).
 
-        k counts distinct states, however often they were visited; each must be at least `threshold` similar, and share
-        a token. Best state first, among equals the one that was met last for the first time; a state's actions in the
-        order of their first try.
+        The most similar state stands first; among equals, the one met most recently for the first time. A state's actions
+        stand in the order of their first try.
 
-        `task`, `domain`, `cross_task`: only experiences of this task of this domain, or of all tasks of the domain.
-        `before`: (run, episode): that run's episodes from this number on are treated as if they had never been stored,
-        so that a resumed or forked run learns only from its own past.
-        `window`: only the last so many episodes here with a known return count, since old ones stem from an older policy.
-        Either of the two makes the statistics anew from the single returns, at a cost that grows with the visits.
+        Args:
+            state: text of the present state.
+            k: the greatest number of distinct states, however often they were visited.
+            threshold: the least similarity, in [0, 1]; a state without a common token is never similar.
+            task: id of the task whose experiences count.
+            domain: its domain.
+            cross_task: whether experiences of all tasks of the domain count.
+            before: (run, episode): that run's episodes from this number on count as if they had never been stored, so that
+                a resumed or forked run learns only from its own past.
+            window: counts only this many of the latest episodes with a known return, since older ones stem from an older
+                policy.
+
+        With `before` or `window` the statistics are computed anew from the single returns, at a cost that grows with the
+        number of visits.
+
+        Raises:
+            ValueError: `window` is negative.
         """
         with self._lock:
             scope, shown = self._view(task, domain, cross_task, before, window)
@@ -303,7 +328,7 @@ class Experiences:
         before: tuple[str, int] | None = None,
         window: int | None = None,
     ) -> tuple[float, float]:
-        """Mean and variance of the returns of everything that `neighbours` would look at; zeros while that is nothing."""
+        """Mean and variance of all returns in scope, in reward units (squared); zeros if there are none. See `neighbours`."""
         with self._lock:
             scope, shown = self._view(task, domain, cross_task, before, window)
             seen = scope.all
@@ -327,7 +352,7 @@ class Experiences:
     ) -> list[tuple[float, Experience]]:
         """Every single experience in a state at least `threshold` similar, as (similarity, experience), oldest first.
 
-        For JitRL's published code, which neither merges repeated visits nor stops at k; the rest as in `neighbours`.
+        JitRL's published code neither merges repeated visits nor stops at k. The arguments are those of `neighbours`.
         """
         with self._lock:
             scope, shown = self._view(task, domain, cross_task, before, window)

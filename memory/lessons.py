@@ -11,7 +11,8 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, Protocol
 
-from .records import Lesson, UserError
+from .errors import UserError
+from .records import Lesson
 from .search.similarity import jaccard, shingles
 
 __all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]

@@ -17,7 +17,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from .records import OPS, Edit, Lesson, Ruling, UserError
+from .errors import UserError
+from .records import OPS, Edit, Lesson, Ruling
 from .search.similarity import jaccard, shingles, words
 from .storage.rows import Rows
 

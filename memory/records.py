@@ -1,10 +1,10 @@
-"""The vocabulary: small immutable records that every other file speaks in.
+"""The vocabulary: small immutable records that all other files use.
 
 One thing has one name here, though the papers use the same words for different things (a paper's "experience" may be a
 `Trajectory`, an `Experience` or a `Lesson`). Standard library only, so that any file may import this one.
 
 Sequences are tuples. LangGraph's checkpoints give tuples back as lists, so every record turns its sequences into tuples
-again when it is made: a record that was checkpointed equals the one that was not.
+again when it is made: a record read from a checkpoint equals the original.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from .errors import UserError
+
 __all__ = [
     "OPS",
     "RECORDS",
     "Candidate",
+    "ChatCall",
     "ChatRequest",
     "Check",
     "Comparison",
@@ -27,6 +30,7 @@ __all__ = [
     "Exchange",
     "Experience",
     "Feedback",
+    "FeedbackReceipt",
     "Lesson",
     "Measured",
     "Minibatch",
@@ -47,15 +51,7 @@ __all__ = [
     "Transition",
     "Update",
     "Usage",
-    "UserError",
 ]
-
-
-class UserError(Exception):
-    """Something the user can put right: the message says what was asked, what came, and what would do.
-
-    The command line shows it as one line and ends with exit code 2; other errors are ours, and keep their traceback.
-    """
 
 
 def _tuple(record: object, name: str, items: Iterable[Any]) -> None:
@@ -64,27 +60,27 @@ def _tuple(record: object, name: str, items: Iterable[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done: one instance of an environment (a game with its map, a domain with its rules)."""
+    """A task: one instance of an environment (a game with its map, a domain with its rules)."""
 
     id: str
     """Unique within the environment, e.g. `coin-test-3`."""
     instruction: str
-    """What the agent is told to do, in words."""
+    """The goal, in words, as the agent reads it."""
     seed: int = 0
-    """Which instance the environment builds. The same task always means the same rules and the same start."""
+    """Selects the instance that the environment builds. The same task always means the same rules and the same start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the world shows after an action (or at the start, after none)."""
+    """The world's answer to an action, or its first sight at the start."""
 
     text: str
-    """What the agent reads."""
+    """The text that the agent reads."""
     actions: tuple[str, ...] = ()
     """The admissible actions, sorted and without repeats; empty if the environment lists none."""
     reward: float | None = 0.0
     """r_t of the action that led here, in the environment's units; 0 at the start. None: the action could not be read, so
-    nothing can be said of its worth (which is not the same as worth nothing)."""
+    its reward is unknown, which is not zero."""
     over: bool = False
     """True when the episode has ended; then `actions` is empty."""
 
@@ -100,12 +96,12 @@ class Candidate:
     logit: float
     """Log-probability in nats, <= 0 as a policy proposes it; any real number after a logit update."""
     source: str = "policy"
-    """Who proposed it: `policy`, or `memory` for an action that only the memory knows (JitRL, Eq. 23)."""
+    """The proposer: `policy`, or `memory` for an action that only the memory knows (JitRL, Eq. 23)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbour:
-    """What the memory knows of one action in one remembered state that resembles the present one.
+    """The statistics of one action in one remembered state that resembles the present one.
 
     The statistics are over the returns G of all visits to that (state, action): Welford's count, mean and M2.
     """
@@ -130,29 +126,29 @@ class Transition:
     """The abstract state in which the action was taken (JitRL's s = Abstract(observation))."""
     action: str
     reward: float | None
-    """r_t; None where nobody could say (a failed judge): missing, which is not zero."""
+    """r_t; None where it is missing (a failed judge), which is not zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """A finished attempt at a task: what the papers call rollout, experience (AdaMEM, ICRL) or exemplar."""
+    """A finished attempt at a task; the papers call it rollout, experience (AdaMEM, ICRL) or exemplar."""
 
     id: str
     """`<run>/<episode>`: derived, never random, so that storing it twice stores it once."""
     task: Task
     transitions: tuple[Transition, ...]
     run: str = ""
-    """The run it belongs to; with `episode` it says what a replayed run must not see yet."""
+    """The run it belongs to. A replayed run sees only attempts of its own earlier episodes."""
     episode: int = 0
     """Number of the attempt within the run, from 0."""
     score: float = 0.0
-    """What the environment paid in all, in its own units; the judge's opinion is in the transitions."""
+    """Sum of the environment's rewards, in its own units; the transitions hold the judge's rewards."""
     domain: str = ""
-    """What the task shares with other tasks (the environment's name): the scope of cross-task memory."""
+    """The environment's name, which its tasks share: the scope of cross-task memory."""
     note: str = ""
-    """What the agent wrote about the attempt afterwards: Reflexion's plan, Self-Refine's feedback. Empty without."""
+    """The agent's own note on the attempt: Reflexion's plan, Self-Refine's feedback. Empty without one."""
     used: tuple[str, ...] = ()
-    """Ids of the trajectories that the agent consulted on the way: what they were good for is derived from this."""
+    """Ids of the trajectories that the agent consulted on the way; their usefulness is derived from this."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)
@@ -160,26 +156,26 @@ class Trajectory:
 
     @property
     def value(self) -> float | None:
-        """The return as the method sees it: the sum of its rewards r, undiscounted. None if one of them is missing."""
+        """The return that the method learns from: the undiscounted sum of the rewards r. None if one of them is missing."""
         rewards = [step.reward for step in self.transitions]
         return None if None in rewards else float(sum(r for r in rewards if r is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How an earlier attempt stands in a prompt."""
+    """The form in which a prompt shows an earlier attempt."""
 
     id: str
     """Of the trajectory."""
     whole: bool = True
-    """With all its steps; False: as one line."""
+    """True: with all its steps; False: as one line."""
     count: int = 1
-    """How often just these actions were taken; the other attempts with them are not shown."""
+    """Number of attempts with exactly these actions; only one of them is shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precedent:
-    """A remembered step that resembles the present one (AdaMEM's E_ret): where it stands, not a copy of it."""
+    """A reference to a remembered step that resembles the present one (an element of AdaMEM's E_ret)."""
 
     trajectory: str
     """Id of the trajectory."""
@@ -188,22 +184,22 @@ class Precedent:
     similarity: float
     """Of its key to the present one: Jaccard in [0, 1], or cosine in [-1, 1]."""
     success: bool | None = None
-    """How that trajectory ended; None where nobody knows."""
+    """True if that trajectory succeeded; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Advice for the next actions, written on the spot (AdaMEM's short-term memory z); never stored in a library."""
+    """Advice for the next actions, written during the episode (AdaMEM's short-term memory z); never stored in a library."""
 
     text: str
     sources: tuple[str, ...] = ()
-    """The precedents it was written from, `<trajectory id>/<step>`; empty: from none, which is known to do harm."""
+    """The precedents it was written from, `<trajectory id>/<step>`; empty: none (such strategies do harm, AdaMEM shows)."""
     step: int = 0
     """t at which it was written."""
     key: str = ""
     """phi(s_t), the key of the state it was written for."""
     author: str = "model"
-    """Who wrote it: `model`, or `rule` (`RecallStrategy`)."""
+    """The writer: `model`, or `rule` (`RecallStrategy`)."""
 
     def __post_init__(self) -> None:
         _tuple(self, "sources", self.sources)
@@ -214,31 +210,31 @@ class Lesson:
     """A reusable piece of advice kept in a library (ReasoningBank's item; in Training-Free GRPO, an "experience")."""
 
     id: str
-    """Derived from where it was learned, never random."""
+    """Derived from its source, never random."""
     text: str
     """The advice itself, one to three sentences."""
     title: str = ""
     description: str = ""
-    """When it applies, in a sentence."""
+    """The situation in which it applies, in a sentence."""
     task: str = ""
     """Id of the task it was learned on."""
     instruction: str = ""
-    """That task's text: what it is found by."""
+    """That task's text, by which the lesson is found."""
     domain: str = ""
     run: str = ""
     episode: int = 0
     success: bool | None = None
-    """Whether it was learned from a success; None where nobody knows."""
+    """True if it was learned from a success; None if unknown."""
     sources: tuple[str, ...] = ()
     """Ids of the trajectories it was learned from."""
     problems: tuple[str, ...] = ()
-    """Ids of the tasks whose groups of rollouts taught it (Training-Free GRPO)."""
+    """Ids of the tasks whose groups of rollouts led to it (Training-Free GRPO)."""
     rewards: tuple[float, ...] = ()
     """Rewards of those rollouts, group after group."""
     step: int = 0
     """The learning step that changed it last."""
     helpful: int = 0
-    """Votes for it: groups in which it helped, or which taught the same again."""
+    """Votes for it: groups in which it helped, or which led to the same lesson again."""
     harmful: int = 0
     """Votes against it."""
     shown: int = 0
@@ -250,7 +246,7 @@ class Lesson:
 
     @property
     def digest(self) -> str:
-        """Of its text: two lessons that say the same have the same."""
+        """A digest of its text: lessons with the same text have the same."""
         return blake2b(self.text.encode(), digest_size=8).hexdigest()
 
 
@@ -261,9 +257,9 @@ class Edit:
     op: str
     """One of `OPS`."""
     lessons: tuple[str, ...] = ()
-    """Ids of the lessons it is about: none for add; one for modify, delete and keep; two or more for merge."""
+    """Ids of the lessons it changes: none for add; one for modify, delete and keep; two or more for merge."""
     text: str = ""
-    """What is said from now on: of add, modify and merge."""
+    """The new text of the lesson, for add, modify and merge."""
     why: str = ""
     """The proposer's reason, if it gave one."""
     problems: tuple[str, ...] = ()
@@ -279,37 +275,37 @@ class Edit:
 
 
 OPS = ("add", "modify", "merge", "delete", "keep")
-"""What an edit may do. `keep` changes nothing but says that a lesson has proved itself: a vote for it."""
+"""The operations of an edit. `keep` changes no text; it is a vote for a lesson that has proved itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What became of a proposed edit: a line of the ledger, in which no edit is missing."""
+    """The decision on a proposed edit. The ledger has one for every edit."""
 
     edit: Edit
     accepted: bool
     reason: str = ""
-    """Why not, or what was done in its place ("says what L3 says")."""
+    """The reason for a refusal, or the change made in its place ("says what L3 says")."""
     lesson: str = ""
-    """Id of the lesson that it made or changed."""
+    """Id of the lesson that the edit made or changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One attempt of a group at a problem, as those who compare attempts see it."""
+    """One attempt of a group at a problem, in the form in which attempts are compared."""
 
     id: str
     """`<run>/<task id>/<number>`, where the run names the step, too."""
     task: Task
     number: int
-    """g, from 0: which of the group."""
+    """g, from 0: its place in the group."""
     reward: float | None
-    """r in [0, 1] as the verifier says; None: it could not say, see `error`. A missing reward counts as 0 in results, and its
+    """r in [0, 1], from the verifier; None: missing, see `error`. A missing reward counts as 0 in results, and its
     rollout is in no comparison."""
     answer: str = ""
-    """What it came to: the last action, or the written answer."""
+    """The result: the last action, or the written answer."""
     transcript: str = ""
-    """What was done and seen, as prompts show it."""
+    """Actions and observations, as prompts show them."""
     steps: int = 0
     """Actions taken."""
     tool_calls: int = 0
@@ -321,7 +317,7 @@ class Rollout:
     shown: tuple[str, ...] = ()
     """Ids of the lessons that its prompts carried."""
     error: str = ""
-    """Why there is no reward: the rollout failed, ran out of time, or could not be verified."""
+    """The reason for a missing reward: the rollout failed, ran out of time, or could not be verified."""
 
     def __post_init__(self) -> None:
         _tuple(self, "shown", self.shown)
@@ -329,39 +325,39 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a rollout did and where it went right or wrong, in words."""
+    """An account of a rollout in words: its actions, and where it went right or wrong."""
 
     number: int
     """g of its rollout."""
     text: str
     written: bool = True
-    """False: nobody could summarise it, and the text is the transcript, cut to size."""
+    """False: no summary could be had, and the text is the transcript, cut to size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What comparing the rollouts of a group came to (its semantic advantage): the output of a group."""
+    """The result of comparing the rollouts of a group: its semantic advantage, the output of a group."""
 
     task: str
     """Id of the problem."""
     rewards: tuple[float | None, ...] = ()
-    """One per rollout, by number: what the comparison went by, costs taken off. None: missing."""
+    """One per rollout, by number, after costs: the comparison goes by these. None: missing."""
     truths: tuple[float | None, ...] = ()
-    """The verifier's rewards, for the record alone: without ground truth no prompt has seen them."""
+    """The verifier's rewards, for the record only. Where the method works without ground truth, no prompt shows them."""
     kind: str = "mixed"
-    """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `alike`: nothing
-    to learn; `disagreed`: no majority; `failed`: fewer than two rollouts came to an end; `stopped`: the budget was used up."""
+    """`mixed`: the rollouts differ and were compared; `hard`: all failed, and were compared with the reference; `alike`:
+    nothing to learn; `disagreed`: no majority; `failed`: fewer than two rollouts finished; `stopped`: the budget is spent."""
     insights: tuple[str, ...] = ()
-    """What the comparison teaches, in words."""
+    """The conclusions of the comparison, in words."""
     edits: tuple[Edit, ...] = ()
     rulings: tuple[Ruling, ...] = ()
-    """Edits that were dropped on the way, and why."""
+    """Edits that were dropped on the way, with the reason."""
     votes: tuple[tuple[str, int], ...] = ()
     """(lesson id, +1 or -1): lessons that the comparison found to have helped or harmed."""
     shown: tuple[tuple[str, int], ...] = ()
-    """(lesson id, of how many of its rollouts the prompts carried it)."""
+    """(lesson id, number of the group's rollouts whose prompts carried it)."""
     failures: tuple[str, ...] = ()
-    """What failed: a rollout, a summary, a reply."""
+    """Failures in words: of rollouts, summaries, replies."""
     steps: int = 0
     """Actions taken by all its rollouts."""
     tool_calls: int = 0
@@ -388,24 +384,24 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What the memory makes of one candidate action in the present state."""
+    """The value that the memory estimates for one candidate action in the present state."""
 
     action: str
     count: float
-    """Visits behind it, in (weighted) numbers of experiences; 0 for an action nobody tried near here."""
+    """Visits behind it, as a (weighted) number of experiences; 0 for an action that was never tried near this state."""
     value: float
     """Q(s, a) in reward units."""
     advantage: float
     """Q(s, a) - V(s), in reward units."""
     shift: float
-    """The normalised advantage, without unit: what beta is multiplied with."""
+    """The normalised advantage, without unit; a logit moves by beta times this."""
     explored: bool = False
-    """True where the exploration draw gave an untried action its bonus (Eq. 6); written down so that it can be replayed."""
+    """True where the exploration draw gave an untried action its bonus (JitRL, Eq. 6); recorded so that it can be replayed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was asked of models so far; adds up."""
+    """Calls and tokens of models; two usages add up."""
 
     calls: int = 0
     input_tokens: int = 0
@@ -413,9 +409,9 @@ class Usage:
     refreshes: int = 0
     """Strategies written (AdaMEM)."""
     malformed: int = 0
-    """Decisions that could not be read, and counted as no."""
+    """Decisions that could not be read and counted as no."""
     studied: int = 0
-    """Tokens of what was read once, before the first attempt (ReasoningBank's pool); not among the others."""
+    """Tokens spent once, before the first attempt (reading ReasoningBank's pool); not among the others."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -429,14 +425,14 @@ class Usage:
 
     @classmethod
     def from_reply(cls, reply: Any) -> Usage:
-        """Count one reply (a LangChain `AIMessage`), by the usage metadata it carries."""
+        """The usage of one reply (a LangChain `AIMessage`), from its usage metadata."""
         counted = getattr(reply, "usage_metadata", None) or {}
         return cls(1, counted.get("input_tokens", 0), counted.get("output_tokens", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Experience:
-    """Action a in state s was worth G: JitRL's triplet (s, a, G)."""
+    """The return of one action in one state: JitRL's triplet (s, a, G)."""
 
     id: str
     """`<trajectory id>/<step>`."""
@@ -447,25 +443,25 @@ class Experience:
     run: str = ""
     episode: int = 0
     task: str = ""
-    """Id of the task it was earned on."""
+    """Id of the task on which it was earned."""
     domain: str = field(default="")
-    """What the task shares with other tasks (an environment's name); the scope of cross-task memory."""
+    """The environment's name, which its tasks share: the scope of cross-task memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a reply is drawn, token by token."""
+    """Sampling parameters of a reply."""
 
     temperature: float = 1.0
-    """0 takes the most probable token."""
+    """Of the softmax over tokens; 0 takes the most probable token."""
     top_p: float = 1.0
-    """Draws from the fewest most probable tokens whose probabilities reach this sum."""
+    """Nucleus sampling: draws from the fewest most probable tokens whose probabilities reach this sum."""
     max_tokens: int = 256
-    """Longest reply."""
+    """Length of the longest reply, in tokens."""
     seed: int | None = None
-    """The same request and seed, the same reply; None: another each time."""
+    """The same request and seed give the same reply; None: another reply each time."""
     stop: tuple[str, ...] = ()
-    """Texts that end a reply, and are not part of it."""
+    """Texts that end a reply and are not part of it."""
 
     def __post_init__(self) -> None:
         _tuple(self, "stop", self.stop)
@@ -473,10 +469,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a chat API is asked for one reply."""
+    """A request to a chat API for one reply."""
 
     messages: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's shape: `role`, `content`, and what belongs to tool calls."""
+    """In OpenAI's shape: `role`, `content`, and the keys of tool calls."""
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[dict[str, Any], ...] = ()
     """Functions that the model may call, in OpenAI's shape."""
@@ -484,9 +480,9 @@ class ChatRequest:
     """`none`, `auto`, `required`, or a function by name, in OpenAI's shape."""
     response_format: dict[str, Any] | None = None
     top_logprobs: int | None = None
-    """How many alternatives to report with each token; None: no log-probabilities at all."""
+    """Number of alternatives to report with each token; None: no log-probabilities at all."""
     raw: str | None = None
-    """A text to go on with, without a chat template (`/v1/completions`); then `messages` is empty."""
+    """A text to continue, without a chat template (`/v1/completions`); then `messages` is empty."""
     more: dict[str, Any] = field(default_factory=dict)
     """Options that only some engines know, under OpenAI's names (`presence_penalty`, `logit_bias`)."""
 
@@ -496,12 +492,31 @@ class ChatRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ChatCall:
+    """One call of a served model: what is asked, by whom, and how the exchange is kept."""
+
+    id: str
+    """Id of the response, by which feedback names it."""
+    tenant: str
+    request: ChatRequest
+    adapter: str = "default"
+    """The tenant's adapter that answers."""
+    family: str = ""
+    """Kind of the exchange, for stratified sampling and the gate's comparisons."""
+    scenario: str = ""
+    turn: int = 0
+    """Number of the turn in its conversation, from 0."""
+    store: bool = True
+    """Whether the exchange is kept. One that is not takes no feedback."""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a reply as it grows."""
+    """A part of a reply that is being generated."""
 
     text: str = ""
     logprobs: tuple[dict[str, Any], ...] = ()
-    """Of the tokens in it, in OpenAI's shape (`token`, `logprob`, `bytes`, `top_logprobs`), if asked for."""
+    """Of its tokens, in OpenAI's shape (`token`, `logprob`, `bytes`, `top_logprobs`), if asked for."""
 
     def __post_init__(self) -> None:
         _tuple(self, "logprobs", self.logprobs)
@@ -509,22 +524,22 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A finished reply, as the engine gives it."""
+    """A finished reply of the engine."""
 
     text: str
     prompt_ids: tuple[int, ...]
     """Token ids of the prompt, through the chat template."""
     token_ids: tuple[int, ...]
-    """As sampled, the end of turn included; never made from the text again."""
+    """As sampled, with the end of turn; never encoded anew from the text."""
     logprobs: tuple[float, ...]
-    """log mu(y_t) in nats, one per token: of the distribution it was drawn from, temperature and top-p applied."""
+    """log mu(y_t) in nats, one per token, under the distribution it was drawn from (after temperature and top-p)."""
     finish: str = "stop"
     """`stop`, `length` or `tool_calls`."""
     tool_calls: tuple[dict[str, Any], ...] = ()
     version: str = ""
-    """Label of the adapter version that made it (`memory.adapters`); empty: the base model."""
+    """Label of the adapter version that made it (`memory.claas.adapters`); empty: the base model."""
     cached: int = 0
-    """Tokens of the prompt that did not have to be computed."""
+    """Tokens of the prompt that were in the prefix cache."""
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "token_ids", "logprobs", "tool_calls"):
@@ -533,18 +548,18 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What somebody says of a served reply: a number, words, or both.
+    """Feedback on a served reply: a number, words, or both.
 
     Raises:
-        UserError: neither; or a reward that is not a number from -1 to 1.
+        UserError: it has neither, or the reward is not a number from -1 to 1.
     """
 
     reward: float | None = None
-    """r in [-1, 1]; None: words alone."""
+    """r in [-1, 1]; None: words only."""
     text: str = ""
-    """What was wrong, and what would do."""
+    """A criticism or correction, in words."""
     source: str = "user"
-    """Who says so: `user`, `verifier`, `judge`."""
+    """The sender: `user`, `verifier`, `judge`."""
 
     def __post_init__(self) -> None:
         if self.reward is None and not self.text.strip():
@@ -554,36 +569,50 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackReceipt:
+    """The answer to feedback: which job learns from it, and the state of the exchange."""
+
+    job: str
+    """Id of the job that learns from it; derived from tenant, exchange and revision."""
+    exchange: str
+    """Id of the exchange."""
+    state: str
+    """State of the exchange's record now: `ready`, `held`, or a later one if `is_repeat`."""
+    is_repeat: bool
+    """Whether the same feedback was there already; then nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
-    """One served chat turn (CLaaS's rollout): what was asked, what was said by which version, and what it was worth."""
+    """One served chat turn (CLaaS's rollout): the request, the reply with its version, and the feedback."""
 
     id: str
-    """Id of the response: what feedback names."""
+    """Id of the response; feedback names it."""
     tenant: str
-    """Whose it is; from the credential, never from the request."""
+    """The owner; from the credential, never from the request."""
     request: ChatRequest
     reply: Reply
     base: str
     """Fingerprint of the base model, its tokenizer and chat template."""
     adapter: str = "default"
-    """Which of the tenant's adapters answered, and learns from it."""
+    """The tenant's adapter that answered, and learns from it."""
     step: int = 0
-    """P(i): gradient steps behind the version that made it. Its age is the steps taken since."""
+    """P(i): gradient steps behind the version that made it. Its age is the number of steps since then."""
     feedback: Feedback | None = None
     """None: none yet."""
     family: str = ""
-    """What kind of chat it is (an application, a family of scenarios): what samples are stratified by."""
+    """The kind of chat (an application, a family of scenarios); samples are stratified by it."""
     scenario: str = ""
-    """What it is a turn of, if it is."""
+    """The scenario that it is a turn of, if any."""
     turn: int = 0
-    """Which turn, from 0."""
+    """Number of the turn, from 0."""
     created: float = 0.0
     """Unix time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """Exchanges behind one gradient step, frozen when they are leased: the same again after a crash."""
+    """The exchanges of one gradient step, fixed when they are leased: a step repeated after a crash has the same ones."""
 
     id: str
     """`<tenant>/<adapter>/<step>`: derived, never random."""
@@ -592,10 +621,10 @@ class Minibatch:
     step: int
     """k: the gradient step it is for, from 1; the steps taken before it are k - 1."""
     parent: str
-    """Label of the version that learns from it; empty: none yet, the base model."""
+    """Label of the version that learns from it; empty: the base model."""
     exchanges: tuple[Exchange, ...]
     seed: int
-    """Of whatever is drawn in the step."""
+    """Seed of all random draws in the step."""
 
     def __post_init__(self) -> None:
         _tuple(self, "exchanges", self.exchanges)
@@ -608,7 +637,7 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How far the learner has moved from what sampled a batch, and what of the batch can still be learned from."""
+    """The off-policy correction of a batch: the learner's distance from the sampling policy, and the remaining exchanges."""
 
     kept: tuple[str, ...]
     """Ids of the exchanges to learn from."""
@@ -624,9 +653,9 @@ class Correction:
     kl: float = 0.0
     """Mean of log mu - log pi_old over the tokens, in nats: KL(mu || pi_old), estimated."""
     scale: float = 1.0
-    """What the learning rate is multiplied with."""
+    """Factor on the learning rate."""
     kls: tuple[tuple[str, float], ...] = ()
-    """(id, mean of log mu - log pi_old over its reply, in nats): what adaptive eviction goes by."""
+    """(id, mean of log mu - log pi_old over its reply, in nats); adaptive eviction goes by this."""
 
     def __post_init__(self) -> None:
         _tuple(self, "kept", self.kept)
@@ -636,15 +665,15 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a gradient step did."""
+    """The result of a gradient step."""
 
     version: str
     """Label of the version that it made; empty: none, see `skipped`."""
     skipped: str = ""
-    """Why nothing was learned (all rewards alike, nothing left after the correction)."""
+    """The reason why nothing was learned (all rewards alike, nothing left after the correction)."""
     loss: float = 0.0
     norm: float = 0.0
-    """Length of the gradient, before it was shortened."""
+    """Norm of the gradient before clipping."""
     rate: float = 0.0
     """The learning rate that was used."""
     tokens: int = 0
@@ -652,23 +681,23 @@ class Update:
     entropy: float = 0.0
     """Mean entropy of the learner before each of these tokens, in nats."""
     kl: float = 0.0
-    """KL(pi || base) there after the step, in nats; 0 where nobody measured it."""
+    """Mean KL(pi || base) at these tokens after the step, in nats; 0 if it was not measured."""
     seconds: float = 0.0
     """Wall time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A version read against fixed texts, token by token: what a gate goes by. Means over tokens, in nats."""
+    """Measurements of a version on fixed texts, for the gate. Means over tokens, in nats."""
 
     logprobs: tuple[float, ...]
-    """Mean log-probability of each text's reply tokens."""
+    """Mean log-probability of the reply tokens of each text."""
     sums: tuple[float, ...]
-    """Their sums: the log-probability of each reply."""
+    """Log-probability of each whole reply: the sums over its tokens."""
     entropy: float = 0.0
-    """Of the next token."""
+    """Mean entropy of the next token."""
     kl: float = 0.0
-    """KL(pi || base)."""
+    """Mean KL(pi || base)."""
 
     def __post_init__(self) -> None:
         _tuple(self, "logprobs", self.logprobs)
@@ -682,9 +711,9 @@ class Check:
     name: str
     """`held-out feedback`, `retention`, `entropy`, `kl`."""
     value: float | None
-    """Of the candidate; None: could not be measured, and `passed` says whether that is let through."""
+    """Of the candidate; None: it could not be measured, and `passed` is the gate's verdict on that."""
     limit: float
-    """What it must not fall below (or rise above, for `kl`)."""
+    """The least value that passes (for `kl`, the greatest)."""
     passed: bool
     note: str = ""
 

@@ -1,11 +1,11 @@
-"""AdaMEM's long-term memory: every step of every remembered trajectory, found by the state that it was taken in.
+"""AdaMEM's long-term memory: the steps of remembered trajectories, found by the state in which they were taken.
 
-A record is a step: its key phi(s_t) is a text about the state, its value the action, the rest of the trajectory and how it
-ended. Only the reference (trajectory id, step) is kept of the value, and whoever shows it reads it from the trajectory, so
-that T steps cost T records (writing each rest out, as the published code does, costs T^2).
+A record is a step. Its key phi(s_t) is a text about the state; its value is the action, the rest of the trajectory and the
+outcome. The memory keeps of the value only the reference (trajectory id, step): T steps cost T records, where a copy of each
+rest, as in the published code, costs T^2.
 
-arXiv 2606.05684, section 3; what is added to the paper: failures and graded returns, a floor, neighbours that differ from one
-another, and a memory that grows and forgets.
+Source: arXiv 2606.05684, section 3. Added to the paper: failures and graded returns, a least similarity, neighbours that
+differ from one another, and a memory that grows and forgets.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any, Literal, NoReturn, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from .errors import UserError
 from .experiences import TrajectoryStore, returns
-from .records import Precedent, Task, Trajectory, Transition, UserError
+from .records import Precedent, Task, Trajectory, Transition
 from .search.similarity import JaccardSimilarity, RankedRows, Similarity
 from .storage.shelf import read_jsonl
 
@@ -43,20 +44,20 @@ __all__ = [
 ]
 
 OutcomeFilter = Literal["success", "failure", "all", "mixed"]
-"""Which trajectories are looked at; `mixed`: k of the successes and k of the failures."""
+"""The trajectories to search, by outcome; `mixed`: k of the successes and k of the failures."""
 
 KeyFunction = Callable[[Task, Sequence[Transition], str], str]
-"""(task, the steps before, the present abstract state) -> phi(s_t), the text that the step is found by."""
+"""(task, the steps before, the present abstract state) -> phi(s_t), the text by which the step is found."""
 
 
 class BadMemory(UserError, ValueError):
-    """A setting, a bank or a question that this memory can do nothing with."""
+    """An error: a setting, a bank or a query is invalid."""
 
 
 def structured_key(task: Task, before: Sequence[Transition], state: str) -> str:
-    """The goal and the present state, on labelled lines; what happened before plays no part.
+    """The goal and the present state, on labelled lines; earlier steps play no part.
 
-    The abstract state holds what an environment finds worth comparing: the last observation, the inventory, the sub-goal.
+    The abstract state is the part that an environment compares: the last observation, the inventory, the sub-goal.
     """
     return f"goal: {_line(task.instruction)}\nstate: {state}"
 
@@ -64,15 +65,15 @@ def structured_key(task: Task, before: Sequence[Transition], state: str) -> str:
 def whole_prompt_key(task: Task, before: Sequence[Transition], state: str) -> str:
     """The goal, all the steps before, and the present state: the whole prompt, as in the paper.
 
-    Its length grows with t, and so do the tokens of a lexical index: T steps cost T^2 there (a dense one keeps a vector
-    a step). And what is the same in all prompts outweighs the present state; use it to compare.
+    Its length grows with t, and so do the tokens of a lexical index: T steps cost T^2 there (a dense index keeps one vector
+    per step). The text that all prompts share outweighs the present state. Use it for comparison with the paper.
     """
     past = "".join(f"{step.state}\n> {step.action}\n" for step in before)
     return f"{_line(task.instruction)}\n{past}{state}"
 
 
 def goal_key(task: Task, before: Sequence[Transition], state: str) -> str:
-    """The task's text alone, the same at each of its steps (Synapse, ReasoningBank)."""
+    """The task's text only, the same at each of its steps (Synapse, ReasoningBank)."""
     return task.instruction
 
 
@@ -81,14 +82,20 @@ def _line(text: str) -> str:
 
 
 def is_rewarded(trajectory: Trajectory) -> bool | None:
-    """Whether the attempt was paid anything at all; None where a reward is missing. Success, where reward comes at the end."""
+    """True if the attempt's return is above 0: success, where only success is rewarded. None if a reward is missing."""
     return None if trajectory.value is None else trajectory.value > 0
 
 
 def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float | None:
-    """What was still earned from this step on, its own reward included (JitRL, Eq. 3), in reward units.
+    """The return from this step on, its own reward included (JitRL, Eq. 3), in reward units; None if a reward is missing.
 
-    None if a reward that it would be made of is missing: missing is not zero. `gamma`: the discount, in [0, 1].
+    Args:
+        trajectory: the attempt.
+        step: t, from 0.
+        gamma: the discount, in [0, 1].
+
+    Raises:
+        BadMemory: the trajectory has no such step.
     """
     if not 0 <= step < len(trajectory.transitions):
         raise BadMemory(f"trajectory '{trajectory.id}' has {len(trajectory.transitions)} steps, asked for step {step}")
@@ -98,8 +105,8 @@ def return_to_go(trajectory: Trajectory, step: int, gamma: float = 1.0) -> float
 def read_bank(path: str | Path) -> tuple[Trajectory, ...]:
     """The trajectories of a JSONL file, as `learngraph memory export` and `learngraph adamem build` write them.
 
-    Raises UserError naming the file, and the line and what was expected there, for a file that is none, and for two lines
-    with one id.
+    Raises:
+        UserError: a line is not a trajectory, two lines have one id, or there is none; names file, line and expectation.
     """
     found: dict[str, Trajectory] = {}
     for number, trajectory in read_jsonl(Trajectory, path):
@@ -109,39 +116,39 @@ def read_bank(path: str | Path) -> tuple[Trajectory, ...]:
             )
         found[trajectory.id] = trajectory
     if not found:
-        raise BadMemory(f"{path} holds no trajectory: expected one a line, as `learngraph memory export` writes them")
+        raise BadMemory(f"{path} holds no trajectory: expected one per line, as `learngraph memory export` writes them")
     return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class _IndexedTrajectory:
-    """A trajectory and its records, which are neighbouring rows of the index."""
+    """A trajectory and the place of its records, which are neighbouring rows of the index."""
 
     trajectory: Trajectory
     success: bool | None
-    own: bool  # of the run's own shelf, rather than of a bank
+    own: bool  # from the run's shelf, not from a bank
     start: int  # its first row
     count: int  # of rows
 
 
-class _Standing:
-    """How useful each trajectory has been, and which had to go, after some episodes in the order of storing."""
+class _Usefulness:
+    """The usefulness of each trajectory, and the evicted ones, after some episodes in the order of storing."""
 
     def __init__(self, limit: int | None) -> None:
         self._limit = limit
-        self.uses: dict[str, list[float]] = {}  # id -> the known values of the episodes that used it
-        self.unknown: dict[str, int] = {}  # id -> the number of other episodes that did
+        self.uses: dict[str, list[float]] = {}  # id -> the known returns of the episodes that consulted it
+        self.unknown: dict[str, int] = {}  # id -> the number of consulting episodes without a known return
         self.evicted: set[int] = set()
         self._gains: dict[str, float] = {}
-        self._earned: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own values
-        self._own: dict[str, int] = {}  # id -> place, of what counts against the limit
+        self._returns: dict[tuple[str, str], tuple[int, float]] = {}  # task -> number and sum of the run's own returns
+        self._own: dict[str, int] = {}  # id -> place, of the trajectories that count against the limit
         self._queue: list[tuple[float, int, str]] = []  # (gain, place, id), the least useful first; outdated ones stay
 
     def add(self, place: int, kept: _IndexedTrajectory) -> None:
         trajectory = kept.trajectory
         value = trajectory.value
         task = trajectory.domain, trajectory.task.id
-        count, total = self._earned.get(task, (0, 0.0))
+        count, total = self._returns.get(task, (0, 0.0))
         usual = total / count if count else value
         for id in dict.fromkeys(trajectory.used):
             if value is None or usual is None:
@@ -152,10 +159,10 @@ class _Standing:
             if id in self._own:
                 heapq.heappush(self._queue, (self._gains[id], self._own[id], id))
         if value is not None and kept.own:  # a bank's walkthroughs would make every episode of the run look poor
-            self._earned[task] = count + 1, total + value
+            self._returns[task] = count + 1, total + value
         if not kept.own or self._limit is None:
             return
-        while len(self._own) >= self._limit:  # before it joins: what is new has had no chance to be of use
+        while len(self._own) >= self._limit:  # before it joins: the new one has had no chance to be useful
             gain, old, id = heapq.heappop(self._queue)
             if self._own.get(id) == old and self._gains.get(id, 0.0) == gain:
                 del self._own[id]
@@ -165,29 +172,31 @@ class _Standing:
 
 
 class Trajectories:
-    """Remembers the steps of finished episodes, and finds those taken in states that resemble the present one.
+    """A memory of the steps of finished episodes that finds those taken in states like the present one.
 
     Args:
-        shelf: where the run's own trajectories are kept for good; None keeps them in this process only.
+        shelf: durable storage of the run's own trajectories; None: they last as long as the process.
         bank: trajectories made elsewhere, by another model or from walkthroughs. They are searched beside the run's own,
             never change, are never evicted, and count as older than all of those.
-        key: phi, what a step is found by; ask with `memory.key(task, before, state)`.
-        similarity: how keys are compared; None: by their tokens (`Jaccard`). `memory.vectors.Vectors` compares embeddings.
-        success: how an attempt ended, None where nobody knows: then it is found with the kind `all` alone.
-        first_only: one record a trajectory, its first step (Synapse).
-        stride: only every so many-th step of a trajectory gets a record, from the first one on.
-        limit: how many of the run's own trajectories are searched. One more evicts the least useful, among equals the
-            oldest. How useful one is: summed over the episodes that consulted it (`Trajectory.used`), by how much each
-            was worth more than the memory's own episodes of its task before it were on average; 0 for what nobody has
-            consulted.
-        run: the run that will add to it. A bank that has episodes of that name is refused here, rather than when the first
-            episode is to be stored.
+        key: phi, which makes the text by which a step is found; query with `memory.key(task, before, state)`.
+        similarity: compares keys; None: by their tokens (`JaccardSimilarity`). `memory.search.vectors.CosineSimilarity`
+            compares embeddings.
+        success: tells whether an attempt succeeded; attempts for which it returns None are found only with the kind `all`.
+        first_only: one record per trajectory, its first step (Synapse).
+        stride: only every `stride`-th step of a trajectory gets a record, from the first one on.
+        limit: the number of the run's own trajectories that are searched. One more evicts the least useful, among equals the
+            oldest. The usefulness of a trajectory is a sum over the episodes that consulted it (`Trajectory.used`): the
+            episode's return less the mean return of the run's earlier episodes at the same task; 0 if none consulted it.
+        run: the run that will add to the memory. A bank with episodes of that run is refused here, before an episode is lost.
 
-    Nothing here is counted that could be counted twice: usefulness and eviction follow from the stored trajectories and
-    their order, and eviction deletes nothing (`learngraph memory prune` does). That is what makes a resumed or forked run
-    decide as the first one did: asked with `before`, the memory works both out again without that run's later
-    episodes, and finds what was evicted only later. Safe to use from several threads; a second process sees what this one
-    stores after `reload`.
+    Raises:
+        BadMemory: a setting is out of range, or two trajectories share an id.
+
+    Usefulness and eviction are no counters: they follow from the stored trajectories and their order, and eviction deletes
+    nothing (`learngraph memory prune` does). So a resumed or forked run decides as the first one did: with `before`, the
+    memory computes both again without that run's later episodes, and finds trajectories that were evicted only later.
+
+    The memory is safe to use from several threads. Another process sees this one's additions after `reload`.
     """
 
     def __init__(
@@ -227,12 +236,12 @@ class Trajectories:
             self.reload()
 
     def __repr__(self) -> str:
-        return f"Trajectories({len(self)} steps of {len(self._kept)} trajectories, {len(self._bank)} of them a bank's)"
+        return f"Trajectories({len(self)} steps of {len(self._kept)} trajectories, {len(self._bank)} of them from a bank)"
 
     def __len__(self) -> int:
         """The number of records that are searched."""
         with self._lock:
-            return sum(kept.count for place, kept in enumerate(self._kept) if place not in self._standing.evicted)
+            return sum(kept.count for place, kept in enumerate(self._kept) if place not in self._usefulness.evicted)
 
     def __iter__(self) -> Iterator[Trajectory]:
         """Every trajectory, evicted or not: the bank's, then the run's own in the order of storing."""
@@ -245,20 +254,22 @@ class Trajectories:
 
     @property
     def is_durable(self) -> bool:
-        """Whether trajectories are kept for good."""
+        """True if trajectories outlive the process, on a shelf."""
         return self._shelf is not None
 
     def reload(self) -> None:
-        """Read the shelf again, for what other processes have stored there since."""
+        """Read the shelf again, and with it the additions of other processes."""
         if self._shelf is not None:
             with self._writing:
                 self._load({trajectory.id: trajectory for trajectory in self._shelf.all()})
 
     def add(self, trajectory: Trajectory) -> None:
-        """Remember a finished episode, with one write to the shelf; a stored id again replaces what it stood for.
+        """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 
-        A trajectory without steps is stored, and never found. Raises `BadMemory` for a reward that is not a finite number
-        and for the id of a bank's trajectory; then nothing is stored.
+        A trajectory without steps is stored and never found.
+
+        Raises:
+            BadMemory: a reward is not a finite number, or the bank has a trajectory of this id; then nothing is stored.
         """
         self._check(trajectory)
         readings, deeds = self._read(trajectory)
@@ -271,7 +282,7 @@ class Trajectories:
             if known is None:
                 with self._lock:
                     self._append(trajectory, readings, deeds, own=True)
-            else:  # its records stand among others: make everything afresh, in the same order
+            else:  # its records stand among others: rebuild the index in the same order
                 own = {kept.trajectory.id: kept.trajectory for kept in self._kept if kept.own}
                 self._load({**own, trajectory.id: trajectory})
 
@@ -289,31 +300,36 @@ class Trajectories:
         task: str | None = None,
         before: tuple[str, int] | None = None,
     ) -> list[Precedent]:
-        """The k records whose keys are most similar to this one; exactly those that comparing with every record gives.
+        """The k records whose keys are most similar to this one. The search is exact, as if comparing with every record.
 
-        Best first, among equals the newest (later stored, then later in its trajectory). A memory with nothing to show
-        returns an empty list.
+        The most similar record stands first, among equals the newest (later stored, then later in its trajectory).
 
         Args:
             key: phi(s_t), see `key`.
-            k: how many, at least 1; with `mixed` k successes and k failures, merged by similarity.
-            kind: which trajectories; those whose outcome is not known only with `all`.
-            floor: the least similarity that counts as resembling, in [0, 1], for cosines in [-1, 1]. Keys without a token in
-                common are never similar.
-            per_trajectory: at most so many records of one trajectory, since neighbouring steps say the same; 0: any number.
-            diversity: how much a record may not resemble those chosen before it, in [0, 1]: see `marginal`. The order is then
-                that of choosing.
-            distinct: of the records with the same key text and the same action only the newest is looked at: they say the
-                same, and an agent that plays a task again and again makes many of them.
+            k: the number of records, at least 1; with `mixed`, k successes and k failures, merged by similarity.
+            kind: the trajectories to search; those of unknown outcome are found only with `all`.
+            min_similarity: the least similarity, in [0, 1], for cosines in [-1, 1]. Keys without a common token are never
+                similar.
+            per_trajectory: the greatest number of records of one trajectory, since neighbouring steps are redundant; 0: any.
+            diversity: the weight, in [0, 1], of being unlike the records chosen before: see `marginal_relevance`. The records
+                then stand in the order of choosing.
+            distinct: of records with the same key text and the same action only the newest counts. They are redundant, and
+                an agent that plays a task many times makes many of them.
             domain: only trajectories of this domain.
             task: only those of the task with this id.
-            before: (run, episode): that run's own episodes from this number on are treated as if they had never been stored.
+            before: (run, episode): that run's own episodes from this number on count as if they had never been stored.
+
+        Returns:
+            The precedents; empty if there is none.
+
+        Raises:
+            BadMemory: an argument is out of range.
         """
         if k < 1:
             raise BadMemory(f"asked for {k} precedents: k is at least 1")
         least = self.similarity.minimum
         if not least <= min_similarity <= 1:
-            raise BadMemory(f"a floor of {min_similarity}: similarities are between {least:g} and 1")
+            raise BadMemory(f"a least similarity of {min_similarity}: similarities are between {least:g} and 1")
         if per_trajectory < 0:
             raise BadMemory(f"at most {per_trajectory} precedents of one trajectory: at least 1, or 0 for any number")
         if not 0 <= diversity <= 1:
@@ -335,26 +351,30 @@ class Trajectories:
             return [self._precedent(row, similarity) for similarity, row in found]
 
     def trajectory(self, id: str) -> Trajectory:
-        """The trajectory with this id, whether it is still searched or not."""
+        """The trajectory with this id, evicted or not.
+
+        Raises:
+            BadMemory: there is none.
+        """
         with self._lock:
             return self._kept[self._place(id)].trajectory
 
     def usefulness(self, id: str) -> tuple[int, float | None]:
-        """(How many stored episodes consulted this trajectory, the mean value of those whose value is known, or None)."""
+        """(Number of stored episodes that consulted this trajectory, mean of their known returns or None)."""
         with self._lock:
             self._place(id)
-            values = self._standing.uses.get(id, [])
-            return len(values) + self._standing.unknown.get(id, 0), sum(values) / len(values) if values else None
+            values = self._usefulness.uses.get(id, [])
+            return len(values) + self._usefulness.unknown.get(id, 0), sum(values) / len(values) if values else None
 
     def is_evicted(self, id: str) -> bool:
-        """Whether a trajectory had to make room for others, and is not searched any more."""
+        """True if a trajectory has made room for others and is not searched any more."""
         with self._lock:
-            return self._place(id) in self._standing.evicted
+            return self._place(id) in self._usefulness.evicted
 
     def _nearest(
         self, reading: Any, k: int, min_similarity: float, cap: int, diversity: float, distinct: bool, among: NDArray[np.bool_]
     ) -> list[tuple[float, int]]:
-        """At most k records as (similarity, row): the ranking is fetched as far as it takes to be sure of them."""
+        """At most k records as (similarity, row). The ranking is fetched in growing parts until they are certain."""
         if not among.any():
             return []
         everything, shown = len(among), None if among.all() else among
@@ -387,9 +407,9 @@ class Trajectories:
     def _diverse(
         self, rows: NDArray[np.intp], similarities: NDArray[np.float64], k: int, cap: int, diversity: float
     ) -> list[tuple[float, int]]:
-        """Of these rows (best first) at most k, one after the other the one of the greatest `marginal` relevance then.
+        """At most k of these rows (best first), chosen one after the other by the greatest `marginal_relevance`.
 
-        Among equals the more similar one. It compares everything that is similar enough with every choice: a floor saves time.
+        Among equals the more similar row is chosen. Every row is compared with every choice, so a least similarity saves time.
         """
         redundancy = np.zeros(len(rows))
         owners = np.frombuffer(self._owners, np.int32)[rows]
@@ -406,18 +426,18 @@ class Trajectories:
         return [(float(similarities[i]), int(rows[i])) for i in chosen]
 
     def _among(self, kind: OutcomeFilter, domain: str, task: str | None, before: tuple[str, int] | None) -> NDArray[np.bool_]:
-        """row -> whether it may be found; kept, since an episode asks with the same words at every step."""
+        """row -> whether it may be found. The last masks are cached, since an episode asks the same at every step."""
         if before is not None and self._latest.get(before[0], before[1] - 1) < before[1]:
             before = None  # hides nothing
         asked = kind, domain, task, before
         among = self._masks.pop(asked, None)
         if among is None:
-            standing = self._standing if before is None else self._before(before)
+            usefulness = self._usefulness if before is None else self._before(before)
             shown = [
                 kept.trajectory.domain == domain
                 and (task is None or kept.trajectory.task.id == task)
                 and (kind == "all" or kept.success is (kind == "success"))
-                and place not in standing.evicted
+                and place not in usefulness.evicted
                 and not _is_hidden(kept, before)
                 for place, kept in enumerate(self._kept)
             ]
@@ -427,12 +447,12 @@ class Trajectories:
             del self._masks[next(iter(self._masks))]
         return among
 
-    def _before(self, before: tuple[str, int]) -> _Standing:
-        standing = _Standing(self.limit)
+    def _before(self, before: tuple[str, int]) -> _Usefulness:
+        usefulness = _Usefulness(self.limit)
         for place, kept in enumerate(self._kept):
             if not _is_hidden(kept, before):
-                standing.add(place, kept)
-        return standing
+                usefulness.add(place, kept)
+        return usefulness
 
     def _precedent(self, row: int, similarity: float) -> Precedent:
         kept = self._kept[self._owners[row]]
@@ -445,7 +465,7 @@ class Trajectories:
         return place
 
     def _load(self, own: dict[str, Trajectory]) -> None:
-        """Make everything afresh from the bank and these."""
+        """Rebuild the index from the bank and these trajectories."""
         for trajectory in own.values():
             self._check(trajectory)
         read = [(t, *self._read(t), t.id in own) for t in (*self._bank.values(), *own.values())]
@@ -457,7 +477,7 @@ class Trajectories:
             self._kept: list[_IndexedTrajectory] = []
             self._places: dict[str, int] = {}
             self._latest: dict[str, int] = {}  # run -> its last own episode
-            self._standing = _Standing(self.limit)
+            self._usefulness = _Usefulness(self.limit)
             self._masks: dict[tuple[Any, ...], NDArray[np.bool_]] = {}
             for trajectory, readings, deeds, mine in read:
                 self._append(trajectory, readings, deeds, mine)
@@ -479,7 +499,7 @@ class Trajectories:
         )
 
     def _read(self, trajectory: Trajectory) -> tuple[Sequence[Any], list[bytes]]:
-        """(what is compared of each record's key, a hash of its key and action)"""
+        """(each record's key as the similarity reads it, a hash of its key and action)"""
         steps = trajectory.transitions
         chosen = range(0, len(steps), self._stride)
         if self._first_only:
@@ -499,12 +519,12 @@ class Trajectories:
         self._places[trajectory.id] = place
         if own:
             self._latest[trajectory.run] = max(trajectory.episode, self._latest.get(trajectory.run, trajectory.episode))
-        self._standing.add(place, kept)
+        self._usefulness.add(place, kept)
         self._masks.clear()
 
 
 def _digest(*texts: str) -> bytes:
-    """The same for the same texts alone; short, where a whole prompt as a key is long."""
+    """A short hash of texts, in place of keys as long as a whole prompt."""
     return hashlib.blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
@@ -518,7 +538,11 @@ Number = TypeVar("Number", float, NDArray[np.float64])
 def marginal_relevance(similarity: Number, redundancy: Number, diversity: float) -> Number:
     """Maximal marginal relevance (Carbonell & Goldstein 1998): (1 - diversity) * similarity - diversity * redundancy.
 
-    `redundancy`: the greatest similarity to what was chosen before, at least 0, and 0 for the first choice. Their lambda is
-    1 - diversity.
+    Their lambda is 1 - diversity.
+
+    Args:
+        similarity: to the query.
+        redundancy: the greatest similarity to an earlier choice, at least 0; 0 for the first choice.
+        diversity: in [0, 1].
     """
     return (1 - diversity) * similarity - diversity * redundancy

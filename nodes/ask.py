@@ -1,8 +1,8 @@
-"""Ask a chat model: two pure functions, `messages(state)` and `read(reply, state)`, around one loop.
+"""A node that asks a chat model: two pure functions, `messages(state)` and `read(reply, state)`, around one loop.
 
-The loop is written once, as a generator that yields what to send and is sent what came back; `invoke` and `ainvoke` only
-differ in how they wait. A reply that cannot be read is asked for again, with the error; in the end `BadReply` says so.
-Nothing here ever makes up an action, a score or a lesson.
+The loop is a generator that yields messages and receives replies; `invoke` and `ainvoke` differ only in how they wait. A reply
+that cannot be read is asked for again, with the error. After the last try `BadReply` is raised: no action, score or lesson is
+ever made up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from langchain_core.callbacks import BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
-from ..memory.records import Usage, UserError
+from ..memory.errors import UserError
+from ..memory.records import Usage
 from .prompt import Prompt
 
 Messages = list[BaseMessage]
@@ -28,22 +29,23 @@ _TOKENS = re.compile(r"[A-Za-z]+|[^\x00-\x7f]|[^A-Za-z\s]|\n| (?=[0-9])|[ \t]{2,
 
 
 def estimate_tokens(text: str) -> int:
-    """Tokens of a text for a model that does not count them itself: meant to be too many rather than too few.
+    """An upper estimate of a text's tokens, for models that do not count them.
 
-    Four letters, a digit with the space before it, a sign, a line break: a token each or two; a character beyond ASCII: two.
-    Byte-pair encodings that split numbers into digits (Qwen's: 0.25 to 1.0 of this on prompts of ours, prose, code and other
-    alphabets) stay below it.
+    Four letters of a word, a digit, the space before a digit, a sign and a line break count one token each, a character beyond
+    ASCII two.
+    Qwen's tokenizer, which splits numbers into digits, gives 0.25 to 1.0 times this number on our prompts, prose, code
+    and other alphabets.
     """
     pieces = _TOKENS.findall(text)
     return sum(-(-len(p) // 4) if p[0].isalpha() and p[0].isascii() else 1 if p[0].isascii() else 2 for p in pieces)
 
 
 class Unreadable(ValueError):
-    """Raised by a `read` function: what was asked for and what came. Leads to another try."""
+    """An error of a `read` function: the reply is not what was asked for. The model is asked again."""
 
 
 class BadReply(UserError, ValueError):
-    """The model's replies could not be read, after all tries. Names the prompt, the last reply, and why."""
+    """An error: no reply could be read in all tries. Names the prompt, the last reply, and the reason."""
 
     def __init__(self, name: str, error: str, reply: str) -> None:
         shown = reply if len(reply) <= 200 else reply[:200] + "…"
@@ -53,24 +55,24 @@ class BadReply(UserError, ValueError):
 
 @dataclass(frozen=True)
 class Ask(Runnable[Any, Any]):
-    """A node that asks a model and reads the reply into channels; also counts tokens into the channel `usage`."""
+    """A node that asks a model and reads the reply into channels. It adds calls and tokens to the channel `usage`."""
 
     role: ClassVar[str] = "model"
 
     asks: str
-    """What is asked, `<method>/<purpose>`: named in errors, and in pictures."""
+    """Name of the prompt, `<method>/<purpose>`, for errors and pictures."""
     model: Runnable[Any, Any]
     """A chat model, or one with options bound to it."""
     messages: Callable[[State], Messages]
-    """State -> messages to send. Pure."""
+    """State -> messages to send; a pure function."""
     read: Callable[[AIMessage, State], Mapping[str, Any]]
-    """Reply, state -> the channels that change. Pure; raises `Unreadable`. What it says of `usage` is added to the call's."""
+    """Reply, state -> the channels that change. Pure; may raise `Unreadable`. Its `usage` is added to the call's."""
     retry_prompt: Prompt
-    """What is said when a reply could not be read; needs $error (`ask/again`)."""
+    """Asks again after an unreadable reply; needs $error (`ask/again`)."""
     max_tries: int = 3
-    """How often to ask before giving up, at least 1."""
+    """Greatest number of calls, at least 1."""
     on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]] | None = None
-    """What to record when no reply could be read (a mark that something is missing); None: raise `BadReply`."""
+    """Error, state -> channels that record a missing reply; None: raise `BadReply`."""
 
     def _dialogue(self, state: State) -> Generator[Messages, Any, dict[str, Any]]:
         messages, usage, error = self.messages(state), Usage(), ""
@@ -90,7 +92,7 @@ class Ask(Runnable[Any, Any]):
         return {**found, "usage": usage + found.get("usage", Usage())}
 
     def _options(self, state: State, messages: Messages) -> dict[str, Any]:
-        """A seed for models that take one with every call: asked again from the same state, they say the same."""
+        """A seed derived from the state, for models that take one per call: the same state gives the same reply."""
         if not getattr(self.model, "seeded", False):
             return {}
         where = (state.get("run"), state.get("episode"), state.get("step"), self.asks, len(messages))
@@ -117,9 +119,9 @@ class Ask(Runnable[Any, Any]):
             reply = await self._answer(messages, config, self._options(input, messages))
 
     async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
-        """The model's reply. Callbacks that nobody listens to cost more than the request: a model may offer `answer` without,
-        called with messages and options."""
-        # A binding hands out the `answer` of the model within, which knows nothing of the options that are bound to it.
+        """The model's reply. Where no callback listens, a model's own `answer(messages, **options)` is used if it has one:
+        LangChain's callbacks cost more than the request."""
+        # A binding passes through the `answer` of the model within, which ignores the options bound to it.
         answer = None if isinstance(self.model, RunnableBinding) else getattr(self.model, "answer", None)
         if answer is not None and has_no_callbacks(config):
             return cast(AIMessage, await answer(messages, **options))
@@ -127,18 +129,18 @@ class Ask(Runnable[Any, Any]):
 
 
 def has_no_callbacks(config: RunnableConfig | None) -> bool:
-    """Whether a graph said that no callback listens."""
+    """True if the graph's config has a callback manager without handlers."""
     callbacks = (config or {}).get("callbacks")
     return isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
 
 
 def _call_usage(messages: Messages, reply: AIMessage) -> Usage:
-    """What a call took, as the server says; estimated if it does not say."""
+    """The usage of a call: the server's numbers, or an estimate if it sends none."""
     if getattr(reply, "usage_metadata", None):
         return Usage.from_reply(reply)
     return Usage(1, sum(estimate_tokens(text(message)) for message in messages), estimate_tokens(text(reply)))
 
 
 def text(reply: BaseMessage) -> str:
-    """The plain text of a reply, whether its content is a string or a list of blocks."""
+    """The plain text of a message, from a string or a list of blocks."""
     return str(reply.text)

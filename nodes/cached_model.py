@@ -23,7 +23,8 @@ from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
 from langchain_core.prompt_values import PromptValue
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
-from ..memory.records import Usage, UserError
+from ..memory.errors import UserError
+from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
 from .ask import estimate_tokens, has_no_callbacks, text
 

@@ -1,7 +1,7 @@
-"""Prompts are text files: `nodes/prompts/<method>/<purpose>.md`, with `## system` and `## user` parts and `$name` values.
+"""Prompts as text files: `nodes/prompts/<method>/<purpose>.md`, with `## system` and `## user` parts and `$name` values.
 
-Strict both ways: a value that the text does not name, and a name that gets no value, are errors. A user overrides any prompt
-by a file of the same name in a directory of their own.
+A value without a place in the text is an error, and so is a place without a value. A user overrides any prompt by a file of the
+same name in a directory of their own.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from string import Template
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from ..memory.records import UserError
+from ..memory.errors import UserError
 
 PROMPTS_DIR = Path(__file__).parent / "prompts"
 _ROLES = {"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}
 
 
 class PromptError(UserError, ValueError):
-    """A prompt that is missing or malformed, or values that do not fit it."""
+    """An error: a prompt is missing or malformed, or its values do not fit."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A list of (role, template) parts with a name."""
+    """A named list of (role, template) parts."""
 
     name: str
     """`<method>/<purpose>`, as in the file's path."""
@@ -33,7 +33,11 @@ class Prompt:
 
     @classmethod
     def load(cls, name: str, overrides: Path | None = None) -> Prompt:
-        """Read `<name>.md` from `overrides` if it is there, else the one that comes with the package."""
+        """The prompt `<name>.md` from `overrides` if it is there, else the one that comes with the package.
+
+        Raises:
+            PromptError: there is no such prompt, or it is malformed.
+        """
         path = overrides / f"{name}.md" if overrides else PROMPTS_DIR / f"{name}.md"
         if overrides and not overrides.is_dir():
             raise PromptError(f"prompts: {overrides} is not a directory")
@@ -46,7 +50,11 @@ class Prompt:
 
     @classmethod
     def read(cls, name: str, text: str, source: str = "text") -> Prompt:
-        """Split `text` at its `## role` headings."""
+        """The prompt in `text`, split at its `## role` headings; `source` names the text in errors.
+
+        Raises:
+            PromptError: the text is malformed.
+        """
         pieces = re.split(r"^## +(\w+) *$", text, flags=re.MULTILINE)
         if pieces[0].strip() or len(pieces) < 3:
             raise PromptError(f"prompt '{name}' ({source}) must begin with '## system' or '## user'")
@@ -62,14 +70,14 @@ class Prompt:
 
     @property
     def placeholders(self) -> frozenset[str]:
-        """The values that the text asks for."""
+        """Names of the values that the text needs."""
         return frozenset(n for _, template in self.parts for n in template.get_identifiers())
 
     def messages(self, **values: object) -> list[BaseMessage]:
         """The chat messages with every `$name` filled in.
 
         Raises:
-            PromptError: naming the value that is missing, or the one that the text has no place for.
+            PromptError: a value is missing, or the text has no place for it; names the value.
         """
         for name in sorted(values.keys() - self.placeholders):
             raise PromptError(f"prompt '{self.name}' has no ${name}; it has {sorted(self.placeholders)}")
@@ -78,6 +86,6 @@ class Prompt:
         return [_ROLES[role](template.substitute(values)) for role, template in self.parts]
 
     def text(self, **values: object) -> str:
-        """The one part of a prompt that is not a dialogue, every `$name` filled in; errors as for `messages`."""
+        """The text of a prompt with a single part, with every `$name` filled in. Errors as for `messages`."""
         (message,) = self.messages(**values)
         return str(message.text)

@@ -1,7 +1,7 @@
-"""The groups of channels that graphs compose their state from: `class State(Episode, Recalled, Choice)`.
+"""Groups of channels. A graph composes its state from them: `class MyState(EpisodeChannels, PromptChannels, ChoiceChannels)`.
 
-A channel holds plain data and records, never a model, a store or a whole library. Steps are not kept here: `head` names the
-last one, and the journal knows the rest.
+A channel holds plain data and records, never a model, a store or a whole library. The steps of an episode are not in the state:
+the journal holds them, and `head` names the last one.
 """
 
 from __future__ import annotations
@@ -37,91 +37,87 @@ from ..memory.records import (
 
 
 class EpisodeInput(TypedDict):
-    """What an episode graph is asked to do; its input."""
+    """The input of an episode graph: a task, and the place of the attempt within a run."""
 
     task: Task
     run: str
-    """Name of the run: with `episode` and `step` it makes every id and every random draw."""
+    """Name of the run. With `episode` and `step` it makes every id and seeds every random draw."""
     episode: int
     """Number of the attempt within the run, from 0."""
 
 
-class Episode(EpisodeInput):
-    """Where the agent stands."""
+class EpisodeChannels(EpisodeInput):
+    """The running episode: the last observation, the steps taken, the score."""
 
     observation: Observation
     step: int
-    """t: how many actions were taken."""
+    """t: the number of actions taken."""
     head: str
     """Id of the last step in the journal."""
     score: float
     """Sum of the environment's rewards so far, in its units."""
     best: float
-    """The highest score so far in this episode (a game may take points away again)."""
+    """The highest score so far in this episode, in the environment's units (a game may take points away again)."""
     earned: float | None
-    """The return in the method's own eyes: the sum of the rewards that it is shown, which a judge may have given. None: some
-    reward is missing."""
+    """The return that the method learns from: the sum of the rewards of its judge, if it has one, else of the environment's.
+    None: a reward is missing."""
     usage: Annotated[Usage, add]
-    """What models were asked in this episode so far."""
+    """Calls and tokens of models in this episode so far."""
 
 
-class Visits(TypedDict):
-    """What the memory holds about states like the present one."""
+class NeighbourChannels(TypedDict):
+    """The remembered states like the present one, with what their actions earned."""
 
     neighbours: list[Neighbour]
 
 
-class Recalled(Visits):
-    """The same, and how returns are distributed in the whole of it."""
+class RecallChannels(NeighbourChannels):
+    """The neighbours, and the mean and variance of all returns in scope."""
 
     average: float
-    """The mean return over everything in scope, in reward units: what to expect where nothing is known."""
+    """The mean return over everything in scope, in reward units: the expectation where nothing is known."""
     variance: float
     """The variance of those returns, in reward units squared."""
 
 
-class Proposal(TypedDict):
-    """What could be done."""
+class CandidateChannels(TypedDict):
+    """The actions to choose from."""
 
     candidates: list[Candidate]
-    """With their logits in nats: as the policy proposed them, and after a logit update the updated ones."""
+    """With logits in nats: those of the policy, and after a logit update the updated ones."""
 
 
-class Choice(Proposal):
-    """The decision at this step."""
+class ChoiceChannels(CandidateChannels):
+    """The actions to choose from, and the chosen one."""
 
     action: str
 
 
-class Advice(TypedDict):
-    """What memory makes of the candidates."""
+class AdviceChannels(TypedDict):
+    """The value that memory estimates for the state and for each candidate."""
 
     value: float
-    """V(s), in reward units: what the advantages are measured from."""
+    """V(s), in reward units: the baseline of the advantages."""
     estimates: list[Estimate]
     """One per candidate, in the same order."""
 
 
-class UpdatedLogits(Proposal):
-    """Candidates after a logit update."""
+class LogitUpdateChannels(CandidateChannels):
+    """Candidates after a logit update, and their logits before it."""
 
     prior: list[float]
-    """z(s, a) before it, in nats, one per candidate."""
+    """z(s, a) before the update, in nats, one per candidate."""
 
 
-class Advised(Advice, UpdatedLogits):
-    """A decision that memory had a part in."""
-
-
-class Planned(Proposal):
-    """A proposal that may be part of a longer answer."""
+class PlanChannels(CandidateChannels):
+    """Candidates, and the rest of the written answer that they are part of."""
 
     plan: list[str]
     """Actions of a written answer that have not been proposed yet."""
 
 
-class Composed(TypedDict):
-    """What the prompts of an episode show of earlier attempts."""
+class PromptChannels(TypedDict):
+    """The earlier attempts and the instruction that stand in the prompts of an episode."""
 
     shown: list[Shown]
     """In the order of the prompt, which is that of time."""
@@ -129,26 +125,26 @@ class Composed(TypedDict):
     """The instruction: `explore`, `exploit`, `explore or exploit`, or empty for none."""
 
 
-class Recollected(TypedDict):
-    """What memory knows of states like the present one."""
+class PrecedentChannels(TypedDict):
+    """The remembered steps like the present one, and the trajectories consulted so far."""
 
     precedents: list[Precedent]
-    """E_ret, the most similar first; empty: nothing is alike enough."""
+    """E_ret, the most similar first; empty: nothing is similar enough."""
     used: list[str]
     """Ids of all trajectories that this episode consulted so far."""
 
 
 class Synthesis(TypedDict):
-    """How a strategy was written, for whoever trains on it."""
+    """The exchange with a model that made a strategy, kept as training data."""
 
     prompt: list[tuple[str, str]]
-    """The messages that asked for it, as (role, text)."""
+    """The messages that asked for the strategy, as (role, text)."""
     reply: str
-    """All that was answered, thoughts too."""
+    """The whole reply, thoughts included."""
 
 
-class Guided(TypedDict):
-    """Advice on the present situation."""
+class StrategyChannels(TypedDict):
+    """The strategy in force, and how it was written."""
 
     strategy: Strategy | None
     """z; None without one."""
@@ -158,34 +154,34 @@ class Guided(TypedDict):
     """How the strategy of this step was written; None at other steps."""
 
 
-class Considered(TypedDict):
-    """A tentative decision, and whether memory is to be asked before it is carried out."""
+class DraftChannels(TypedDict):
+    """A drafted action, and the reasons to ask memory before it is taken."""
 
     tentative: str | None
-    """a'_t, the action drafted without asking; None where none was."""
+    """a'_t, the action drafted without asking memory; None without a draft."""
     vote: bool
-    """Whether the model itself asked for memory, in writing, when it drafted last."""
+    """True if the model's last draft asked for memory."""
     reasons: list[str]
-    """Why memory is asked at this step (nodes/retrieve/triggers.py); empty: it is not."""
+    """The triggers that fired at this step (nodes/retrieve/triggers.py); empty: memory is not asked."""
 
 
-class Noted(TypedDict):
-    """What the agent says of the finished attempt."""
+class NoteChannels(TypedDict):
+    """The agent's own note on the finished attempt."""
 
     note: str
 
 
-class Judged(TypedDict):
-    """What each step of the finished episode was worth."""
+class RewardChannels(TypedDict):
+    """The rewards that a judge gave to the steps of the finished episode."""
 
     rewards: list[float | None]
     """r_t, one per step; None where the judge failed."""
     unjudged: str
-    """Why rewards are missing, or empty."""
+    """Why rewards are missing; empty if none is."""
 
 
 class EpisodeResult(TypedDict):
-    """What comes out of an episode graph."""
+    """The output of an episode graph; its channels are those of `EpisodeChannels` and `RewardChannels`."""
 
     task: Task
     episode: int
@@ -195,20 +191,20 @@ class EpisodeResult(TypedDict):
     best: float
     earned: float | None
     unjudged: str
-    """Why rewards are missing, or empty."""
+    """Why rewards are missing; empty if none is."""
     usage: Usage
-    """What models were asked in this episode."""
+    """Calls and tokens of models in this episode."""
 
 
-class WithLibrary(TypedDict):
-    """An episode played with a library of lessons in its prompts."""
+class LibraryChannels(TypedDict):
+    """The library of lessons that an episode's prompts show."""
 
     library: str
-    """Name of the version (`memory.library.Versions`)."""
+    """Name of the version (`memory.library.LibraryVersions`)."""
 
 
-class GroupInput(WithLibrary):
-    """What a group of rollouts is about: the work that a learning step hands out."""
+class GroupInput(LibraryChannels):
+    """The input of a group of rollouts: the problem, the library and the learning step."""
 
     task: Task
     run: str
@@ -217,35 +213,44 @@ class GroupInput(WithLibrary):
     """The learning step, from 0."""
 
 
-class Group(GroupInput):
-    """The rollouts of one problem, and what is made of them (Training-Free GRPO). Lived through in one go: never checkpointed,
-    for every model call in it is in the cache."""
+class GroupChannels(GroupInput):
+    """The rollouts of one problem, and the comparison of them (Training-Free GRPO).
+
+    A group runs without checkpoints: the cache holds every model call in it, so an interrupted group is cheap to repeat.
+    """
 
     number: int
-    """g, from 0: the rollout that a piece of work is about."""
+    """g, from 0: the rollout that a fanned-out task is about."""
     rollouts: Annotated[list[Rollout], add]
     """In the order in which they ended; sort by `number` before use."""
     rewards: list[float | None]
-    """One per rollout, by number: what the comparison goes by, costs taken off. None: missing."""
+    """One per rollout, by number, after costs: the comparison goes by these. None: missing."""
     plain: list[float | None]
-    """The same before costs: what is said of an attempt."""
+    """The same before costs; prompts show these."""
     kind: str
     """See `memory.records.Comparison`."""
     summaries: Annotated[list[Summary], add]
     """In the order in which they ended; sort by `number` before use."""
     insights: list[str]
+    """The conclusions of the comparison, in words."""
     votes: list[tuple[str, int]]
+    """(lesson id, +1 or -1)."""
     edits: list[Edit]
+    """Proposed changes of the library."""
     rulings: list[Ruling]
+    """Edits that were dropped, with the reason."""
     failures: Annotated[list[str], add]
+    """Rollouts, summaries and replies that failed, in words."""
     usage: Annotated[Usage, add]
+    """Calls and tokens of models in this group."""
 
 
-class Learning(TypedDict):
-    """A learning run (Training-Free GRPO)."""
+class LearningChannels(TypedDict):
+    """A learning run: its library, and the candidate that may replace it (Training-Free GRPO)."""
 
     run: str
     step: int
+    """The learning step, from 0."""
     library: str
     """Name of the version that rollouts are given now."""
     best: str
@@ -259,16 +264,17 @@ class Learning(TypedDict):
     probes: Annotated[list[Probe], add]
     """Of this step's accept test."""
     accepted: bool
-    """Whether the last candidate took the library's place."""
+    """True if the last candidate replaced the library."""
     stalled: int
-    """Steps since the library last got better."""
+    """Steps since the library last improved."""
     stopped: str
     """Why the run ended before its last step; empty if it did not."""
     usage: Annotated[Usage, add]
+    """Calls and tokens of models in this run."""
 
 
 class AdapterScope(TypedDict):
-    """Whose adapter: what never mixes with anybody else's (CLaaS)."""
+    """The owner and name of an adapter (CLaaS): data of different scopes never mix."""
 
     tenant: NotRequired[str]
     """From the credential, never from a request; `default` if not given."""
@@ -277,21 +283,23 @@ class AdapterScope(TypedDict):
 
 
 class ChatInput(AdapterScope):
-    """A chat turn to be served; the input of CLaaS's serving graph."""
+    """The input of CLaaS's serving graph: a chat turn to be answered."""
 
     id: str
-    """Id of the response, unique among the tenant's: what feedback names."""
+    """Id of the response, unique within the tenant: feedback names it."""
     request: ChatRequest
     family: NotRequired[str]
-    """What kind of chat it is: what samples are stratified by."""
+    """The kind of chat; samples are stratified by it."""
     scenario: NotRequired[str]
+    """The scenario that the chat is a turn of, if any."""
     turn: NotRequired[int]
+    """Number of the turn within the scenario, from 0."""
     store: NotRequired[bool]
-    """False: it is not kept, and nothing is learned from it."""
+    """False: the exchange is not stored, and nothing is learned from it."""
 
 
-class ServedChat(ChatInput):
-    """A chat turn that was answered, and what was said of it. Plain data: the tokens stand in the replay buffer as well."""
+class ChatState(ChatInput):
+    """An answered chat turn and the feedback on it. Plain data: the replay buffer holds the tokens as well."""
 
     reply: Reply
     """`reply.version` is the label of the version that made it."""
@@ -299,34 +307,34 @@ class ServedChat(ChatInput):
     """P(i): the gradient steps behind that version."""
     feedback: Feedback
     key: str
-    """Whatever the sender marks a feedback with, so that the same one sent twice counts once; empty: its content."""
+    """The sender's mark of this feedback: the same mark counts once. Empty: the content is the mark."""
     job: str
-    """What the learning from this feedback is filed under."""
+    """Id of the learning job that this feedback belongs to."""
     state: str
-    """What became of the exchange in the replay buffer: `pending`, `ready`, `held`, `not kept`."""
+    """State of the exchange in the replay buffer: `pending`, `ready`, `held`, `not kept`."""
     repeated: bool
-    """Whether the same feedback had come before."""
+    """True if the same feedback had arrived before."""
 
 
 class GradientStepInput(AdapterScope):
-    """A gradient step that is to be taken, if there is anything to learn from; the input of CLaaS's learning graph."""
+    """The input of CLaaS's learning graph: the adapter to update if enough exchanges are ready."""
 
     least: NotRequired[int]
-    """Ready exchanges that it needs; the settings' B_min if not given."""
+    """Ready exchanges that the step needs; the settings' B_min if not given."""
 
 
 class GradientStepState(GradientStepInput):
-    """A gradient step of one adapter."""
+    """A gradient step of one adapter: batch, correction, update, gate."""
 
     batch: str
-    """Id of the leased minibatch, which the replay buffer knows."""
+    """Id of the leased minibatch in the replay buffer."""
     correction: Correction
     update: Update
     candidate: str
-    """Label of the version that stands before the gate; empty: none."""
+    """Label of the version that the gate examines; empty: none."""
     checks: list[Check]
-    """What the gate found."""
+    """Results of the gate."""
     outcome: str
-    """What came of it: `too few`, `skipped`, `stepped`, `canary`, `live` or `dropped`; and empty while it goes on."""
+    """`too few`, `skipped`, `stepped`, `canary`, `live` or `dropped`; empty while the step is running."""
     why: str
-    """The reason, in words."""
+    """The reason for the outcome, in words."""

@@ -13,10 +13,10 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt, Push
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels, RewardChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -28,7 +28,7 @@ flowchart LR
 """
 
 
-class BestOfNState(Episode, Planned, Choice, Judged):
+class BestOfNState(EpisodeChannels, PlanChannels, ChoiceChannels, RewardChannels):
     """The channels of an attempt."""
 
 

@@ -12,22 +12,22 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.library import LibraryVersions
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.extract.rollouts import LibraryPrompt
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned, WithLibrary
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 from .react import FLOW
 
 
-class LessonReActInput(EpisodeInput, WithLibrary):
+class LessonReActInput(EpisodeInput, LibraryChannels):
     """The problem, and the name of the library that the attempt is shown."""
 
 
-class LessonReActState(Episode, Planned, Choice, WithLibrary):
+class LessonReActState(EpisodeChannels, PlanChannels, ChoiceChannels, LibraryChannels):
     """The channels of an episode with lessons."""
 
 

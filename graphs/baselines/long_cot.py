@@ -8,10 +8,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -23,7 +23,7 @@ flowchart LR
 """
 
 
-class LongChainOfThoughtState(Episode, Planned, Choice):
+class LongChainOfThoughtState(EpisodeChannels, PlanChannels, ChoiceChannels):
     """The channels of an attempt with long reasoning."""
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -27,7 +27,7 @@ flowchart LR
 """
 
 
-class ReActState(Episode, Planned, Choice):
+class ReActState(EpisodeChannels, PlanChannels, ChoiceChannels):
     """The channels of a ReAct episode."""
 
 

@@ -24,19 +24,27 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
+from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
 from ...memory.lessons import Lessons
-from ...memory.records import Lesson, UserError
+from ...memory.records import Lesson
 from ...memory.storage.shelf import RecordStore
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ...nodes.retrieve.attempts import Layout, Push
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    RewardChannels,
+)
 from ...nodes.synthesize.reasoning_bank import (
     AddLessons,
-    AttemptOutcome,
-    AttemptSheet,
     Consult,
     FindUnread,
     LessonChannels,
@@ -65,7 +73,7 @@ flowchart LR
 """
 
 
-class ReasoningBankState(Episode, LessonChannels, Planned, Choice, Judged, Noted):
+class ReasoningBankState(EpisodeChannels, LessonChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
     """The channels of a ReasoningBank episode."""
 
 

@@ -17,11 +17,20 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Compose, Layout, Push, ReflectionsPrompt, note_line
-from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
 from ...nodes.synthesize.reflect import reflect
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs, check_literals
@@ -34,7 +43,7 @@ flowchart LR
 """
 
 
-class ReflexionState(Episode, Composed, Planned, Choice, Judged, Noted):
+class ReflexionState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
     """The channels of a Reflexion attempt."""
 
 

@@ -17,12 +17,21 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.buffer import Buffer
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Layout, Push
-from ...nodes.state import Choice, Composed, Episode, EpisodeInput, EpisodeResult, Judged, Noted, Planned
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    NoteChannels,
+    PlanChannels,
+    PromptChannels,
+    RewardChannels,
+)
 from ...nodes.synthesize.reflect import feedback
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
@@ -35,7 +44,7 @@ flowchart LR
 """
 
 
-class SelfRefineState(Episode, Composed, Planned, Choice, Judged, Noted):
+class SelfRefineState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
     """The channels of a Self-Refine attempt."""
 
 

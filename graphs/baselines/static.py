@@ -9,9 +9,9 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.storage.journal import Journal
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, Environment, route_episode_end
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
 
 FLOW = """
@@ -22,7 +22,7 @@ flowchart LR
 """
 
 
-class StaticState(Episode, Choice):
+class StaticState(EpisodeChannels, ChoiceChannels):
     """The channels of a static episode."""
 
 

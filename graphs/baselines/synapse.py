@@ -17,15 +17,23 @@ from typing import Any, Literal
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ...memory.trajectories import Trajectories, goal_key
-from ...nodes.act.decide import Choose
+from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout, Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPrompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Judged, Planned, Recollected
+from ...nodes.state import (
+    ChoiceChannels,
+    EpisodeChannels,
+    EpisodeInput,
+    EpisodeResult,
+    PlanChannels,
+    PrecedentChannels,
+    RewardChannels,
+)
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs, check_literals
 
@@ -37,7 +45,7 @@ flowchart LR
 """
 
 
-class SynapseState(Episode, Recollected, Planned, Choice, Judged):
+class SynapseState(EpisodeChannels, PrecedentChannels, PlanChannels, ChoiceChannels, RewardChannels):
     """The channels of a Synapse episode."""
 
 

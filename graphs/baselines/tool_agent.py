@@ -19,23 +19,23 @@ from typing import Any, NotRequired
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from ...memory.errors import UserError
 from ...memory.library import LibraryVersions
-from ...memory.records import UserError
 from ...nodes.act.episode import Act
 from ...nodes.act.tool_use import (
     BeginWithTools,
     Dialogue,
     Submit,
     Think,
+    ToolChannels,
     ToolFactory,
     Toolset,
-    ToolState,
     UseTools,
     route_remaining_answer,
     route_tool_calls,
 )
 from ...nodes.prompt import Prompt
-from ...nodes.state import Choice, Episode, EpisodeInput, EpisodeResult, Planned
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 
@@ -56,7 +56,7 @@ class ToolAgentInput(EpisodeInput):
     """Name of the version (`memory.library.Versions`); empty or absent: without lessons."""
 
 
-class ToolAgentState(Episode, Planned, Choice, ToolState):
+class ToolAgentState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
     """The channels of an episode with tools."""
 
     library: NotRequired[str]

@@ -22,7 +22,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...memory.records import Task, Trajectory, Transition, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task, Trajectory, Transition
 from ..wiring.flags import CommandError, parse_flags, split_positional
 
 if TYPE_CHECKING:
@@ -537,7 +538,7 @@ class CounterfactualAgent:
     def open(cls, environment: Any, options: FilterOptions) -> CounterfactualAgent:
         """With the model, and prompts as in mode high."""
         from ...memory.storage.journal import Journal
-        from ...nodes.act.decide import Choose
+        from ...nodes.act.choose import Choose
         from ...nodes.retrieve.attempts import EpisodePrompt
         from ...nodes.synthesize.strategy import StrategyPrompt
         from ...tools.models.models import open_model

@@ -35,8 +35,9 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.experiences import Experiences
-from ...memory.records import Trajectory, UserError
+from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
 from ...memory.storage.shelf import RecordStore

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..wiring.flags import CommandError
 from ..wiring.flags import parse_flags as _parse
 from .adamem import adamem

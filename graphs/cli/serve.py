@@ -24,7 +24,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update, UserError
+from ...memory.errors import UserError
+from ...memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update
 from ..claas import CLaaS, pick_fields
 from ..wiring.flags import CommandError, parse_flags
 

@@ -27,7 +27,7 @@ from dataclasses import field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..studies.training_free.bench import play_seed
 from ..studies.training_free.digests import folder_name, run_settings
 from ..studies.training_free.dry_run import check_arms_build, check_models, dry_run

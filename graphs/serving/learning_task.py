@@ -1,8 +1,8 @@
 """The background task that learns: one gradient step at a time for all tenants' adapters, by runs of CLaaS's learning graph.
 
-The adapter that was served least recently is next. One that has nothing to learn from rests until feedback comes for it. One whose
-steps fail waits, twice as long each time, and says so; the others go on. Nothing is lost when it is killed: what is durable lies in
-the replay buffer and with the versions, and the graph picks up what it finds.
+The adapter whose last turn is longest ago is next. An adapter with nothing to learn from rests until feedback comes for it. An
+adapter whose steps fail waits, twice as long each time, and its status says why; the others go on. Nothing is lost when the
+process is killed: the replay buffer and the versions are on disk, and the graph continues from them.
 """
 
 from __future__ import annotations
@@ -21,90 +21,102 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.replay import Replay
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ...nodes.learn.gradient_step import describe_run
-from .meter import Meter
+from .metrics import ServiceMetrics
 
 __all__ = ["LearningTask"]
 
 LOG = logging.getLogger("learngraph.trainer")
 MAX_WAIT = 300.0
-"""Seconds: the longest wait after a failure."""
+"""Longest wait after a failure, in seconds."""
 MAX_SKIPS = 3
 """Minibatches in a row from which nothing was learned, after which an adapter rests until feedback comes."""
 MAX_FAILURES = 3
-"""Failures in a row from which on the learner counts as failed."""
+"""Failures in a row after which the learner counts as failed."""
 MAX_JOBS = 1000
-"""Jobs that are remembered."""
+"""Most `train` jobs that are remembered."""
 AdapterKey = tuple[str, str]
 
 
 @dataclass
 class _Turn:
-    """How it stands with an adapter."""
+    """An adapter's place in the learner's schedule."""
 
     served: int = 0
-    """Number of its last turn."""
+    """Number of its last turn; smaller is longer ago."""
     due: bool = True
+    """Whether there may be something to learn from."""
     skips: int = 0
+    """Minibatches in a row from which nothing was learned."""
     failures: int = 0
+    """Failed steps in a row."""
     until: float = 0.0
-    """When it may go on, in seconds of the clock."""
+    """Time before which it gets no turn, in seconds of the clock."""
     error: str = ""
+    """Message of the last failure; empty after a success."""
     jobs: list[str] = field(default_factory=list)
+    """Ids of the `train` jobs that wait, oldest first."""
 
 
 class LearningTask:
-    """Runs the learning graph.
+    """Runs the learning graph, adapter after adapter.
 
     Args:
-        graph: of graphs/claas.py.
-        replay: which adapters there are.
-        meter: what is counted.
-        moved: called when another version may answer than before, with (tenant, adapter).
+        graph: the learning graph of graphs/claas.py.
+        replay: lists the adapters.
+        metrics: of the service.
+        on_live_change: called with (tenant, adapter) when another version may be live than before.
         clock: seconds.
-        there: whether an adapter that the buffer knows is still there, not deleted.
+        exists: whether an adapter that the buffer knows still exists, and was not deleted.
     """
 
     def __init__(
         self,
         graph: CompiledStateGraph[Any, Any, Any, Any],
         replay: Replay,
-        meter: Meter,
+        metrics: ServiceMetrics,
         on_live_change: Callable[[str, str], None] = lambda tenant, adapter: None,
         clock: Callable[[], float] = time.monotonic,
         exists: Callable[[str, str], bool] = lambda tenant, adapter: True,
     ) -> None:
-        self._graph, self._replay, self._meter, self._on_live_change, self._clock = graph, replay, meter, on_live_change, clock
-        self._exists, self._turns = exists, dict[AdapterKey, _Turn]()
+        self._graph = graph
+        self._replay = replay
+        self._metrics = metrics
+        self._on_live_change = on_live_change
+        self._clock = clock
+        self._exists = exists
+        self._turns: dict[AdapterKey, _Turn] = {}
         self._jobs: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        self._numbers, self._wake = count(1), asyncio.Event()
+        self._numbers = count(1)
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._step: asyncio.Task[dict[str, Any]] | None = None
         self._exclusions: set[AdapterKey] = set()
         self.busy: AdapterKey | None = None
-        """Whose step is under way."""
+        """The adapter whose step is under way."""
 
     def start(self) -> None:
-        """Begin, with whatever there is to learn from."""
+        """Begin to learn."""
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Begin no further step. One that is under way is cut off behind the node that it is at, and done again by the next service."""
+        """Stop. A step that is under way ends after its present node; the next service repeats it."""
         for task in (self._task, self._step):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
 
     def wake(self, tenant: str, adapter: str) -> None:
-        """Feedback has come for this adapter."""
+        """Give an adapter a turn, since feedback came for it."""
         turn = self._turns.setdefault((tenant, adapter), _Turn())
         turn.due, turn.skips = True, 0
         self._wake.set()
 
     @contextmanager
     def exclude(self, tenant: str, adapter: str) -> Iterator[bool]:
-        """While an adapter is deleted: it gets no turn, and is forgotten afterwards. False: a step is under way, nothing is changed."""
+        """Give an adapter no turn while it is being deleted, and forget it afterwards. Yields false if a step is under way:
+        nothing changes."""
         scope = (tenant, adapter)
         if self.busy == scope or scope in self._exclusions:
             yield False
@@ -120,7 +132,7 @@ class LearningTask:
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
     def request_steps(self, tenant: str, adapter: str, steps: int) -> dict[str, Any]:
-        """Take so many steps, from two ready exchanges on."""
+        """Ask for this many steps of an adapter; returns the job. A step needs at least two ready exchanges."""
         if steps < 1:
             raise UserError(f"train: steps are at least 1, got {steps}")
         number = next(self._numbers)
@@ -141,14 +153,14 @@ class LearningTask:
         return dict(job)
 
     def job(self, tenant: str, id: str) -> dict[str, Any] | None:
-        """How it stands with a `train`; None: this tenant has none of this id. Not kept beyond the service's life."""
+        """The state of a `train` job; None: this tenant has none of this id. Jobs are not kept on disk."""
         job = self._jobs.get(id)
         if job is None or job["tenant"] != tenant:
             return None
         return {name: value for name, value in job.items() if name != "tenant"}
 
     def _advance(self, turn: _Turn, state: dict[str, Any]) -> None:
-        """What a step means for the job that asked for it."""
+        """Count a step for the job that asked for it."""
         job = self._jobs.get(turn.jobs[0])
         if job is not None and state["outcome"] in ("stepped", "live", "canary", "dropped"):
             if state.get("update") and state.get("batch"):
@@ -168,7 +180,7 @@ class LearningTask:
             try:
                 scope, wait = await self._next()
             except Exception as error:  # the buffer cannot be read: a full disk, perhaps
-                LOG.error("the learner cannot see what there is to learn: %s", error)
+                LOG.error("the learner cannot read what there is to learn from: %s", error)
                 scope, wait = None, 5.0
             if scope is None:
                 with suppress(TimeoutError):
@@ -177,7 +189,7 @@ class LearningTask:
             await self._learn(scope)
 
     async def _next(self) -> tuple[AdapterKey | None, float | None]:
-        """Whose turn it is; else how long to wait, None for until feedback comes."""
+        """The adapter whose turn it is; else the seconds to wait, None for until feedback comes."""
         for tenant, adapter, _ in await asyncio.to_thread(self._replay.scopes):
             if (tenant, adapter) not in self._turns and self._exists(tenant, adapter):
                 self._turns[tenant, adapter] = _Turn()
@@ -219,7 +231,7 @@ class LearningTask:
         turn.failures, turn.due, turn.error = turn.failures + 1, True, str(error) or type(error).__name__
         wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
         turn.until = self._clock() + wait
-        self._meter.add("learngraph_learner_errors_total")
+        self._metrics.learner_errors.inc()
         LOG.error(
             "%s/%s: the step failed and is tried again in %g s: %s",
             *scope,
@@ -229,27 +241,28 @@ class LearningTask:
         )
 
     def _count(self, state: dict[str, Any], seconds: float) -> None:
-        meter, outcome, update = self._meter, state["outcome"], state.get("update")
+        metrics, outcome, update = self._metrics, state["outcome"], state.get("update")
         if outcome == "too few":
             return
-        meter.observe("learngraph_step_seconds", seconds)
-        meter.add("learngraph_skipped_total", float(outcome == "skipped"))
-        meter.add("learngraph_promoted_total", float(outcome in ("live", "canary")))
-        meter.add("learngraph_dropped_total", float(outcome == "dropped"))
+        metrics.step_seconds.observe(seconds)
+        metrics.skipped.inc(outcome == "skipped")
+        metrics.promoted.inc(outcome in ("live", "canary"))
+        metrics.dropped.inc(outcome == "dropped")
         for check in state["checks"]:
             result = "passed" if check.passed else "failed"
-            meter.add("learngraph_gate_total", check=check.name, result=result if check.value is not None else "too few")
+            metrics.gate_checks.labels(check.name, result if check.value is not None else "too few").inc()
         if outcome != "skipped" and update is not None and state["batch"]:
-            meter.add("learngraph_steps_total")
-            meter.set("learngraph_loss", update.loss)
-            meter.set("learngraph_entropy", update.entropy)
-            meter.set("learngraph_kl", update.kl)
-            meter.set("learngraph_ess", state["correction"].ess)
+            metrics.steps.inc()
+            metrics.loss.set(update.loss)
+            metrics.entropy.set(update.entropy)
+            metrics.kl.set(update.kl)
+            metrics.ess.set(state["correction"].ess)
 
-    # -- how it goes ------------------------------------------------------------------------------------------------------
+    # -- status -----------------------------------------------------------------------------------------------------------
 
     def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """`state`: `idle`, `training`, `failed` (it goes on trying) or `off`; `error` and whose it is. With a tenant: of its own only."""
+        """`state` (`idle`, `training`, `failed` while it keeps trying, or `off`), `error` and its `tenant`. With a tenant: of
+        its adapters only."""
         turns = [(scope, turn) for scope, turn in self._turns.items() if tenant is None or scope[0] == tenant]
         worst = max(turns, key=lambda item: item[1].failures, default=None)
         if worst is not None and worst[1].failures >= MAX_FAILURES:
@@ -262,7 +275,7 @@ class LearningTask:
         return {"state": "training" if busy else "idle", "error": error, **mine}
 
     def pause_reason(self, tenant: str, adapter: str) -> str:
-        """Why an adapter's learning waits, and how long; empty: it does not."""
+        """The reason why an adapter's learning waits, and for how long; empty: it does not wait."""
         turn = self._turns.get((tenant, adapter))
         if turn is None or not turn.error:
             return ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .benchmark import Interval, interval, mean
 from .sweep import read_rows
 

@@ -35,7 +35,8 @@ from statistics import fmean
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling, UserError
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
 from ..claas import CLaaS, build_learning, pick_fields
 from ..wiring.flags import CommandError, parse_flags
 from .continual import Trial, draw_heat_maps, matrix_table, table

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .benchmark import aligned, interval, mean, with_interval
 
 __all__ = [

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ...memory.records import Rollout, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Rollout, Usage
 from .benchmark import COLOURS, Interval, aligned, interval, mean, with_interval
 from .benchmark import format_number as shown
 

@@ -28,7 +28,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
-from ...memory.records import Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .benchmark import SeedResult

@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from io import StringIO
 from typing import Any, get_type_hints
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["CommandError", "parse_flags", "split_positional"]
 

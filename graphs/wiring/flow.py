@@ -23,7 +23,7 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Overwrite, Send
 from typing_extensions import is_typeddict
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 Router = Callable[[Any], str]

@@ -12,8 +12,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.runnables import Runnable
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
-from ...memory.records import Trajectory, UserError
+from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...memory.trajectories import read_bank
 from ...nodes.act.episode import Environment

@@ -21,7 +21,7 @@ from typing import Any, Literal, cast
 
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .flow import parse_flow, to_mermaid
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]

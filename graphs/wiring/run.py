@@ -17,7 +17,8 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from typing_extensions import TypedDict
 
-from ...memory.records import Task, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task, Usage
 from ...memory.storage.rows import Rows
 from ...nodes.state import EpisodeResult
 from .flow import Node, compile_graph, wire

@@ -28,10 +28,10 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
-from ..records import UserError
+from ..errors import AdapterConflict, AdapterError, UnknownVersion
 from .replay_file import NAME, json_safe
 
-__all__ = ["AdapterConflict", "AdapterError", "AdapterVersion", "Adapters", "UnknownVersion", "list_adapters", "split_label"]
+__all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
 
 VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
 """A version's name: step and digest."""
@@ -43,18 +43,6 @@ PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process that changes the same adapter."""
 UNUSABLE_STATES = ("dropped", "deleted")
-
-
-class AdapterError(UserError, RuntimeError):
-    """A version cannot be written, read or used; says which file, and what would do."""
-
-
-class UnknownVersion(AdapterError):
-    """This adapter has no version of this label."""
-
-
-class AdapterConflict(AdapterError):
-    """The version's state does not allow it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,19 +24,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ..records import Exchange, Feedback, Minibatch, UserError
-from .replay_file import ReplayError, ReplayFile, check_name, digest, json_safe, pack, unpack
+from ..errors import ExpiredExchange, FeedbackConflict, ReplayFull, UnknownExchange, UserError
+from ..records import Exchange, Feedback, FeedbackReceipt, Minibatch
+from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
 
 __all__ = [
-    "ExpiredExchange",
-    "FeedbackConflict",
-    "Receipt",
     "Replay",
-    "ReplayError",
-    "ReplayFull",
     "ReplayLimits",
     "ReplayRow",
-    "UnknownExchange",
     "stratified_sample",
 ]
 
@@ -44,22 +39,6 @@ MAX_REVISIONS = 100
 """Most often that feedback for one exchange may be changed."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
 RECORD_TABLES = "records r JOIN bodies b USING (n)"
-
-
-class UnknownExchange(UserError, LookupError):
-    """The tenant has no exchange of this id. Somebody else's is as unknown as none at all."""
-
-
-class ExpiredExchange(UserError):
-    """The feedback came too late."""
-
-
-class FeedbackConflict(UserError):
-    """The exchange has other feedback, and has been learned from."""
-
-
-class ReplayFull(UserError):
-    """No room, and nothing that may go."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +72,6 @@ class ReplayLimits:
                 "replay buffer: max_age is at least 0, pending_seconds above 0, held_out from 0 to 1; got "
                 f"{self.max_age}, {self.pending_seconds}, {self.held_out}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What `Replay.give` did."""
-
-    job: str
-    """Id of the job that learns from it; derived from tenant, exchange and revision."""
-    exchange: str
-    state: str
-    """Of the record now: `ready`, `held`, or what has become of it since if `repeated`."""
-    is_repeat: bool
-    """The same feedback was there already; nothing changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +194,7 @@ class Replay(ReplayFile):
             if exchange.feedback is not None:
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
-    def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> Receipt:
+    def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         """Note what a reply was worth; on return it is on the disk.
 
         The same feedback again, or the same idempotency `key`, gives the same job and changes nothing. Other feedback takes the
@@ -242,7 +208,7 @@ class Replay(ReplayFile):
         with self._writing() as base:
             return self._add_feedback(base, tenant, id, feedback, key)
 
-    def _add_feedback(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> Receipt:
+    def _add_feedback(self, base: sqlite3.Connection, tenant: str, id: str, feedback: Feedback, key: str) -> FeedbackReceipt:
         row = base.execute(
             "SELECT n, adapter, state, reason, revision, appended, bytes, feedback FROM records WHERE tenant = ? AND id = ?",
             (tenant, id),
@@ -258,7 +224,7 @@ class Replay(ReplayFile):
             "SELECT job, revision, key, digest FROM feedbacks WHERE tenant = ? AND id = ? ORDER BY revision DESC", (tenant, id)
         ).fetchall():
             if (key and key == its_key) or (number == revision and mark == its_mark):
-                return Receipt(job, id, state, True)
+                return FeedbackReceipt(job, id, state, True)
         if state in ("pending", "rejected") and revision == 0 and self._clock() - appended > self.limits.pending_seconds:
             raise ExpiredExchange(
                 f"exchange {id!r} waited {self.limits.pending_seconds:g} s for feedback, and does no more; feedback for a newer one would do"
@@ -284,7 +250,7 @@ class Replay(ReplayFile):
             (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),
         )
         base.execute("INSERT INTO feedbacks VALUES (?, ?, ?, ?, ?, ?)", (tenant, job, id, revision, key, mark))
-        return Receipt(job, id, state, False)
+        return FeedbackReceipt(job, id, state, False)
 
     def _expire(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
         """Stop to wait for feedback that did not come."""

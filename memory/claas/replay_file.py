@@ -17,9 +17,10 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
 
-from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling, UserError
+from ..errors import ReplayError, UserError
+from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling
 
-__all__ = ["NAME", "ReplayError", "ReplayFile", "check_name", "digest", "json_safe", "pack", "unpack"]
+__all__ = ["NAME", "ReplayFile", "check_name", "digest", "json_safe", "pack", "unpack"]
 
 APPLICATION_ID = 0x6C675F72
 """The mark in the file's header that says what it is ("lg_r")."""
@@ -84,10 +85,6 @@ HINTS = {
     sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a copy, or start a new one",
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite stores (1 GB)",
 }
-
-
-class ReplayError(UserError, RuntimeError):
-    """The file cannot be read or written; says why, and what would do."""
 
 
 class _Group:

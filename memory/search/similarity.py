@@ -1,8 +1,8 @@
-"""How alike two texts are, by the tokens they share (Jaccard), and an exact index for finding the most alike.
+"""The similarity of texts by their common tokens (Jaccard), and an exact index that finds the most similar ones.
 
-Exact, because learning depends on it: an approximate index that misses the one remembered state that matters teaches
-the agent nothing. An inverted index answers over a million 60-token texts in milliseconds on one core, grows by one
-row at a time, and needs no rebuild.
+The index is exact because learning depends on it: an approximate index may miss the one remembered state that matters. This
+inverted index searches a million texts of 60 tokens in milliseconds on one core, grows by one row at a time, and needs no
+rebuild.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def words(text: str) -> list[str]:
     """The lower-cased words and numbers of a text, in order, without the punctuation around them.
 
     `2.50` and `don't` stay whole, `well-lit` is two words. A text without any word (a map drawn in symbols) is split
-    on whitespace instead: its symbols are then all there is to compare.
+    on whitespace instead, so that its symbols can be compared.
     """
     return _WORD.findall(text.lower()) or text.split()
 
 
 def reference_words(text: str) -> list[str]:
-    """The tokens that JitRL's published code compares: split on whitespace, only wholly alphanumeric ones kept.
+    """The tokens of JitRL's published code: the text is split on whitespace, and only alphanumeric pieces stay.
 
-    A word that touches punctuation is lost with it, so `a lamp.` and `a sword.` are equal. Kept to reproduce the
-    published code; use `words` otherwise.
+    A word that touches punctuation is lost with it, so `a lamp.` and `a sword.` are equal. Use this only to reproduce the
+    published code, `words` otherwise.
     """
     return [token for token in text.lower().split() if token.isalnum()]
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[str]:
-    """The runs of n neighbouring tokens, each joined by spaces; the single tokens where there are fewer than n."""
+    """The runs of n neighbouring tokens, each joined by spaces; the single tokens if there are fewer than n."""
     if n < 1:
         raise ValueError(f"n-grams need n >= 1, got n={n}")
     if len(tokens) < n:
@@ -71,9 +71,9 @@ def ngrams(tokens: Sequence[str], n: int) -> list[str]:
 def shingles(text: str) -> list[str]:
     """The words of a text and its runs of two and three neighbouring words.
 
-    Which tokens tell states apart? The 16 states of 8 rooms in tests/memory/search/rooms.txt were compared: long descriptions
-    in the style of TextWorld and Zork, and short ones; the same room with other items, doors and inventory or another room of the same
-    phrasing. Margin: the least similarity to the same room less the greatest to another, averaged over the states.
+    This choice was compared with others on the 16 states of 8 rooms in tests/memory/search/rooms.txt: long descriptions
+    in the style of TextWorld and Zork, and short ones; the same room with other items, doors and inventory, or another room of
+    the same phrasing. Margin: the least similarity to the same room less the greatest to another, averaged over the states.
 
         tokens                      same room, min / mean    another, max / mean    margin
         reference_words             0.38 / 0.66              1.00 / 0.19            +0.02
@@ -83,15 +83,15 @@ def shingles(text: str) -> list[str]:
         words, pairs, triples       0.23 / 0.52              0.45 / 0.07            +0.18
         4-grams of words            0.00 / 0.34              0.25 / 0.01            +0.23
 
-    Long runs separate best and lose short texts altogether (similarity 0 to the same room); single words never do, and
-    confuse rooms that share their phrasing. The three together keep both ends.
+    Long runs separate best, but short texts then have similarity 0 to their own room. Single words avoid that, but confuse
+    rooms that share their phrasing. The three together avoid both.
     """
     tokens = words(text)
     return [" ".join(tokens[i : i + n]) for n in (1, 2, 3) for i in range(len(tokens) - n + 1)]
 
 
 def bag(tokens: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
-    """Number the occurrences of each token, so that a multiset becomes a set: a a b -> (a, 0) (a, 1) (b, 0).
+    """The tokens with their occurrences numbered, so that a multiset becomes a set: a a b -> (a, 0) (a, 1) (b, 0).
 
     The set Jaccard of two bags equals the multiset Jaccard (sum of minima over sum of maxima) of their tokens, so one
     index serves both.
@@ -105,33 +105,33 @@ def bag(tokens: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
 
 
 def jaccard(a: AbstractSet[Hashable], b: AbstractSet[Hashable]) -> float:
-    """JitRL, Eq. 24: |A and B| / |A or B|, in [0, 1]; 0 when a side is empty, even when both are."""
+    """JitRL, Eq. 24: J(A, B) = |A and B| / |A or B|, in [0, 1]; 0 if one or both of them are empty."""
     common = len(a & b)
     return common / (len(a) + len(b) - common) if common else 0.0
 
 
 def multiset_jaccard(a: Counter[Hashable], b: Counter[Hashable]) -> float:
-    """The same over token counts: sum of the smaller over sum of the larger counts; 0 when a side is empty."""
+    """The Jaccard index of multisets: sum of the smaller over sum of the larger counts, in [0, 1]; 0 if one is empty."""
     common = (a & b).total()
     return common / (a.total() + b.total() - common) if common else 0.0
 
 
 class JaccardIndex:
-    """Finds the k rows most similar to a query, exactly as comparing with every row would, and grows row by row.
+    """An exact index that finds the k rows most similar to a query, and grows row by row.
 
-    Each token has a list of the rows that contain it; a query adds up those lists, rarest token first. Frequent tokens
-    make nearly all of the work and say the least: they are left out as soon as no row that shares only them can be
-    among the k best, and the few rows that still can are compared in full. Memory: about 8 bytes per token of a row.
-    Safe to use from several threads.
+    Each token has a list of the rows that contain it; a query adds up those lists, rarest token first. Frequent tokens cause
+    nearly all of the work and matter least: they are left out as soon as no row that shares only them can be among the
+    k best, and the few rows that still can are compared in full. Memory: about 8 bytes per token of a row.
+    The index is safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ids: dict[Hashable, int] = {}  # token -> its number
         self._postings: list[array[int]] = []  # token number -> the rows that contain it, ascending
-        self._tokens = array("i")  # the token numbers of row 0, of row 1, ...
-        self._starts = array("q")  # row -> where its token numbers begin
-        self._sizes = array("i")  # row -> how many distinct tokens it has
+        self._tokens = array("i")  # the token numbers of all rows, one row after the other
+        self._starts = array("q")  # row -> start of its token numbers
+        self._sizes = array("i")  # row -> number of its distinct tokens
         # numpy reads these arrays in place, and an array cannot grow while it is being read: below, no such view is
         # ever bound to a name, so that none outlives its expression, not even in the traceback of an interrupted search.
 
@@ -160,7 +160,7 @@ class JaccardIndex:
             return row
 
     def has_tokens(self, row: int, tokens: AbstractSet[Hashable]) -> bool:
-        """Whether these are exactly the tokens of the row."""
+        """True if these are exactly the tokens of the row."""
         with self._lock:
             start, size = self._starts[row], self._sizes[row]
             numbers = self._tokens[start : start + size]
@@ -169,10 +169,18 @@ class JaccardIndex:
     def search(
         self, tokens: Iterable[Hashable], k: int, threshold: float = 0.0, among: NDArray[np.bool_] | None = None
     ) -> list[tuple[int, float]]:
-        """The at most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.
+        """At most k rows with Jaccard similarity >= threshold as (row, similarity), best first, ties newest first.
 
         A row that shares no token with the query is never returned, not even at threshold 0.
-        `among`: (rows,), False for a row that is to be passed over, as if it had never been added.
+
+        Args:
+            tokens: of the query.
+            k: the greatest number of rows, at least 0.
+            threshold: the least similarity, in [0, 1].
+            among: (rows,), False for each row to leave out, as if it had never been added; None leaves none out.
+
+        Raises:
+            ValueError: k is negative, or `among` has another length.
         """
         if k < 0:
             raise ValueError(f"cannot return {k} rows: k must be >= 0")
@@ -180,11 +188,11 @@ class JaccardIndex:
         return list(zip(rows.tolist(), similarities.tolist(), strict=True))
 
     def nearest(self, tokens: Iterable[Hashable], k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """The same as two arrays, for those who want many."""
+        """The result of `search` as two arrays, which is faster for many rows."""
         query = set(tokens)
         with self._lock:
             if among is not None and len(among) != len(self._sizes):
-                raise ValueError(f"`among` says yes or no to each of {len(self._sizes)} rows, got {len(among)} answers")
+                raise ValueError(f"`among` has a value for each of {len(self._sizes)} rows, got {len(among)}")
             known = [number for token in query if (number := self._ids.get(token)) is not None]
             if not known or not k:
                 return np.zeros(0, np.intp), np.zeros(0)
@@ -192,7 +200,7 @@ class JaccardIndex:
             return self._search(known, len(query), k, threshold, among)
 
     def row_similarities(self, row: int, rows: NDArray[np.intp]) -> NDArray[np.float64]:
-        """The Jaccard similarity of one row to each of these."""
+        """The Jaccard similarity of one row to each of `rows`, (rows,)."""
         with self._lock:
             start, size = self._starts[row], self._sizes[row]
             tokens = self._tokens[start : start + size].tolist()
@@ -205,11 +213,11 @@ class JaccardIndex:
             return similarities
 
     def _search(self, known: list[int], size: int, k: int, threshold: float, among: NDArray[np.bool_] | None) -> RankedRows:
-        """`known`: the query's tokens that some row has, rarest first; `size`: |query|, unknown tokens included."""
+        """The best rows. `known`: the query's tokens that some row has, rarest first; `size`: |query|, with unknown tokens."""
         n = len(self._sizes)
         floor = threshold  # a lower bound of the k-th best similarity; it rises as rows are compared
         counts = np.zeros(n, np.min_scalar_type(len(known)))  # row -> its overlap with the tokens done so far
-        done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before looking again: tripled every time
+        done, batch = 0, max(n // 4, 1 << 16)  # postings to add up before the next check: tripled every time
         while True:
             upto, work = done, 0
             while upto < len(known) and (upto == done or work + len(self._postings[known[upto]]) <= batch):
@@ -237,7 +245,7 @@ class JaccardIndex:
             return self._best(rows, overlaps, size, k, threshold)
 
     def _overlaps(self, tokens: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """row -> how many of these tokens it has, in a type that can hold their number."""
+        """row -> number of these tokens that it has, as `dtype`."""
         n = len(self._sizes)
         rows = np.frombuffer(b"".join([self._postings[token] for token in tokens]), np.int32)
         if len(rows) < 1 << 16:
@@ -289,37 +297,37 @@ class JaccardIndex:
 
 
 _COMPARE = 200
-"""How many postings can be added up in the time that one row is compared in full; only speed depends on it."""
+"""Postings that can be added up in the time of one full comparison with a row; only speed depends on it."""
 
 
 class KeyRows(Protocol):
     """The stored key texts, one row each, in the order of adding; not safe to use from several threads at once."""
 
     def add(self, reading: Any, /) -> None:
-        """Append a row: what `Similarity.read` made of its text."""
+        """Append a row, as `Similarity.read` returned it."""
 
     def nearest(self, reading: Any, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
-        """The at most k rows at least `floor` similar.
+        """At most k rows of at least this similarity, best first, ties newest first.
 
-        `among`: (rows,), False for a row that is to be passed over; None for none.
+        `among`: (rows,), False for each row to leave out; None leaves none out.
         """
         ...
 
     def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        """The similarity of one row to each of these."""
+        """The similarity of one row to each of `rows`, (rows,)."""
         ...
 
 
 class Similarity(Protocol):
-    """A way to compare key texts: by their tokens (`Jaccard`), or by their embeddings (`memory.vectors.Vectors`)."""
+    """A comparison of key texts: by tokens (`JaccardSimilarity`) or embeddings (`memory.search.vectors.CosineSimilarity`)."""
 
     @property
     def minimum(self) -> float:
-        """The smallest similarity there is; the greatest is 1, of equal texts."""
+        """The smallest possible similarity; the greatest is 1, of equal texts."""
         ...
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
-        """What is compared of each text. All that takes long happens here; safe to call from several threads."""
+        """Each text in the form that is compared. All slow work happens here; safe to call from several threads."""
         ...
 
     def rows(self) -> KeyRows:
@@ -329,21 +337,21 @@ class Similarity(Protocol):
 
 @dataclass(frozen=True)
 class JaccardSimilarity:
-    """Key texts compared exactly by the tokens they share; nothing to load, and nothing to embed.
+    """The exact comparison of key texts by their common tokens; it needs no embeddings.
 
-    A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.trajectories.structured`) is compared
-    in two parts, whose words never count for each other:
+    A key of the form `goal: ...` and, from the next line on, `state: ...` (`memory.trajectories.structured_key`) is
+    compared in two separate parts:
 
         similarity = J(states) * (1 + J(goals)) / 2,    J: the Jaccard index of the tokens as sets (1 for equal goals)
 
-    So the state decides, and the goal at most halves: a goal of twenty words, the same in every step, does not make
-    `door black` resemble `door red` (0.2, as without a goal), and states with nothing in common stay at 0 whatever the
-    goal. One set of tokens for both parts would put those two doors at 0.5 even under the goal `reach the exit`, and at
-    0.9 under a longer one. Any other key is compared as a whole, by J alone.
+    So the state decides, and the goal at most halves. A goal of twenty words, the same in every step, does not make
+    `door black` resemble `door red` (0.2, as without a goal), and states with nothing in common have similarity 0 whatever
+    the goal. One set of tokens for both parts would give those two doors 0.5 even with the goal `reach the exit`, and 0.9
+    with a longer one. A key of any other form is compared as a whole, by J.
     """
 
     tokens: Callable[[str], Iterable[Hashable]] = shingles
-    """What of a text is compared."""
+    """Text -> the tokens that are compared."""
 
     @property
     def minimum(self) -> float:
@@ -364,7 +372,7 @@ class JaccardSimilarity:
 
 
 _GOALS = 16
-"""How many goals are kept with what others are worth beside them; only speed depends on it."""
+"""Number of goals whose factors (1 + J(goals)) / 2 are cached; only speed depends on it."""
 
 
 class _JaccardRows:
@@ -373,8 +381,8 @@ class _JaccardRows:
         self._numbers: dict[frozenset[Hashable], int] = {}  # goal -> its number
         self._texts: list[frozenset[Hashable]] = []  # number -> goal
         self._goals = array("i")  # row -> number of its goal
-        # The goals asked for last, and what others are worth beside them: an episode has one goal, and asks at every step.
-        self._asked: dict[frozenset[Hashable], NDArray[np.float64]] = {}
+        # The latest goals, with the factors of all goals beside them: an episode has one goal, and searches at every step.
+        self._goal_factors: dict[frozenset[Hashable], NDArray[np.float64]] = {}
 
     def add(self, reading: tuple[frozenset[Hashable], frozenset[Hashable]], /) -> None:
         goal, state = reading
@@ -392,12 +400,12 @@ class _JaccardRows:
         among: NDArray[np.bool_] | None,
         /,
     ) -> RankedRows:
-        """States first, then goals: no row is more similar than its state, which says when enough states were fetched."""
+        """States first, then goals. No row is more similar than its state, which tells when enough states were fetched."""
         goal, state = reading
         fetch = k
         while True:
             near, of_states = self._states.nearest(state, fetch, min_similarity, among)
-            similarities = of_states * self._worth(goal, near)
+            similarities = of_states * self._factors_of(goal, near)
             order = np.lexsort((-near, -similarities))[:k]
             order = order[similarities[order] >= min_similarity]
             rows, found = near[order], similarities[order]
@@ -407,20 +415,20 @@ class _JaccardRows:
 
     def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
         goal = self._texts[self._goals[row]]
-        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._worth(goal, rows)
+        similarities: NDArray[np.float64] = self._states.row_similarities(row, rows) * self._factors_of(goal, rows)
         return similarities
 
-    def _worth(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+    def _factors_of(self, goal: frozenset[Hashable], rows: NDArray[np.intp]) -> NDArray[np.float64]:
         """(1 + J(goals)) / 2 of each of these rows."""
-        worth = self._asked.pop(goal, np.zeros(0))
-        if len(worth) < len(self._texts):
-            worth = np.full(len(self._texts), np.nan)  # worked out where it is needed
+        factors = self._goal_factors.pop(goal, np.zeros(0))
+        if len(factors) < len(self._texts):
+            factors = np.full(len(self._texts), np.nan)  # computed on demand
         numbers = np.frombuffer(self._goals, np.int32)[rows]
-        missing = np.unique(numbers[np.isnan(worth[numbers])]).tolist()
+        missing = np.unique(numbers[np.isnan(factors[numbers])]).tolist()
         others = [self._texts[number] for number in missing]
-        worth[missing] = [(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in others]
-        self._asked[goal] = worth  # the last one asked for stands last
-        if len(self._asked) > _GOALS:
-            del self._asked[next(iter(self._asked))]
-        of_rows: NDArray[np.float64] = worth[numbers]
+        factors[missing] = [(1 + (1.0 if goal == other else jaccard(goal, other))) / 2 for other in others]
+        self._goal_factors[goal] = factors  # the latest goal stands last
+        if len(self._goal_factors) > _GOALS:
+            del self._goal_factors[next(iter(self._goal_factors))]
+        of_rows: NDArray[np.float64] = factors[numbers]
         return of_rows

@@ -1,8 +1,8 @@
-"""Dense keys: texts compared by the cosine of their embeddings, exactly, and each text embedded once.
+"""Dense keys: an exact comparison of texts by the cosine of their embeddings. Each text is embedded once.
 
-A query looks at every vector. That costs as much as reading them from memory, 6 ms for 100,000 of 384 numbers, where the
-encoder takes 24 ms or more for its text; an approximate index would save little, and misses the one state that matters
-where the same states were seen again and again (Chroma's found 54 of 100 such neighbours).
+A query reads every vector: 6 ms for 100,000 vectors of 384 numbers, where the encoder takes 24 ms or more for the query's
+text. An approximate index would save little, and misses neighbours where the same states recur many times (Chroma's index
+found 54 of 100).
 """
 
 from __future__ import annotations
@@ -22,22 +22,29 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..records import UserError
+from ..errors import UserError
 from ..storage.chroma_store import embedder_name
 from .similarity import KeyRows, RankedRows
 
 __all__ = ["BadVectors", "CosineSimilarity", "SentenceEncoder"]
 
 EmbeddedText = tuple[bytes, NDArray[np.float32]]
-"""A text as it is compared: its hash, and its vector (dims,) of unit length (or zero)."""
+"""A text in the form that is compared: its hash, and its vector (dims,) of unit length (or zero)."""
 
 
 class BadVectors(UserError, ValueError):
-    """Vectors that cannot be compared with those there are, or a file that holds none."""
+    """An error: the vectors cannot be compared with the stored ones, or a file holds no vectors."""
 
 
 class SentenceEncoder(Embeddings):
-    """A sentence-transformers model as LangChain `Embeddings`: by the name of its repository, or by the folder it is in."""
+    """A sentence-transformers model as LangChain `Embeddings`.
+
+    Args:
+        model: the name of its repository, or its folder.
+
+    Raises:
+        UserError: there is no such model.
+    """
 
     def __init__(self, model: str | os.PathLike[str]) -> None:
         from sentence_transformers import SentenceTransformer
@@ -63,31 +70,31 @@ class SentenceEncoder(Embeddings):
 
 
 class CosineSimilarity:
-    """Compares key texts by the cosine of their embeddings; remembers the vector of every text it was ever asked for.
+    """The comparison of key texts by the cosine of their embeddings, with a persistent cache of the vectors.
 
-    So a step costs one call of the encoder, or none: the vector that the step was looked up with is the one it is stored
-    with, and a text seen before needs no call. Both sides are embedded as documents: key and query are texts of one form,
-    and equal texts are to have similarity 1. (The paper's embedder puts an instruction before queries alone, which takes a
-    second call for each step.)
+    A step costs at most one call of the encoder: the vector of its search is stored with it, and a known text needs no call.
+    Key and query are texts of one form, so both are embedded as documents, and equal texts have similarity 1. (AdaMEM's
+    embedder puts an instruction before queries only, which takes a second call per step.)
 
-    The vectors belong to texts, not to trajectories: what is remembered of a run stands on its shelf, this file can be
-    deleted, and costs then what it takes to embed the texts again.
+    The vectors belong to texts, not to trajectories. The file is only a cache: without it the texts are embedded again.
 
     Args:
         embeddings: the encoder, any LangChain `Embeddings` (`SentenceEncoder` for a local model).
-        path: the SQLite file that keeps the vectors, made if missing; None: a temporary one, gone when this is closed.
-        dims: how many numbers a vector has; None: as many as the first one.
-        name: what the encoder is called in the file; empty: its model's name, or its class.
+        path: the SQLite file of the vectors, made if missing; None: a temporary one, deleted on `close`.
+        dims: the dimension of a vector; None: that of the first one.
+        name: the encoder's name in the file; empty: its model's name, or its class.
 
-    Raises BadVectors if the file is none of ours, or was made with another encoder or number of dimensions. Safe to use
-    from several threads and by several processes.
+    Raises:
+        BadVectors: the file is another program's, or was made with another encoder or dimension.
+
+    It is safe to use from several threads and processes.
     """
 
     def __init__(
         self, embeddings: Embeddings, path: str | os.PathLike[str] | None = None, *, dims: int | None = None, name: str = ""
     ) -> None:
         if dims is not None and dims < 1:
-            raise BadVectors(f"vectors of {dims} numbers: dims is at least 1, or None for what the encoder gives")
+            raise BadVectors(f"vectors of {dims} numbers: dims is at least 1, or None for those of the encoder")
         self.name = name or embedder_name(embeddings)
         self.dims = dims
         self.path = None if path is None else Path(path)
@@ -105,10 +112,10 @@ class CosineSimilarity:
             raise
 
     def __repr__(self) -> str:
-        return f"Vectors({self.name}, {'in this process' if self.path is None else self.path})"
+        return f"CosineSimilarity({self.name}, {'in this process' if self.path is None else self.path})"
 
     def close(self) -> None:
-        """Close the file; what was read stays usable."""
+        """Close the file. Vectors that were read stay usable."""
         with self._lock:
             self._file.close()
 
@@ -121,7 +128,7 @@ class CosineSimilarity:
         return _CosineRows()
 
     def read(self, texts: Sequence[str], /) -> list[EmbeddedText]:
-        """The vectors of these texts; those not known yet come from one call of the encoder."""
+        """The vectors of these texts; one call of the encoder embeds all unknown ones."""
         keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
         known = self._stored_vectors(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
@@ -139,7 +146,7 @@ class CosineSimilarity:
         return found
 
     def _keep(self, made: dict[bytes, NDArray[np.float32]]) -> dict[bytes, NDArray[np.float32]]:
-        """Write these down; return what stands there now: where two threads embedded one text, the first one's vector."""
+        """Store these vectors and return the stored ones: if two threads embedded one text, the first one's vector."""
         dims = len(next(iter(made.values())))
         with self._lock, self._errors("written"), self._file:
             self._file.execute("INSERT OR IGNORE INTO about VALUES ('dims', ?)", (dims,))
@@ -149,7 +156,7 @@ class CosineSimilarity:
         return self._stored_vectors(list(made))
 
     def _unit(self, vectors: Sequence[Sequence[float]], wanted: int) -> NDArray[np.float32]:
-        """(wanted, dims), each of unit length; a zero vector stays zero, and is similar to nothing."""
+        """Vectors (wanted, dims) scaled to unit length; a zero vector stays zero and is similar to nothing."""
         matrix = np.asarray(vectors, np.float32)
         if matrix.ndim != 2 or len(matrix) != wanted or not matrix.shape[1]:
             raise BadVectors(f"the encoder {self.name} was given {wanted} texts and returned vectors of shape {matrix.shape}")
@@ -177,7 +184,7 @@ class CosineSimilarity:
             self._check(self.dims)
 
     def _check(self, dims: int | None) -> None:
-        """Refuse to compare what cannot be compared, before anything is written."""
+        """Raise `BadVectors`, before anything is written, if the file has another encoder or dimension."""
         about: dict[str, Any] = dict(self._file.execute("SELECT what, value FROM about"))
         made, there = about["encoder"], about.get("dims")
         if made != self.name or (dims is not None and dims != there):
@@ -199,13 +206,13 @@ class CosineSimilarity:
 
 
 _BLOCK = 4096
-"""Vectors allocated at once, so that none is ever moved; only speed depends on it."""
+"""Vectors allocated at once, so that none is moved later; only speed depends on it."""
 _MASKED = np.float32(-2)
 """Less than any cosine."""
 
 
 class _CosineRows:
-    """Rows of one memory: each refers to a vector, and equal texts to the same one."""
+    """The rows of one memory: each refers to a vector, and equal texts share one."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
@@ -214,7 +221,7 @@ class _CosineRows:
         self._last: tuple[bytes, NDArray[np.float32]] = (
             b"",
             np.zeros(0, np.float32),
-        )  # what `_cosines` found last, of which text
+        )  # the text of the last `_cosines`, and its result
 
     def add(self, reading: EmbeddedText, /) -> None:
         key, vector = reading
@@ -251,7 +258,7 @@ class _CosineRows:
         return np.clip(cosines, -1, 1).astype(np.float64)
 
     def _cosines(self, reading: EmbeddedText) -> NDArray[np.float32]:
-        """number of a vector -> its cosine with this one. Kept for the next question about the same text."""
+        """number of a vector -> its cosine with this one. Cached for the next search with the same text."""
         key, vector = reading
         if self._last[0] != key or len(self._last[1]) != len(self._numbers):
             cosines = np.clip(self._all(vector), -1, 1)
@@ -261,10 +268,10 @@ class _CosineRows:
         return self._last[1]
 
     def _all(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
-        """number of a vector -> its product with this one.
+        """number of a vector -> its dot product with this one.
 
-        One product a row (`vecdot`) reads memory as fast as it goes, twice as fast as BLAS' matrix times vector; and the
-        cosine of two texts does not depend on what else is stored, as it would, in the last digit, with BLAS.
+        One product per row (`vecdot`) reads memory twice as fast as BLAS' matrix times vector. With BLAS the last digit of a
+        cosine would also depend on the other stored vectors.
         """
         products = np.empty(len(self._numbers), np.float32)
         for start, block in zip(range(0, len(products), _BLOCK), self._blocks, strict=True):

@@ -1,11 +1,10 @@
-"""What was computed once and is never paid for again: values by a digest of all that they depend on, in a SQLite file.
+"""A persistent key-value cache in SQLite. Keys are digests of all inputs of a value; costs are recorded by stage.
 
-Whoever computed a value first has said what it is: a second one is not stored, and whoever came with it is given the first.
-Threads and processes that share a file thus go on with the same values, whatever the order in which they come. Beside the
-values stands what they cost, by stage, the cost of values that came second included.
+The first value stored under a key stays. A later `put` under that key returns the first value, so threads and processes that
+share a file go on with the same values, whatever their order. The costs of a later value count all the same.
 
-`get` takes about 20 us and `put` 100 for a reply of 3 kB (tests/performance/bench_training_free.py), so event loops may call
-both directly. A `put` also waits while another process writes, which takes it as little, and once in a thousand pages or so
+`get` takes about 20 us and `put` about 100 us for a reply of 3 kB (tests/performance/bench_training_free.py), so event loops
+may call both directly. A `put` also waits while another process writes, which is as short, and about once in a thousand pages
 for the disk.
 """
 
@@ -22,14 +21,15 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..records import Usage, UserError
+from ..errors import UserError
+from ..records import Usage
 
 __all__ = ["Cache", "CacheError", "cache_key"]
 
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
 APPLICATION_ID = 0x6C675F63
-"""The mark in the file's header that says what it is ("lg_c")."""
+"""The mark of a cache in the file's header ("lg_c")."""
 TABLES = """
 CREATE TABLE IF NOT EXISTS entries (key TEXT PRIMARY KEY, value TEXT NOT NULL, stage TEXT NOT NULL, seconds REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS spent (stage TEXT, what TEXT, amount REAL NOT NULL, PRIMARY KEY (stage, what)) WITHOUT ROWID;
@@ -48,15 +48,15 @@ HINTS = {
 
 
 class CacheError(UserError, RuntimeError):
-    """The cache cannot be read or written; says why, and what would do."""
+    """An error: the cache cannot be read or written. The message says why, and what would do."""
 
 
 class Cache:
     """Values by key, in a SQLite file or, without a path, in memory.
 
-    Safe for threads and event loops; several processes may share a file, each with a `Cache` of its own (one that was opened
-    before a fork is not the child's). A killed process loses nothing that `put` returned from; a power cut may cost the last
-    values, which are then computed again, and never the file (write-ahead log, synchronous=NORMAL).
+    A cache is safe for threads and event loops. Several processes may share a file, each with a `Cache` of its own, opened
+    after any fork. A killed process loses no value whose `put` returned. A power cut may lose the last values, which are then
+    computed again, but never the file (write-ahead log, synchronous=NORMAL).
 
     Raises:
         CacheError: the file cannot be opened or written, is damaged, or is something else.
@@ -68,7 +68,7 @@ class Cache:
         with self._user_errors():
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Transactions are begun and ended here, and not by Python's module.
+            # This class begins and ends transactions itself, instead of Python's module.
             self._base = sqlite3.connect(self.path or ":memory:", LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
             try:
                 self._prepare()
@@ -87,7 +87,7 @@ class Cache:
         if mark == APPLICATION_ID:
             return
         end = time.monotonic() + LOCK_TIMEOUT
-        while True:  # where two processes change to the write-ahead log at once, SQLite does not wait of itself
+        while True:  # SQLite itself does not wait where two processes switch to the write-ahead log at once
             try:
                 self._base.execute("PRAGMA journal_mode=WAL")
                 break
@@ -99,7 +99,7 @@ class Cache:
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:
-        """SQLite's errors as the user's."""
+        """Turn SQLite's errors into `CacheError`."""
         where = f"cache at {self.path}" if self.path else "cache in memory"
         try:
             yield
@@ -120,19 +120,23 @@ class Cache:
         return json.loads(row[0]) if row else None
 
     def put(self, key: str, value: Any, stage: str, usage: Usage | None = None, seconds: float = 0.0) -> Any:
-        """Store a value, unless there is one, and return what is stored: what comes back is what every later `get` returns.
+        """Store a value unless the key has one, and return the stored value, which every later `get` returns too.
 
         Args:
-            key: `key` of all that the value depends on.
-            value: as JSON; anything but None, which stands for "not there". Tuples come back as lists.
-            stage: what the value is for: costs are added up by it.
-            usage: what the value cost, without what earlier values cost that it was made from. Counts in any case: who comes
-                second has paid, too.
-            seconds: that it took.
+            key: `cache_key` of all that the value depends on.
+            value: a JSON value other than None, which means "not stored". Tuples come back as lists.
+            stage: the purpose of the value; costs are added up by stage.
+            usage: the cost of this value, without that of the values it was made from. It counts even if the value is not
+                stored, since it was paid.
+            seconds: the time that the value took.
+
+        Raises:
+            ValueError: the value is None, or the cache is closed.
+            CacheError: the file cannot be written.
         """
         if value is None:
             raise ValueError("a cache holds no None: it says that nothing is stored")
-        text = json.dumps(value)  # in ASCII: half a surrogate pair of a model's reply is no UTF-8
+        text = json.dumps(value)  # in ASCII: half a surrogate pair in a model's reply is not valid UTF-8
         costs = [(stage, what, amount) for what, amount in _costs(usage, seconds) if amount]
         with self._user_errors(), self._lock:
             base = self._base
@@ -151,7 +155,7 @@ class Cache:
         return json.loads(text)
 
     def usage_by_stage(self) -> dict[str, Usage]:
-        """What was paid for through this file, by stage: by all processes, and in earlier runs. Values found there cost nothing."""
+        """The cost of all values, by stage, over all processes and runs that used this file. Cached values cost nothing."""
         found: dict[str, dict[str, int]] = {}
         for stage, what, amount in self._costs():
             if what != "seconds":
@@ -159,7 +163,7 @@ class Cache:
         return {stage: Usage(**amounts) for stage, amounts in found.items()}
 
     def seconds_by_stage(self) -> dict[str, float]:
-        """How long the values took, added up by stage."""
+        """The seconds that the values took, by stage."""
         return {stage: amount for stage, what, amount in self._costs() if what == "seconds"}
 
     def _costs(self) -> list[tuple[str, str, float]]:
@@ -167,7 +171,7 @@ class Cache:
             return self._base.execute("SELECT stage, what, amount FROM spent ORDER BY stage, what").fetchall()
 
     def close(self) -> None:
-        """Close the file; nothing can be asked any more."""
+        """Close the file. Later calls raise ValueError."""
         with self._lock:
             self._base.close()
 
@@ -180,12 +184,12 @@ def _costs(usage: Usage | None, seconds: float) -> Iterator[tuple[str, float]]:
 
 
 def cache_key(*parts: Any) -> str:
-    """A digest of JSON values and records: equal parts have the same, others another, in every process and on every machine.
+    """A digest of JSON values and records. Equal parts have equal digests in every process and on every machine.
 
-    Records count with their type and all fields; tuples and lists are the same; names of dicts are strings, in any order.
+    Records count with their type and all fields. Tuples equal lists. The keys of dicts are strings, in any order.
 
     Raises:
-        TypeError: naming what has no such digest.
+        TypeError: a part is neither a JSON value nor a record; names it.
     """
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=_plain)
     return blake2b(text.encode(), digest_size=20).hexdigest()

@@ -1,7 +1,7 @@
-"""Where graphs keep their checkpoints: a SQLite file, this process's memory, or Postgres.
+"""Storage of graph checkpoints: a SQLite file, this process's memory, or Postgres.
 
-The serializer restores our records and LangGraph's own safe types, and nothing else: a checkpoint cannot name other
-code to run. This is what `LANGGRAPH_STRICT_MSGPACK=true` asks for, so it works under it.
+The serializer restores only our records and LangGraph's own safe types, so a checkpoint cannot name other code to run.
+`LANGGRAPH_STRICT_MSGPACK=true` requires that, and is supported.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from typing import Any
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ..records import RECORDS, UserError
+from ..errors import UserError
+from ..records import RECORDS
 
 __all__ = ["open_checkpoints", "open_checkpoints_async", "serializer"]
 
 LOCK_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing to the same file."""
 
-# A commit does not wait for the disk (5 to 6 times less time a step): a power cut may lose the last steps, which are
-# then done again, but a killed process loses none and the file stays whole.
+# A commit does not wait for the disk, which makes a step 5 to 6 times as fast. A power cut may lose the last steps, which are
+# then done again; a killed process loses none, and the file stays whole.
 NO_WAIT = "PRAGMA synchronous=NORMAL"
 
 
 class _Connection(sqlite3.Connection):
-    """Its transaction ends with it.
+    """A connection that ends its transaction when it is closed.
 
-    A run that breaks off closes it while tasks of its nested graphs may still be storing what they did. SQLite closes no
-    connection that a statement still belongs to, and the lock of its transaction lasts as long: until the exception that
-    holds the cursor is gone. The same command, run again in this process, would then wait for itself.
+    A run that breaks off closes the connection while tasks of its nested graphs may still be writing. SQLite keeps a connection
+    open as long as a statement belongs to it, and with it the lock of its transaction: until the exception that holds the
+    cursor is gone. The same command, run again in this process, would then wait for itself.
     """
 
     def close(self) -> None:
@@ -53,7 +54,8 @@ def serializer() -> JsonPlusSerializer:
 def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSaver[Any]]:
     """A saver for `invoke` and `stream`: at a path (SQLite), `:memory:`, or `postgresql://user@host/database`.
 
-    Raises UserError if the place cannot be opened, is no database, or is full.
+    Raises:
+        UserError: the database cannot be opened, is none, or its disk is full.
     """
     where = os.fspath(where)
     if _is_postgres(where):
@@ -70,14 +72,14 @@ def open_checkpoints(where: str | os.PathLike[str]) -> Iterator[BaseCheckpointSa
         closing(sqlite3.connect(where, timeout=LOCK_TIMEOUT, check_same_thread=False, factory=_Connection)) as connection,
     ):
         connection.execute(NO_WAIT)
-        saver = _counting(SqliteSaver(connection, serde=serializer()))
+        saver = _with_numbered_versions(SqliteSaver(connection, serde=serializer()))
         saver.setup()
         yield saver
 
 
 @asynccontextmanager
 async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator[BaseCheckpointSaver[Any]]:
-    """The same for `ainvoke` and `astream`."""
+    """A saver for `ainvoke` and `astream`; see `open_checkpoints`."""
     where = os.fspath(where)
     if _is_postgres(where):
         opened = _postgres("langgraph.checkpoint.postgres.aio").AsyncPostgresSaver.from_conn_string(where)
@@ -93,15 +95,15 @@ async def open_checkpoints_async(where: str | os.PathLike[str]) -> AsyncIterator
     with _errors(where):
         async with aiosqlite.connect(where, timeout=LOCK_TIMEOUT, factory=_Connection) as connection:
             await connection.execute(NO_WAIT)
-            saver = _counting(AsyncSqliteSaver(connection, serde=serializer()))
+            saver = _with_numbered_versions(AsyncSqliteSaver(connection, serde=serializer()))
             await saver.setup()
             yield saver
 
 
-def _counting(saver: Any) -> Any:
-    """Number a channel's versions 1, 2, 3, … instead of by strings of 51 characters, which outweigh small states.
+def _with_numbered_versions(saver: Any) -> Any:
+    """The saver with a channel's versions numbered 1, 2, 3, … Its own strings of 51 characters outweigh small states.
 
-    The strings keep versions of parallel branches apart in savers that store values by version; these store them inline.
+    The strings keep versions of parallel branches apart in savers that store values by version; these savers store them inline.
     """
     saver.get_next_version = MethodType(BaseCheckpointSaver.get_next_version, saver)
     return saver
@@ -126,7 +128,7 @@ def _is_postgres(where: str) -> bool:
 
 @contextmanager
 def _errors(where: str) -> Iterator[None]:
-    """The database's errors as the user's, also those of the steps that run while the saver is open."""
+    """Turn the database's errors into `UserError`, also those of steps that run while the saver is open."""
     try:
         if where != ":memory:" and not _is_postgres(where):
             Path(where).parent.mkdir(parents=True, exist_ok=True)

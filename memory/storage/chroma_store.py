@@ -1,12 +1,12 @@
-"""A LangGraph store kept by Chroma: what an agent remembers across runs, in a directory or behind a Chroma server.
+"""A LangGraph store on Chroma: the memory of an agent across runs, in a directory or behind a Chroma server.
 
-Chroma is the durable copy; what is read is read from memory, so that retrieval is exact. A directory belongs to one
-process, which loads it when it opens it and writes every change through before it shows it. A server may have many
-clients, so each batch asks the server for what its operations touch.
+Chroma holds the durable copy. Reads are served from memory, so that retrieval is exact. A directory belongs to one process,
+which loads it on opening and writes every change to Chroma before it shows it. A server may have many clients, so each batch
+fetches the items that its operations touch.
 
 One record of Chroma is one item: its id is the JSON list `[*namespace, key]`, and its metadata holds the value as JSON
 (`value`), `namespace` (a JSON list, and `ns0`, `ns1`, … for filters), `key`, `created_at` and `updated_at`. Items with
-vectors stand in a collection of their own; an item with several vectors has further records (`of`) there.
+vectors are in a collection of their own; an item with several vectors has further records (`of`) there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from langgraph.store.base import (
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from ..records import UserError
+from ..errors import UserError
 
 __all__ = ["ChromaStore", "embedder_name"]
 
@@ -63,7 +63,7 @@ VectorArray = NDArray[np.float32]
 
 @dataclass(slots=True)
 class _Entry:
-    """An item as it is kept: its value stays JSON text, so that no caller can change what is remembered."""
+    """A stored item. Its value stays JSON text, so that no caller can change the stored one."""
 
     namespace: Namespace
     key: str
@@ -97,11 +97,11 @@ class ChromaStore(BaseStore):
 
     Without `index` no embedding model is needed and a search's `query` is ignored. With
     `index={"dims": 384, "embed": <Embeddings, function or provider string>, "fields": ["text"]}` a search with a query
-    ranks by cosine similarity, exactly, an item with several vectors by its best one. The meaning of every operation is
-    that of LangGraph's `InMemoryStore`, except that an item keeps its `created_at` when it is written again, that values
-    go through JSON (tuples become lists), and that a namespace whose last item is deleted is no longer listed.
+    ranks by exact cosine similarity, an item with several vectors by its best one. Every operation means the same as in
+    LangGraph's `InMemoryStore`, except that an item keeps its `created_at` when it is written again, that values go through
+    JSON (tuples become lists), and that a namespace whose last item is deleted is no longer listed.
 
-    Within one batch reads see what was there before the batch, and the last of several writes to a key wins.
+    Within one batch, reads see the state before the batch, and the last of several writes to a key wins.
     """
 
     def __init__(self, *, index: IndexConfig | None = None, chroma: _Chroma | None = None) -> None:
@@ -121,15 +121,16 @@ class ChromaStore(BaseStore):
 
     @classmethod
     def memory(cls, *, index: IndexConfig | None = None) -> Self:
-        """A store that keeps everything in this process and writes nothing; it is gone when it is closed."""
+        """A store in this process's memory. It writes nothing and is gone when closed."""
         return cls(index=index)
 
     @classmethod
     def open(cls, where: str | os.PathLike[str], *, index: IndexConfig | None = None) -> Self:
         """Open the memory in a directory (made if missing), or the one behind a Chroma server (`http://host:port`).
 
-        Raises UserError if another process (or this one) has the directory open, if what is there is no memory, is
-        damaged or was written by a newer version, if the memory was indexed by another embedder, if no server answers.
+        Raises:
+            UserError: a process (perhaps this one) has the directory open; it holds no memory, a damaged one or one of a
+                newer version; the memory was indexed by another embedder; no server answers.
         """
         embedder = (embedder_name(index["embed"]), index["dims"]) if index else None
         chroma = _Chroma(os.fspath(where), embedder)
@@ -140,7 +141,7 @@ class ChromaStore(BaseStore):
             raise
 
     def close(self) -> None:
-        """Release the directory and its files; a second close does nothing."""
+        """Release the directory and its files. A second close does nothing."""
         with self._lock:
             if not self._closed:
                 self._closed = True
@@ -176,7 +177,7 @@ class ChromaStore(BaseStore):
         return await asyncio.to_thread(self._run, ops, dict(zip(texts, rows, strict=True)), units)
 
     def _texts(self, ops: Sequence[Op]) -> tuple[list[str], list[str]]:
-        """What a batch needs embedded, each text once: (of its writes, of its queries)."""
+        """The texts that a batch needs embedded, each once: (of its writes, of its queries)."""
         if self.embeddings is None:
             return [], []
         texts = {text: None for put in _last_puts(ops) for text in self._indexed_texts(put)}
@@ -264,7 +265,7 @@ class ChromaStore(BaseStore):
         scores = np.full(len(entries), -np.inf, np.float32)
         np.maximum.at(scores, owners, (matrix @ query[0]))
         wanted, near = op.offset + op.limit, np.arange(len(entries))
-        if 0 < wanted < len(entries) and not op.filter:  # sort only the best, and all that tie with the last of them
+        if 0 < wanted < len(entries) and not op.filter:  # sort only the best, and those that tie with the last of them
             near = np.flatnonzero(scores >= np.partition(scores, -wanted)[-wanted])
         page: list[tuple[_Entry, float]] = []
         for i in near[np.argsort(-scores[near], kind="stable")]:
@@ -279,14 +280,14 @@ class ChromaStore(BaseStore):
         return sorted({n[: op.max_depth] for n in names})[op.offset : op.offset + op.limit]
 
     def _write(self, puts: Sequence[PutOp], embedded: Mapping[str, Sequence[float]]) -> None:
-        """Durable first, visible after: a write that fails leaves what is shown as it was."""
+        """Write to Chroma, then show the change: a write that fails changes nothing that is shown."""
         kept, gone = [], []
         for put in puts:
             old = self._items.get(put.namespace, {}).get(put.key)
             if put.value is None:
                 gone += [old] if old else []
                 continue
-            # No two writes share a time, so that the order of writing is the order after loading, too.
+            # No two writes share a time, so that loading restores the order of writing.
             self._latest = now = max(datetime.now(UTC), self._latest + timedelta(microseconds=1))
             rows = [embedded[text] for text in self._indexed_texts(put)]
             vectors = self._unit(rows) if rows else None
@@ -371,7 +372,7 @@ class _Chroma:
         return True
 
     def _check(self, database: Path) -> None:
-        """Find damage before Chroma opens the file, because Chroma would write to it first."""
+        """Raise `UserError` if the file is damaged. Chroma itself would write to it first."""
         try:
             with closing(sqlite3.connect(database)) as connection:
                 found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -385,7 +386,7 @@ class _Chroma:
             )
 
     def _sign(self, directory: Path) -> None:
-        """Note who owns the directory, for the message that the next process gets."""
+        """Write this process's id into the directory, for the error message in other processes."""
         with self._errors("open"):
             (directory / "owner.pid").write_text(str(os.getpid()), encoding="utf-8")
 
@@ -402,7 +403,7 @@ class _Chroma:
         )
 
     def _open(self, embedder: tuple[str, int] | None) -> None:
-        """Find or make the collections, and check what they say about themselves."""
+        """Find or make the collections, and check their layout and embedder."""
         self._items = self._client.get_or_create_collection(
             "learngraph-items", metadata={"schema": SCHEMA}, embedding_function=None
         )
@@ -461,7 +462,7 @@ class _Chroma:
 
     @staticmethod
     def _join_vectors(entries: dict[str, _Entry], found: Mapping[str, Any]) -> None:
-        """Join items and their vectors. What an interrupted write left behind is older than its item and is not shown."""
+        """Join items and their vectors. Vectors left by an interrupted write are older than their item and are ignored."""
         rows: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         for id, meta, row in zip(found["ids"], found["metadatas"], found["embeddings"], strict=True):
             rows.setdefault((meta.get("of", id), meta["updated_at"]), []).append((meta["part"], row))
@@ -475,7 +476,7 @@ class _Chroma:
                 entry.vectors = matrix
 
     def read_for(self, ops: Sequence[Op]) -> list[_Entry]:
-        """What these operations touch, from a server that others write to as well."""
+        """The items that these operations touch, from a server that others write to as well."""
         prefixes = {tuple(op.namespace_prefix) for op in ops if isinstance(op, SearchOp)}
         if any(isinstance(op, ListNamespacesOp) for op in ops) or () in prefixes:
             return self.read()
@@ -486,7 +487,7 @@ class _Chroma:
     def write(self, kept: Sequence[_Entry], gone: Sequence[_Entry], before: Sequence[_Entry]) -> None:
         """Upsert `kept`, delete `gone`; `before` are the entries that `kept` replaces.
 
-        One upsert a collection, which Chroma commits whole (in pieces only above its own limit of some thousand).
+        Each collection gets one upsert, which Chroma commits whole (in pieces above its own limit of some thousand records).
         """
         with self._errors("write"):
             plain = [(e.id, [0.0], _metadata(e)) for e in kept if e.vectors is None]
@@ -511,7 +512,7 @@ class _Chroma:
 
     @contextmanager
     def _errors(self, doing: str) -> Iterator[None]:
-        """Chroma's errors as the user's: a full disk, a damaged directory, a server that does not answer."""
+        """Turn Chroma's errors into `UserError`: a full disk, a damaged directory, a server that does not answer."""
         try:
             yield
         except UserError:
@@ -566,7 +567,7 @@ def _entry(meta: Mapping[str, Any]) -> _Entry:
 
 
 def _ids(entry: _Entry) -> list[str]:
-    """The record ids of an indexed item, one a vector."""
+    """The record ids of an indexed item, one per vector."""
     assert entry.vectors is not None
     return [f"{entry.id}#{part}" if part else entry.id for part in range(len(entry.vectors))]
 
@@ -607,7 +608,7 @@ def _json(put: PutOp) -> str:
 
 
 def embedder_name(embed: object) -> str:
-    """What tells one embedder from another: its model's name if it says one, else its class or function."""
+    """The name that identifies an embedder: its model's name if it has one, else that of its class or function."""
     if isinstance(embed, str):
         return embed
     for attribute in ("model_name", "model"):
@@ -634,10 +635,10 @@ def _matches(entry: _Entry, wanted: Mapping[str, Any] | None) -> bool:
 
 
 def _field(value: Any, key: str) -> Any:
-    """The field a filter names: `color`, or `user.name` for one inside another, as in LangGraph's SQL stores."""
+    """The field that a filter names: `color`, or `user.name` for a nested one, as in LangGraph's SQL stores."""
     if key in value:
         return value[key]
-    if not re.fullmatch(r"[\w.-]+", key):  # the SQL stores refuse these, so that no filter works here only
+    if not re.fullmatch(r"[\w.-]+", key):  # the SQL stores refuse these, so no filter works only here
         raise ValueError(f"Invalid filter key: {key!r}; use letters, digits, '_', '-' and '.'")
     for part in key.split("."):
         value = value.get(part) if isinstance(value, dict) else None
@@ -645,7 +646,7 @@ def _field(value: Any, key: str) -> Any:
 
 
 def _compare(value: Any, wanted: Any) -> bool:
-    """LangGraph's filter: operators, or equality that goes into lists and mentioned keys of objects."""
+    """LangGraph's filter: operators, or equality, which for objects compares only the mentioned keys."""
     match wanted:
         case dict() if any(key.startswith("$") for key in wanted):
             return all(_operate(value, operator, operand) for operator, operand in wanted.items())

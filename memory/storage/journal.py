@@ -1,8 +1,8 @@
-"""The journal: every step of every episode, append-only, in one JSONL file.
+"""The journal: an append-only JSONL file with every step of every episode.
 
-A graph's state holds only `head`, the id of the last step; the journal gives the history behind it. Step ids are hashes of
-(parent id, step), so writing a step twice stores it once, a resumed episode finds its own steps again, and two forks share
-their common past and never overwrite each other. That keeps checkpoints the same size however long an episode gets.
+A graph's state holds only `head`, the id of the last step, and the journal holds the history behind it, so checkpoints stay
+small however long an episode gets. A step's id is a hash of (parent id, step). So a step written twice is stored once, a
+resumed episode finds its own steps again, and two forks share their common past and never overwrite each other.
 """
 
 from __future__ import annotations
@@ -13,20 +13,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..records import Transition, UserError
+from ..errors import UserError
+from ..records import Transition
 from .rows import Rows
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class JournalError(UserError, RuntimeError):
-    """A state points at a step that this journal does not hold."""
+    """An error: a state names a step that this journal does not hold."""
 
 
 class Journal:
     """Steps by id, in memory, and in a JSONL file if a path is given.
 
-    Of what a graph writes down beside the steps, `details` names the fields that stay in memory; the file has all of them.
+    Args:
+        path: the file, made if missing; None: the journal lasts as long as the process.
+        details: additional fields of a row that stay in memory; the file has all fields.
+
+    Raises:
+        RowsError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path | str | None = None, details: Sequence[str] = ()) -> None:
@@ -34,13 +40,13 @@ class Journal:
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
-        """The head of an episode that has no steps yet."""
+        """The head of an episode without steps."""
         return f"{run}/{episode}/{task}"
 
     def append(self, head: str, step: Transition, **more: Any) -> str:
-        """Write `step` after `head` and return the new head. `more` goes into the row too (JSON values).
+        """Write `step` after `head` and return the new head. `more` are further fields of the row (JSON values).
 
-        A step that is there already is not written again.
+        A step that is already in the journal is not written again.
         """
         key = _encode([head, step.state, step.action, step.reward])
         id = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
@@ -51,7 +57,7 @@ class Journal:
         return id
 
     def history(self, head: str, last: int | None = None) -> tuple[Transition, ...]:
-        """The steps up to `head`, oldest first; only the `last` ones if given.
+        """The steps up to `head`, oldest first; only the last `last` of them if given.
 
         Raises:
             JournalError: `head` is neither the start of an episode nor a step written here.
@@ -59,7 +65,7 @@ class Journal:
         return tuple(Transition(row["state"], row["action"], row["reward"]) for row in self.rows(head, last))
 
     def rows(self, head: str, last: int | None = None) -> list[Mapping[str, Any]]:
-        """The same as rows: `step`, `state`, `action`, `reward`, and the `details`."""
+        """The rows of the steps up to `head`, as `history`: `step`, `state`, `action`, `reward`, and the `details`."""
         found: list[Mapping[str, Any]] = []
         while last is None or len(found) < last:
             row = self._rows.get(head)
@@ -73,11 +79,11 @@ class Journal:
 
     @property
     def is_durable(self) -> bool:
-        """Whether there is a file."""
+        """True if the journal is written to a file."""
         return self._rows.path is not None
 
     def sync(self) -> None:
-        """Make the steps so far survive a power cut."""
+        """Flush the file to the disk, so that the steps so far survive a power cut."""
         self._rows.sync()
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""An append-only JSONL file whose rows have ids: writing a row twice writes it once, and a crash costs at most the last line."""
+"""An append-only JSONL file of rows with ids. A row written twice is stored once, and a crash costs at most the last line."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from ..records import UserError
+from ..errors import UserError
 
-_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps makes an encoder for every row
+_encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for every row
 
 
 class RowsError(UserError, RuntimeError):
-    """The file cannot be read or written."""
+    """An error: the file cannot be read or written."""
 
 
 class Rows:
-    """Rows by id (the row's `id` field), in the order they came; in memory only if no path is given.
+    """Rows by id (the row's `id` field), in the order of writing.
 
-    One process writes to a file. A last line that a crash cut short is dropped when the file is opened: whoever wrote it
-    writes it again when it resumes. `keep` names the fields that stay in memory; the file has all of them.
+    Only one process may write to a file. A last line that a crash cut short is dropped when the file is opened; a resumed run
+    writes it again.
+
+    Args:
+        path: the file, made if missing; None: the rows are in memory only.
+        keep: the fields that stay in memory, None for all; the file has all fields.
+
+    Raises:
+        RowsError: the file cannot be read or written.
     """
 
     def __init__(self, path: Path | str | None = None, keep: Collection[str] | None = None) -> None:
@@ -36,7 +43,7 @@ class Rows:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 if self.path.exists():
                     self._load(self.path)
-                self._file = self.path.open("ab", buffering=0)  # a buffer would hand in later what once had no room
+                self._file = self.path.open("ab", buffering=0)  # a buffer would write a row later that found no room before
             except OSError as error:
                 raise RowsError(f"cannot open {self.path}: {error.strerror}") from error
 
@@ -56,7 +63,7 @@ class Rows:
             os.truncate(path, end)
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Write `row` unless one with its id is there."""
+        """Write `row` unless there is one with its id."""
         with self._lock:
             if row["id"] in self._rows:
                 return
@@ -75,7 +82,7 @@ class Rows:
         return row if self._keep is None else {name: row[name] for name in self._keep if name in row}
 
     def sync(self) -> None:
-        """Make what was written survive a power cut, not only the end of this process."""
+        """Flush the file to the disk, so that its rows survive a power cut."""
         if self._file:
             os.fsync(self._file.fileno())
 

@@ -1,7 +1,7 @@
-"""A typed shelf of records over any LangGraph store, and records as plain JSON.
+"""A typed collection of records over any LangGraph store, and records as plain JSON.
 
-A record becomes a plain object of its fields (nested records too, tuples as lists), which any other tool can read. The
-way back goes by the record's type hints and is strict, because a field that is silently dropped is a lesson lost.
+A record becomes a plain object of its fields (nested records too, tuples as lists), which any other tool can read. Reading
+follows the record's type hints and is strict: an unknown field is an error and is not dropped.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, Union, cast, get_ar
 
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, PutOp, validate_op_namespace
 
-from ..records import UserError
+from ..errors import UserError
 
 __all__ = ["BadRecord", "Record", "RecordStore", "as_jsonl", "from_json", "read_jsonl", "to_json", "write_jsonl"]
 
 T = TypeVar("T")
-PAGE = 1000  # items a search
+PAGE = 1000
+"""Items per search."""
 
 
 class BadRecord(UserError, ValueError):
-    """What was read is not the record that was expected: the message names where, the field, and both types."""
+    """An error: the data is not the expected record. The message names the place, the field, and both types."""
 
 
 class Record(Protocol):
-    """A frozen dataclass with an `id` that is derived, never random, so that storing it twice stores it once."""
+    """A frozen dataclass with an `id` that is derived, never random, so a record stored twice is stored once."""
 
     @property
     def id(self) -> str: ...
@@ -42,8 +43,15 @@ R = TypeVar("R", bound=Record)
 class RecordStore(Generic[R]):
     """The records of one type in one namespace of a store.
 
-    `index` names the fields that the store's vector index embeds, if it has one; none unless asked, because embedding
-    a whole trajectory costs much and finds little.
+    Args:
+        store: any LangGraph store.
+        namespace: labels of the namespace.
+        record: the type of the records.
+        index: the fields that the store's vector index embeds, if it has one. None by default: embedding a whole trajectory
+            is slow and finds little.
+
+    Raises:
+        UserError: the labels are no valid namespace.
     """
 
     def __init__(self, store: BaseStore, namespace: Sequence[str], record: type[R], *, index: Sequence[str] = ()) -> None:
@@ -57,10 +65,10 @@ class RecordStore(Generic[R]):
             raise UserError(f"{self.namespace} cannot be the namespace of a shelf: {error}") from error
 
     def __repr__(self) -> str:
-        return f"Shelf({'/'.join(self.namespace)}, {self.record.__name__})"
+        return f"RecordStore({'/'.join(self.namespace)}, {self.record.__name__})"
 
     def put(self, records: Iterable[R], /) -> None:
-        """Store these in one batch; one with a stored id takes its place."""
+        """Store these records in one batch; one with a stored id replaces it."""
         if puts := [PutOp(self.namespace, r.id, to_json(r), self.index) for r in records]:
             self.store.batch(puts)
 
@@ -69,7 +77,7 @@ class RecordStore(Generic[R]):
         return self._record(item.key, item.value) if item else None
 
     def all(self) -> list[R]:
-        """Everything stored, oldest first (by the store's clock, then by id)."""
+        """All stored records, oldest first (by the store's clock, then by id)."""
         items = [item for item in self._items() if item.namespace == self.namespace]
         items.sort(key=lambda item: (item.created_at, item.key))
         return [self._record(item.key, item.value) for item in items]
@@ -82,16 +90,16 @@ class RecordStore(Generic[R]):
                 return
 
     def delete(self, ids: Iterable[str], /) -> None:
-        """Remove these; an id that is not there is no error."""
+        """Delete the records with these ids; an unknown id is no error."""
         if puts := [PutOp(self.namespace, id, None) for id in ids]:
             self.store.batch(puts)
 
     def export_jsonl(self, path: str | os.PathLike[str], /) -> int:
-        """Write one record a line, oldest first, in place of `path` once all is written; how many there were."""
+        """Write all records, one per line, oldest first, and return their number. `path` is replaced when all is written."""
         return write_jsonl(self.all(), path)
 
     def import_jsonl(self, path: str | os.PathLike[str], /) -> int:
-        """Store the records of a file, all of them or (if a line is wrong) none; how many there were."""
+        """Store the records of a file and return their number. If a line is wrong, none is stored."""
         records = [record for _, record in read_jsonl(self.record, path)]
         self.put(records)
         return len(records)
@@ -106,7 +114,7 @@ def as_jsonl(records: Iterable[Any], /) -> Iterator[str]:
 
 
 def write_jsonl(records: Sequence[Any], path: str | os.PathLike[str], /) -> int:
-    """Write one record a line, in place of `path` once all is written; how many there were."""
+    """Write records, one per line, and return their number. `path` is replaced when all is written."""
     target = Path(path)
     part = target.with_name(target.name + ".part")
     try:
@@ -120,7 +128,12 @@ def write_jsonl(records: Sequence[Any], path: str | os.PathLike[str], /) -> int:
 
 
 def read_jsonl(record: type[T], path: str | os.PathLike[str], /) -> list[tuple[int, T]]:
-    """The records of a file that `write_jsonl` wrote, each with its line number; BadRecord names the first wrong line."""
+    """The records of a file of `write_jsonl`, each with its line number.
+
+    Raises:
+        BadRecord: a line is not such a record; names the first wrong one.
+        UserError: the file cannot be read.
+    """
     found = []
     try:
         for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
@@ -150,9 +163,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(record: type[T], value: Any, where: str = "value") -> T:
-    """The record that `to_json` wrote. A field may be missing only where the record has a default for it.
+    """The record that `to_json` wrote. A field may be missing only if the record has a default for it.
 
-    Raises BadRecord, naming `where` and the field, for an unknown or missing field or a value of another type.
+    Raises:
+        BadRecord: a field is unknown, missing or of another type; names `where` and the field.
     """
     try:
         return cast(T, _reader(cast(Hashable, record))(value))
@@ -162,7 +176,7 @@ def from_json(record: type[T], value: Any, where: str = "value") -> T:
 
 
 class _Wrong(Exception):
-    """What is wrong, and the path to it, innermost first."""
+    """An error in a value, and the path to it, innermost part first."""
 
     def __init__(self, message: str, *path: str) -> None:
         super().__init__(message)
@@ -184,7 +198,7 @@ _PLAIN = {str: "a string", int: "a whole number", float: "a number", bool: "true
 
 @functools.cache
 def _reader(hint: Hashable) -> Callable[[Any], Any]:
-    """The function that reads a value of this type; made once a type, since a memory has many records."""
+    """The function that reads a value of this type. It is made once per type, since a memory has many records."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return lambda value: value
@@ -281,8 +295,8 @@ def _either(readers: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
         deepest = max(wrongs, key=lambda wrong: len(wrong.path))
         if deepest.path:
             raise deepest
-        said = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
-        raise _mismatch(" or ".join(said), value)
+        expected = [str(wrong).removeprefix("expected ").split(", got ")[0] for wrong in wrongs]
+        raise _mismatch(" or ".join(expected), value)
 
     return read
 

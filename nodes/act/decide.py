@@ -1,4 +1,4 @@
-"""From candidates to an action: add what memory knows of, update the logits by the advantage, draw."""
+"""JitRL's decision: add the actions that memory knows, estimate advantages, update the logits."""
 
 from __future__ import annotations
 
@@ -7,53 +7,48 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from typing_extensions import TypedDict
-
 from ...memory.records import Candidate, Estimate, Neighbour
-from ..state import Advice, Episode, Proposal, Recalled, UpdatedLogits, Visits
+from ..state import AdviceChannels, CandidateChannels, EpisodeChannels, LogitUpdateChannels, NeighbourChannels, RecallChannels
 from .advantage import (
     action_values,
     advantages,
     normalise_advantages,
     reference_exploration,
     reference_normalise_advantages,
-    sample_index,
-    seeded_random,
-    softmax,
     state_value,
     unseen_value,
     update_logits,
 )
-from .policies import log_softmax
+from .choose import log_softmax, seeded_random, softmax
 
 
-class CandidatesWithNeighbours(Episode, Visits, Proposal):
-    """Candidates, and what the memory holds about states like this one."""
+class CandidatesWithNeighbours(EpisodeChannels, NeighbourChannels, CandidateChannels):
+    """Candidates, and the remembered states like this one."""
 
 
-class CandidatesWithStatistics(Episode, Recalled, Proposal):
-    """The same, and how returns are distributed."""
+class CandidatesWithStatistics(EpisodeChannels, RecallChannels, CandidateChannels):
+    """Candidates, neighbours, and the mean and variance of all returns in scope."""
 
 
-class CandidatesWithAdvice(Episode, Visits, Proposal, Advice):
-    """Candidates with what the memory makes of each."""
+class CandidatesWithAdvice(EpisodeChannels, NeighbourChannels, CandidateChannels, AdviceChannels):
+    """Candidates with their estimates from memory."""
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Eq. 23: actions that only the memory knows become candidates too, if the world admits them here."""
+    """Eq. 23: the candidates are the policy's actions and those remembered from similar states, if the world admits them."""
 
     role: ClassVar[str] = "compute"
 
     logit: Literal["lowest", "zero"] = "lowest"
-    """z of a memory-only action. `lowest`: the policy's least likely candidate, since the policy did not think of it.
-    `zero`: as the paper says; on a scale of log-probabilities that is the highest there is."""
+    """z of a memory-only action. `lowest`: that of the least likely candidate, since the policy did not propose the action.
+    `zero`: as in the paper; on a scale of log-probabilities 0 is the highest value."""
     positive_only: bool = False
     """Only actions with a positive mean return (the reference code)."""
     admissible_only: bool = True
-    """Only actions that the environment lists, where it lists any. The reference code does not ask."""
+    """Only actions that the environment lists, where it lists any. The reference code does not check this."""
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Proposal:
+    def __call__(self, state: CandidatesWithNeighbours) -> CandidateChannels:
         candidates, admitted = state["candidates"], state["observation"].actions
         known = {c.action for c in candidates}
         logit = min(c.logit for c in candidates) if self.logit == "lowest" else 0.0
@@ -69,14 +64,16 @@ class Augment:
 
 @dataclass(frozen=True)
 class PaperAdvice:
-    """Eq. 4 to 7 and 25 as the paper states them."""
+    """Eq. 4 to 7 and 25 as in the paper: V, Q and A from the neighbours, A scaled to [-1, 1]."""
 
     role: ClassVar[str] = "compute"
 
     alpha: float
+    """The exploration bonus of Eq. 6, in reward units times visits."""
     lam: float
+    """lambda: the probability that an untried action gets the bonus."""
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = seeded_random(state["run"], state["episode"], state["step"], "explore")
@@ -96,13 +93,14 @@ class PaperAdvice:
 
 @dataclass(frozen=True)
 class ReferenceAdvice:
-    """What the authors' code does instead: adaptive exploration, a baseline that mixes in pseudo-values, other scaling."""
+    """The advice of the authors' code: adaptive exploration, a baseline that mixes in pseudo-values, another scaling."""
 
     role: ClassVar[str] = "compute"
 
     alpha: float
+    """The exploration bonus of Eq. 6, in reward units times visits."""
 
-    def __call__(self, state: CandidatesWithNeighbours) -> Advice:
+    def __call__(self, state: CandidatesWithNeighbours) -> AdviceChannels:
         neighbours = state["neighbours"]
         value, seen, visits = state_value(neighbours), action_values(neighbours), sum(n.count for n in neighbours)
         random = seeded_random(state["run"], state["episode"], state["step"], "explore")
@@ -121,22 +119,24 @@ class ReferenceAdvice:
 
 @dataclass(frozen=True)
 class ShrunkAdvice:
-    """Our own: means that count for as much as their evidence, and curiosity in proportion to what is untried.
+    """Our own advice: means shrunk by their evidence, and a bonus for untried actions.
 
-    - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits say little, and an action nobody tried is worth what the
-      average experience of this task is worth. No return can be good or bad merely by where zero lies.
+    - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits count little, and an untried action has the average return of
+      the task. So the place of zero on the reward scale does not matter.
     - Neighbours count in proportion to their similarity.
-    - The advantage is divided by the largest |A| plus its standard error. A gap that the visits bear out counts fully however
-      small it is; a gap within the noise counts little.
-    - An untried action is shifted by `bonus`, falling with the square root of the visits; nothing is drawn by lot.
+    - The advantage is divided by the largest |A| plus its standard error. A gap that the visits confirm counts fully, however
+      small; a gap within the noise counts little.
+    - The shift of an action grows by `bonus` / sqrt(1 + visits). Nothing is drawn at random.
     """
 
     role: ClassVar[str] = "compute"
 
     kappa: float
+    """Pseudo-visits with the average return that each action starts with, above 0."""
     bonus: float
+    """Shift of an untried action, without unit: 1 is that of the largest certain advantage."""
 
-    def __call__(self, state: CandidatesWithStatistics) -> Advice:
+    def __call__(self, state: CandidatesWithStatistics) -> AdviceChannels:
         actions = [c.action for c in state["candidates"]]
         q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
         value = sum(q.values()) / len(q)
@@ -153,7 +153,7 @@ class ShrunkAdvice:
 def shrunk_values(
     neighbours: Sequence[Neighbour], actions: Sequence[str], kappa: float, average: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Similarity-weighted mean returns, shrunk towards `average` by `kappa` > 0 pseudo-visits: {a: Q}, {a: weighted count}."""
+    """Similarity-weighted mean returns, shrunk towards `average` by `kappa` > 0 pseudo-visits: ({a: Q}, {a: weight})."""
     counts, totals = dict.fromkeys(actions, 0.0), dict.fromkeys(actions, 0.0)
     for n in neighbours:
         if n.action in counts:
@@ -165,7 +165,7 @@ def shrunk_values(
 def visit_std(neighbours: Sequence[Neighbour], variance: float) -> float:
     """Standard deviation of a single visit's return, in reward units, pooled over the neighbours' own deviations.
 
-    The variance over everything in scope counts as one more degree of freedom: a single visit says nothing about noise.
+    The variance over everything in scope counts as one more degree of freedom, since a single visit has no deviation.
     """
     freedom = sum(n.count - 1 for n in neighbours)
     return math.sqrt((sum(n.m2 for n in neighbours) + variance) / (freedom + 1))
@@ -179,7 +179,7 @@ def _advice(
     shifts: Mapping[str, float],
     counts: Mapping[str, float],
     explored: set[str],
-) -> Advice:
+) -> AdviceChannels:
     estimates = [
         Estimate(c.action, counts.get(c.action, 0.0), q[c.action], a[c.action], shifts[c.action], c.action in explored)
         for c in state["candidates"]
@@ -193,30 +193,30 @@ def _counts(seen: Mapping[str, tuple[int, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Modulate:
-    """Eq. 10: add beta times the normalised advantage to each candidate's logit."""
+    """Eq. 10: z'(s, a) = z(s, a) + beta * A~(s, a): add beta times the normalised advantage to each candidate's logit."""
 
     role: ClassVar[str] = "compute"
 
     beta: float
     """Nats by which the largest advantage moves a logit."""
     min_prior: float = 0.0
-    """The least prior probability that a candidate is taken to have, so that what a model all but rules out can still be
-    learned; 0 takes the prior as it is."""
+    """The least prior probability of a candidate, so that an action which the model all but rules out can still be learned; 0
+    leaves the prior unchanged."""
 
-    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
-        # Where nothing is remembered there is nothing to set against the model's belief, and it stays as it is.
+    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
+        # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         lowest = math.log(self.min_prior) if self.min_prior and state["neighbours"] else -math.inf
         return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
 
 
 @dataclass(frozen=True)
 class ReferenceModulate:
-    """The reference code's update: the 'logit' is a probability in [0, 1] (0 for memory-only actions), beta grows from 1 to
-    1.5 over 50 episodes."""
+    """The logit update of the reference code: the "logit" is a probability in [0, 1] (0 for memory-only actions), and beta
+    grows from 1 to 1.5 over 50 episodes."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: CandidatesWithAdvice) -> UpdatedLogits:
+    def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         policy = [c for c in state["candidates"] if c.source == "policy"]
         chances = softmax(log_softmax([c.logit for c in policy]))
         prior = {c.action: p for c, p in zip(policy, chances, strict=True)}
@@ -224,36 +224,7 @@ class ReferenceModulate:
         return _update(state, [prior.get(c.action, 0.0) for c in state["candidates"]], beta)
 
 
-def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> UpdatedLogits:
+def _update(state: CandidatesWithAdvice, scores: Sequence[float], beta: float) -> LogitUpdateChannels:
     logits = update_logits(scores, [e.shift for e in state["estimates"]], beta)
     candidates = [replace(c, logit=z) for c, z in zip(state["candidates"], logits, strict=True)]
     return {"candidates": candidates, "prior": [c.logit for c in state["candidates"]]}
-
-
-class FinalCandidates(Episode, Proposal):
-    """Candidates whose logits are final."""
-
-
-class ChosenAction(TypedDict):
-    """What to do."""
-
-    action: str
-
-
-@dataclass(frozen=True)
-class Choose:
-    """Draw an action from the softmax of the logits. The draw belongs to (run, episode, step): again is the same."""
-
-    role: ClassVar[str] = "compute"
-
-    temperature: float = 1.0
-    """0 takes the first of the highest."""
-
-    def __call__(self, state: FinalCandidates) -> ChosenAction:
-        logits = [c.logit for c in state["candidates"]]
-        if self.temperature == 0 or len(logits) == 1:
-            picked = logits.index(max(logits))
-        else:
-            random = seeded_random(state["run"], state["episode"], state["step"], "choose")
-            picked = sample_index(softmax(logits, self.temperature), random)
-        return {"action": state["candidates"][picked].action}

@@ -1,4 +1,4 @@
-"""Begin an episode, act in the environment, write the step down: the frame of every episode graph."""
+"""Nodes that every episode graph has: begin an episode, act in the environment, write the step into the journal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
-from ...memory.records import Observation, Task, Trajectory, Transition, Usage, UserError
+from typing_extensions import TypedDict
+
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
-from ..state import Episode, Judged
+from ..state import EpisodeChannels, RewardChannels
 
 
 class Environment(Protocol):
     """A world as a function of its history, so that resuming, forking and parallel rollouts are right by construction.
 
-    One that answers within a fraction of a millisecond says `instant = True`: it is then asked in the event loop itself, where
-    others are asked in a thread, so that a slow world keeps no other rollout waiting.
+    A world that answers within a fraction of a millisecond has `instant = True` and is called in the event loop. Others are
+    called in a thread, so that a slow world delays no other rollout.
     """
 
     @property
@@ -25,7 +28,7 @@ class Environment(Protocol):
         ...
 
     def observe(self, task: Task, actions: Sequence[str]) -> Observation:
-        """What the world shows after these actions; `reward` is that of the last one."""
+        """The observation after these actions; its `reward` is that of the last one."""
         ...
 
     def abstract(self, observation: Observation) -> str:
@@ -35,23 +38,23 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class Begin:
-    """Show the start of the task, and set the episode's counters to zero.
+    """Observe the start of the task, and set the episode's counters to zero.
 
-    `usage` goes on adding up if a thread is used for another episode; a run gives every episode a fresh one.
+    `usage` keeps adding up if a checkpoint thread is used for another episode; a run gives every episode a new thread.
     """
 
     role: ClassVar[str] = "environment"
 
     environment: Environment
     initial_values: Mapping[str, Any] = field(default_factory=dict)
-    """What a method's own channels hold at the start."""
+    """Values of a method's own channels at the start."""
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the world may take a while: see `graphs.flow.waits`."""
+        """True if the world may take a while; the node then runs in a thread where others would wait for it."""
         return not getattr(self.environment, "instant", False)
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         task, run, episode = state["task"], state["run"], state["episode"]
         return {
             "observation": self.environment.observe(task, ()),
@@ -72,7 +75,7 @@ class Begin:
 class Act:
     """Take the chosen action in the environment, and write the step into the journal.
 
-    The environment is a function of its history and the journal of its contents, so doing this twice is doing it once.
+    The environment is a function of its history, and the journal stores a step once, so a repeated call has no further effect.
     """
 
     role: ClassVar[str] = "environment"
@@ -80,15 +83,15 @@ class Act:
     environment: Environment
     journal: Journal
     journal_channels: tuple[str, ...] = ()
-    """Channels that go into the journal's row beside the step, for whoever reads the run later."""
+    """Channels that go into the journal's row beside the step, as a record of the run."""
     clear_lists: tuple[str, ...] = ()
-    """Lists that belong to the decision just carried out: emptied, so that later checkpoints do not carry them along."""
+    """List channels of the decision just carried out: emptied, so that later checkpoints stay small."""
     clear_values: tuple[str, ...] = ()
-    """Other channels that belong to it: set to None."""
+    """Other channels of that decision: set to None."""
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the world may take a while: see `graphs.flow.waits`. A row of the journal takes some microseconds."""
+        """True if the world may take a while; the node then runs in a thread. A row of the journal takes some microseconds."""
         return not getattr(self.environment, "instant", False)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,23 +123,23 @@ class Act:
 def _to_plain_data(value: Any) -> Any:
     if isinstance(value, list):
         return [_to_plain_data(v) for v in value]
-    # Records are flat where they stand in a list, so that their fields need no deep copy.
+    # Records in journal channels are flat, so their fields need no deep copy.
     return {f.name: getattr(value, f.name) for f in fields(value)} if is_dataclass(value) else value
 
 
-def route_episode_end(state: Episode) -> Literal["next step", "over"]:
+def route_episode_end(state: EpisodeChannels) -> Literal["next step", "over"]:
     """Router: has the episode ended?"""
     return "over" if state["observation"].over else "next step"
 
 
 def replay_actions(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:
-    """The trajectory of these actions from the start of the task: a walkthrough as an agent would remember it.
+    """The trajectory of these actions from the start of the task, as if an agent had played it.
 
     Args:
-        environment: where they are taken.
-        task: what is played.
+        environment: the world.
+        task: one of its tasks.
         actions: taken in turn; those after the end of the episode are left out.
-        run: names where they come from (`gold`, say); with `episode` it makes the trajectory's id.
+        run: name of their source (such as `gold`); with `episode` it makes the trajectory's id.
         episode: the number of the attempt within that run.
     """
     taken: list[str] = []
@@ -152,21 +155,32 @@ def replay_actions(environment: Environment, task: Task, actions: Sequence[str],
     return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
 
 
-class FinishedEpisode(Episode, Judged):
+class EarnedReturn(TypedDict):
+    """The return of the finished episode that the method learns from."""
+
+    earned: float | None
+    """Sum of the judge's rewards; None: one is missing."""
+
+
+class FinishedEpisode(EpisodeChannels, RewardChannels):
     """An episode that is over, with a reward (or none) for every step."""
 
     used: NotRequired[list[str]]
-    """Ids of the trajectories it consulted, where the method consults any."""
+    """Ids of the trajectories that the episode consulted, if the method consults any."""
 
 
 def build_trajectory(state: FinishedEpisode, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
-    """The attempt of an episode that is over, with the rewards that it was judged to deserve; its steps are made durable."""
+    """The trajectory of an episode that is over, with the judge's rewards. Its steps are flushed to the disk.
+
+    Raises:
+        UserError: the judge gave another number of rewards than steps, or one that is not finite.
+    """
     steps, rewards = journal.history(state["head"]), state["rewards"]
     wrong = [r for r in rewards if r is not None and not (isinstance(r, float | int) and math.isfinite(r))]
     if len(rewards) != len(steps) or wrong:
         came = f"{wrong[0]!r}" if wrong else f"{len(rewards)} for {len(steps)} steps"
         raise UserError(f"the judge of {environment.name} gives one finite number or None per step, got {came}")
-    journal.sync()  # memory must not know of steps that a power cut takes from the journal
+    journal.sync()  # memory must not hold steps that a power cut could take from the journal
     return Trajectory(
         id=f"{state['run']}/{state['episode']}",
         task=state["task"],

@@ -1,13 +1,13 @@
-"""Policies: nodes that propose candidate actions with logits. Three ways, one meaning: log-probabilities in nats.
+"""Policies: nodes that propose candidate actions with logits, which are log-probabilities in nats.
 
-Whatever the way, the logits of the candidates are normalised over the candidates: exp of them sums to 1.
+All policies normalise the logits over the candidates: their exponentials sum to 1.
 
 - `LocalPolicy` scores every admissible action exactly, as the whole reply of a local model.
 - `logprobs_policy` reads the probabilities of the option letters from an API that reports them.
-- `verbalized_policy` asks the model to name options and say how confident it is.
-- `act_policy` lets the model think and write one action; `answer_policy` a whole answer, which may be several actions. What
-  it wrote is the only candidate: such a model gives no logits.
-- `UniformPolicy` knows nothing: a control, not a model.
+- `verbalized_policy` asks the model for options with confidences.
+- `act_policy` lets the model think and write one action; `answer_policy` lets it write a whole answer, which may be several
+  actions. The written action is the only candidate: such a model gives no logits.
+- `UniformPolicy` gives every action the same probability: a control without a model.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.records import Candidate, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Candidate, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..state import Episode, Proposal
+from ..state import CandidateChannels, EpisodeChannels
+from .choose import log_softmax
 
 MIN_CONFIDENCE = 1e-3
-"""The least probability that a stated confidence stands for: a model that says 0 % does not mean 'never' (no log of 0)."""
+"""The least probability of a stated confidence: 0 % does not mean 'never', and has no logarithm."""
 
 
 class PolicyError(UserError, ValueError):
-    """The policy cannot work with this environment or model."""
+    """An error: the policy cannot work with this environment or model."""
 
 
 class Scorer(Protocol):
-    """A model that tells how likely each option is as its whole reply."""
+    """A model that scores each option as its whole reply."""
 
     def score(self, messages: Sequence[BaseMessage], options: Sequence[str]) -> Sequence[float]:
         """Log-probabilities in nats, one per option."""
@@ -48,20 +50,20 @@ class Scorer(Protocol):
 
 
 class PromptView(Protocol):
-    """What a prompt shows of a state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
+    """A view of the state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
 
 
 @dataclass(frozen=True)
 class RecentStepsPrompt(PromptView):
-    """The task, the last steps of the episode, the present observation."""
+    """A view of the task, the last steps of the episode and the present observation."""
 
     journal: Journal
     max_steps: int | None = None
-    """How many steps at most; None: all of them."""
+    """Greatest number of steps; None: all of them."""
     brief: str = ""
-    """What the system message says of the method."""
+    """The method's part of the system message."""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = () if self.max_steps == 0 else self.journal.history(state["head"], last=self.max_steps)
@@ -73,18 +75,11 @@ class RecentStepsPrompt(PromptView):
         }
 
 
-def log_softmax(logits: Sequence[float]) -> list[float]:
-    """Subtract the log of the sum of the exponentials: log-probabilities over these options, <= 0, in nats."""
-    top = max(logits)
-    total = top + math.log(sum(math.exp(z - top) for z in logits))
-    return [min(z - total, 0.0) for z in logits]
-
-
 def steps_text(steps: Sequence[Transition]) -> str:
-    """Earlier steps as prompts show them: the state, `> action`, `= reward` (left out where it is missing)."""
+    """Steps as prompts show them: the state, `> action`, `= reward` (left out where it is missing)."""
     lines = []
     for step in steps:
-        action = step.action.replace("\n", "\n  ")  # further lines are set in, so that none of them reads as a reward
+        action = step.action.replace("\n", "\n  ")  # further lines are indented, so that none of them reads as a reward
         lines += [step.state, f"> {action}"]
         if step.reward is not None:
             lines.append(f"= {step.reward:g}")
@@ -92,19 +87,25 @@ def steps_text(steps: Sequence[Transition]) -> str:
 
 
 def candidates_from_logits(actions: Sequence[str], logits: Sequence[float]) -> list[Candidate]:
-    """Pair actions with their normalised logits."""
+    """Candidates with these actions and their normalised logits."""
     return [Candidate(a, z) for a, z in zip(actions, log_softmax(logits), strict=True)]
 
 
 @dataclass(frozen=True)
 class UniformPolicy:
-    """Every admissible action is equally likely."""
+    """Propose every admissible action with the same probability."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Proposal:
+    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
         actions = admissible_actions(state, "uniform")
         return {"candidates": candidates_from_logits(actions, [0.0] * len(actions))}
+
+
+class ScoredCandidates(CandidateChannels):
+    """Candidates, and the cost of scoring them."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True)
@@ -116,24 +117,24 @@ class LocalPolicy:
     model: Scorer
     view: PromptView
     prompt: Prompt
-    """Needs the values of `Seen` (`act/score`)."""
+    """Needs the values of `PromptView` (`act/score`)."""
 
     def messages(self, state: State) -> list[BaseMessage]:
-        """What the model is asked."""
+        """The prompt's messages."""
         return self.prompt.messages(**self.view(state))
 
-    def __call__(self, state: State) -> dict[str, Any]:  # all of it: what `seen` shows may be in any channel
+    def __call__(self, state: State) -> ScoredCandidates:  # the whole state: the view may show any channel
         actions = admissible_actions(state, "local")
         scores = self.model.score(self.messages(state), actions)
-        usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action is read, not written: no output tokens
+        usage = Usage(1, getattr(scores, "prompt_tokens", 0))  # a scored action costs no output tokens
         return {"candidates": candidates_from_logits(actions, scores), "usage": usage}
 
 
 def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None = None) -> Ask:
     """Ask for the letter of an option, and read the log-probabilities of all letters at that token.
 
-    An option whose letter is not among the reported ones gets what is left of the probability, shared among such options,
-    and never more than the least likely letter that was reported.
+    Options whose letters are not reported share the rest of the probability equally, but none gets more than the least likely
+    reported letter.
     """
     prompt = Prompt.load("act/choose", prompts)
 
@@ -173,7 +174,7 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
 
 
 def _letter(token: str) -> str:
-    """The option letter that a token or a reply is, or `?`."""
+    """The option letter that a token or a reply consists of, or `?`."""
     letter = token.strip().rstrip(".").upper()
     return letter if len(letter) == 1 and letter in ascii_uppercase else "?"
 
@@ -228,12 +229,17 @@ def act_policy(
     free_text: bool = False,
     vote_mark: str = "",
 ) -> Ask:
-    """Ask for a thought and one action. Its only candidate is what stands after the last `Action:` of the reply.
+    """Ask for a thought and one action. The only candidate is the text after the last `Action:` of the reply.
 
-    `free`: the world understands more than the actions it lists (an environment's `free_text`); what the model writes is then
-    played whether it is listed or not, and the world says what it makes of it.
-    `vote`: a mark such as `Memory`; the reply's line `Memory: yes` or `no` is read into the channel `vote`. Any other, or none,
-    is a no, and is counted (`Usage.malformed`).
+    Args:
+        model: the chat model.
+        view: the values of the prompt.
+        name: name of the prompt.
+        prompts: a directory whose files override ours.
+        free_text: whether the world accepts actions that it does not list (an environment's `free_text`). Any written action is
+            then taken, and the world answers it.
+        vote_mark: a mark such as `Memory`: the reply's line `Memory: yes` or `no` is read into the channel `vote`. Any other
+            word, or no such line, is a no and is counted (`Usage.malformed`). Empty: no vote.
     """
     prompt, admissible = Prompt.load(name, prompts), Prompt.load("act/admissible", prompts)
     some = Prompt.load("act/suggested", prompts)
@@ -253,15 +259,15 @@ def act_policy(
         proposed = {"candidates": [Candidate(action, 0.0)]}
         if not vote_mark:
             return proposed
-        said = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
-        return {**proposed, "vote": said == "yes", "usage": Usage(malformed=int(said not in ("yes", "no")))}
+        word = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
+        return {**proposed, "vote": word == "yes", "usage": Usage(malformed=int(word not in ("yes", "no")))}
 
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
 
 
 @dataclass(frozen=True)
 class AnswerPolicy(Runnable[Any, Any]):
-    """Propose the actions of a written answer one after the other; ask for an answer when there is none left."""
+    """Propose the actions of a written answer one after the other, and ask for an answer when none is left."""
 
     role: ClassVar[str] = "model"
 
@@ -269,11 +275,11 @@ class AnswerPolicy(Runnable[Any, Any]):
 
     @property
     def asks(self) -> str:
-        """What is asked; for pictures."""
+        """Name of the prompt, for pictures."""
         return self.ask.asks
 
     def messages(self, state: State) -> list[BaseMessage]:
-        """What the model is asked when no action of its answer is left."""
+        """The messages that ask for an answer."""
         return self.ask.messages(state)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -292,8 +298,8 @@ def answer_policy(
 ) -> AnswerPolicy:
     """Ask for a whole answer, and play it action by action.
 
-    `actions` says what they are (an environment's `read`). An answer that cannot be read is played as it is: the world says
-    so, the attempt's reward is missing, and nobody asks again, for asking again would be another attempt.
+    `read_actions` splits an answer into actions (an environment's `read`). An answer that cannot be read is played as it is:
+    the world rejects it, and the attempt's reward is missing. The model is not asked again, as that would be another attempt.
     """
     prompt = Prompt.load(name, prompts)
 
@@ -311,7 +317,7 @@ def _next(state: State) -> dict[str, Any] | None:
 
 
 def _after(mark: str, reply: str) -> str | None:
-    """What follows the last line that begins with `mark:`; None without one."""
+    """The text after the last line start `mark:`; None without one."""
     found = list(re.finditer(rf"^[ \t*_#>]*{mark}[ \t*_]*:[ \t*_]*", reply, re.MULTILINE | re.IGNORECASE))
     return reply[found[-1].end() :] if found else None
 
@@ -321,7 +327,7 @@ def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
 
 
 def json_object(reply: str) -> dict[str, Any]:
-    """The last JSON object in a text that may say other things around it.
+    """The last JSON object in a text, which may hold other text around it.
 
     Raises:
         Unreadable: there is none.
@@ -331,15 +337,19 @@ def json_object(reply: str) -> dict[str, Any]:
         try:
             found, length = decoder.raw_decode(reply[at:])
             at = reply.find("{", at + length)
-        except (ValueError, RecursionError):  # not JSON, or nested deeper than anything we asked for
+        except (ValueError, RecursionError):  # not JSON, or nested deeper than any expected reply
             at = reply.find("{", at + 1)
     if not isinstance(found, dict):
         raise Unreadable(f"asked for a JSON object, got {reply[:80]!r}")
     return found
 
 
-def admissible_actions(state: State | Episode, policy: str) -> tuple[str, ...]:
-    """The admissible actions, for a policy that cannot do without them."""
+def admissible_actions(state: State | EpisodeChannels, policy: str) -> tuple[str, ...]:
+    """The admissible actions, for a policy that needs them; `policy` names it in errors.
+
+    Raises:
+        PolicyError: the environment lists none.
+    """
     actions: tuple[str, ...] = state["observation"].actions
     if not actions:
         raise PolicyError(

@@ -1,4 +1,4 @@
-"""Look up action values in a table, and choose greedily with exceptions: the tabular, non-LLM learner."""
+"""Nodes of the tabular, non-LLM learner: look up action values, choose epsilon-greedily, update the table."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any, ClassVar
 from ...memory.q_table import QTable
 from ...memory.records import Candidate, Trajectory
 from ...memory.storage.journal import Journal
-from ..state import Episode, Proposal
-from .advantage import seeded_random
-from .decide import ChosenAction, FinalCandidates
+from ..state import CandidateChannels, EpisodeChannels
+from .choose import ChosenAction, FinalCandidates, seeded_random
 from .episode import Environment
 from .policies import admissible_actions
 
 
 @dataclass(frozen=True)
 class LookUpQValues:
-    """Q(s, a) of every admissible action. They stand in the place of logits, in reward units."""
+    """Look up Q(s, a) of every admissible action. The values take the place of logits, in reward units."""
 
     role: ClassVar[str] = "memory"
 
     table: QTable
     environment: Environment
 
-    def __call__(self, state: Episode) -> Proposal:
+    def __call__(self, state: EpisodeChannels) -> CandidateChannels:
         actions = admissible_actions(state, "tabular")
         key = self.environment.abstract(state["observation"])
         values = self.table.values(state["run"], state["episode"], key, actions)
@@ -33,7 +32,7 @@ class LookUpQValues:
 
 @dataclass(frozen=True)
 class EpsilonGreedy:
-    """The best candidate, ties broken at random; with probability epsilon any candidate. Draws belong to the step."""
+    """Choose a best candidate, ties broken at random, or with probability epsilon any. The seed is (run, episode, step)."""
 
     role: ClassVar[str] = "compute"
 
@@ -50,7 +49,7 @@ class EpsilonGreedy:
 
 @dataclass(frozen=True)
 class UpdateQTable:
-    """Hand the finished episode to the table."""
+    """Add the finished episode to the table."""
 
     role: ClassVar[str] = "memory"
 
@@ -58,7 +57,7 @@ class UpdateQTable:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
         id, name = f"{state['run']}/{state['episode']}", self.environment.name
         self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name))

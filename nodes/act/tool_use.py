@@ -1,9 +1,9 @@
-"""Nodes of an agent that calls tools: think, use the tools that were asked for, give the answer action by action.
+"""Nodes of an agent that calls tools: think, carry out the calls, submit the answer action by action.
 
-A rollout has tools of its own (an interpreter's variables live from call to call, and nobody else sees them). They are opened when
-the rollout first thinks, and closed when it answers or a node fails; or, where a rollout is cancelled between two nodes, when its
-state is forgotten. State holds no tool but a name for what is open; where nothing is open under it (another process goes on from
-a checkpoint), the tools are opened anew and remember nothing.
+Each rollout has tools of its own (an interpreter's variables last from call to call, and no other rollout sees them). They are
+opened at the rollout's first thought, and closed when it answers or a node fails; if a rollout is cancelled between two nodes,
+they are closed when its state is garbage collected. The state holds only the name of a session. Where no tools are open under
+that name (another process continues from a checkpoint), new ones are opened, without the old ones' memory.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from langchain_core.tools import BaseTool
 from langgraph.errors import GraphBubbleUp
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryVersions
-from ...memory.records import Task, UserError
+from ...memory.records import Task
 from ..ask import Ask, BadReply, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
-from ..state import Choice, Episode, Planned
+from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
+from .choose import ChosenAction
 from .episode import Begin
 
 __all__ = [
@@ -36,8 +38,8 @@ __all__ = [
     "Dialogue",
     "Submit",
     "Think",
+    "ToolChannels",
     "ToolFactory",
-    "ToolState",
     "Toolset",
     "UseTools",
     "route_remaining_answer",
@@ -47,9 +49,9 @@ __all__ = [
 
 
 class ToolFactory(Protocol):
-    """What gives a rollout its tools: entered when it begins to think, left when it has ended in whatever way.
+    """A function that opens the tools of a rollout: a context, entered at its first thought and left when it ends in any way.
 
-    The tools of all rollouts have the same names and arguments. Tools that remember nothing may be given as a plain list.
+    The tools of all rollouts have the same names and arguments. Tools without memory may be a plain list.
     """
 
     def __call__(
@@ -57,63 +59,63 @@ class ToolFactory(Protocol):
     ) -> AbstractContextManager[Sequence[BaseTool]] | Sequence[BaseTool]: ...
 
 
-class ToolState(TypedDict):
-    """A dialogue with tools."""
+class ToolChannels(TypedDict):
+    """A dialogue with a model that calls tools."""
 
     session: str
-    """What the rollout's tools are open under, in this process."""
+    """Name of the session under which the rollout's tools are open in this process."""
     messages: list[AnyMessage]
-    """What the model said and what tools returned. What stands before it (system message, lessons, task) is made from state."""
+    """Replies of the model and results of tools. The messages before them (system, lessons, task) are made from the state."""
     turn: int
-    """How often the model was asked."""
+    """Number of replies so far."""
     tool_calls: int
-    """Calls that were answered, with a result or an error."""
+    """Number of calls with a result or an error."""
     transcript: str
-    """The dialogue for those who compare rollouts: `> ` before what the agent wrote and called, `| ` before what tools returned."""
+    """The dialogue as text, for comparing rollouts: `> ` before the agent's words and calls, `| ` before tools' results."""
     answer: str
     """The reply that is submitted; empty until then."""
 
 
-class ToolUseState(Episode, Planned, Choice, ToolState):
-    """What the nodes here see."""
+class ToolUseState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
+    """The state of an agent that calls tools."""
 
     library: NotRequired[str]
 
 
 def trim_middle(content: str, max_chars: int) -> str:
-    """A text of at most about `most` characters: its beginning and its end, with what was cut between."""
+    """A text of about `max_chars` characters at most: its beginning and its end, with the number of characters cut between."""
     if len(content) <= max_chars:
         return content
     head, tail = max_chars - max_chars // 2, max_chars // 2
     return f"{content[:head]}\n[… {len(content) - max_chars:,} characters cut …]\n{content[len(content) - tail :]}"
 
 
-# The tools of the rollouts that are being played
+# Open tools
 
 
 class SessionName(str):
-    """A name like any other, of which one can tell when nobody holds it any more."""
+    """A string that can be weakly referenced, so that its session is closed when the last state with it is gone."""
 
 
 @dataclass(eq=False)
 class Toolset:
-    """The tools that are open, by session."""
+    """The open tools of all rollouts, by session."""
 
     factory: ToolFactory | None
     """None: the agent has no tools."""
     _open: dict[str, tuple[ExitStack, dict[str, BaseTool]]] = field(default_factory=dict, init=False, repr=False)
     _lock: Any = field(default_factory=RLock, init=False, repr=False)
-    """One that its holder may take again: a forgotten session is closed at any moment."""
+    """Reentrant, as garbage collection may close a session at any moment."""
     _numbers: Iterator[int] = field(default_factory=count, init=False, repr=False)
 
     def new_session(self) -> str:
-        """The name of a new session, which is closed at the latest when the name is forgotten."""
+        """The name of a new session, which is closed at the latest when the name is garbage collected."""
         session = SessionName(f"{os.getpid()}/{next(self._numbers)}")
         weakref.finalize(session, self.close, str(session))
         return session
 
     def open_tools(self, state: Mapping[str, Any]) -> dict[str, BaseTool]:
-        """The rollout's tools by name, opened if they are not."""
+        """The rollout's tools by name, opened if they are not open."""
         if self.factory is None:
             return {}
         with self._lock:
@@ -126,7 +128,7 @@ class Toolset:
             return found[1]
 
     def list_tools(self) -> list[BaseTool]:
-        """The tools of any rollout, for their names and arguments; they are closed again."""
+        """The tools of some rollout, for their names and arguments. They are closed again."""
         session = self.new_session()
         with self.close_on_error(session):
             found = [*self.open_tools({"session": session, "run": "", "task": Task("", ""), "episode": 0}).values()]
@@ -151,17 +153,17 @@ class Toolset:
 
     @property
     def open_session_count(self) -> int:
-        """How many are open."""
+        """Number of open sessions."""
         return len(self._open)
 
 
 @dataclass(frozen=True)
 class BeginWithTools(Begin):
-    """Begin an episode with a name for its tools, and an empty dialogue."""
+    """Begin an episode with a new session for its tools and an empty dialogue."""
 
     toolset: Toolset | None = field(default=None, repr=False)
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         begun = super().__call__(state)
         session = self.toolset.new_session() if self.toolset else ""
         return {**begun, "session": session, "messages": [], "turn": 0, "tool_calls": 0, "transcript": "", "answer": ""}
@@ -172,37 +174,37 @@ class BeginWithTools(Begin):
 
 @dataclass(frozen=True)
 class Dialogue:
-    """What the model is shown: the task, under the lessons of its library, then all that was said and returned."""
+    """Make the messages for the model: lessons of its library, the task, then the dialogue so far."""
 
     task_prompt: Prompt
     """Needs $instruction and $observation (`tool_agent/solve`)."""
     last_turn_prompt: Prompt
-    """What is said at the last turn (`tool_agent/last`)."""
+    """Added at the last turn (`tool_agent/last`)."""
     lessons_prompt: Prompt | None = None
-    """What stands around lessons; needs $lessons (`training_free_grpo/lessons`)."""
+    """The text around lessons; needs $lessons (`training_free_grpo/lessons`)."""
     versions: LibraryVersions | None = field(default=None, repr=False)
-    """Where libraries are looked up by name; None: there are no lessons."""
+    """Libraries by name; None: there are no lessons."""
     lessons_per_prompt: int = 0
-    """How many lessons are shown at most, the ones that fit the task best; 0: all."""
+    """Greatest number of lessons, those that fit the task best; 0: all."""
     max_turns: int = 20
-    """How often the model is asked at most."""
+    """Greatest number of replies."""
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
     max_tokens: int = 2**31
-    """Tokens of a dialogue from which on the model has to answer."""
-    _known: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Libraries by name: a version never changes."""
+    """Tokens of a dialogue beyond which the model has to answer."""
+    _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Loaded libraries by name: a version never changes."""
 
     def is_last(self, state: Mapping[str, Any]) -> bool:
-        """Whether the model has to answer now: its turns are used up, or the window is nearly full."""
+        """True if the model has to answer now: its turns are used up, or the window is nearly full."""
         if state["turn"] + 1 >= self.max_turns:
             return True
-        said = sum(
+        dialogue_tokens = sum(
             self.count_tokens(text(message)) + sum(self.count_tokens(str(c["args"])) for c in _calls(message))
             for message in state["messages"]
         )
         return (
             bool(state["messages"])
-            and said + sum(self.count_tokens(text(message)) for message in self.head(state)) > self.max_tokens
+            and dialogue_tokens + sum(self.count_tokens(text(message)) for message in self.head(state)) > self.max_tokens
         )
 
     def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
@@ -212,23 +214,23 @@ class Dialogue:
         if self.versions is None or self.lessons_prompt is None or not state.get("library"):
             return messages
         name = state["library"]
-        library = self._known.get(name)
+        library = self._libraries.get(name)
         if library is None:
-            library = self._known[name] = self.versions.at(name)
+            library = self._libraries[name] = self.versions.at(name)
         return append_lessons(
             messages, render_lessons(select_lessons(library, task, first, self.lessons_per_prompt)), self.lessons_prompt
         )
 
     def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
-        said = [*self.head(state), *state["messages"]]
-        return [*said, *self.last_turn_prompt.messages()] if self.is_last(state) else said
+        messages = [*self.head(state), *state["messages"]]
+        return [*messages, *self.last_turn_prompt.messages()] if self.is_last(state) else messages
 
 
 @dataclass(frozen=True)
 class Think(Runnable[Any, Any]):
-    """Ask the model what to do next: call tools, or answer.
+    """Ask the model for its next turn: calls of tools, or an answer.
 
-    A reply with neither is asked for again, except at the last turn: then it is an empty answer, and calls are not carried out.
+    A reply with neither is asked for again. At the last turn it is an empty answer, and calls are not carried out.
     """
 
     role: ClassVar[str] = "model"
@@ -240,16 +242,20 @@ class Think(Runnable[Any, Any]):
     retry_prompt: Prompt = field(repr=False)
     """See `nodes.ask.Ask`."""
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Bound to the model at every call: its temperature."""
+    """Options bound to the model at every call, such as its temperature."""
     asks: str = "tool_agent/solve"
 
     @property
     def max_turns(self) -> int:
-        """How often the model is asked at most."""
+        """Greatest number of replies."""
         return self.dialogue.max_turns
 
     def ask(self, state: Mapping[str, Any]) -> Ask:
-        """The question, of a model that knows the rollout's tools."""
+        """The question to a model with the rollout's tools bound to it.
+
+        Raises:
+            UserError: there are tools, and the model cannot call any.
+        """
         tools, last = list(self.toolset.open_tools(state).values()), self.dialogue.is_last(state)
         model: Any = self.model
         if tools:
@@ -260,14 +266,14 @@ class Think(Runnable[Any, Any]):
             model = model.bind(**self.options)
 
         def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
-            said, calls = text(reply).strip(), _calls(reply)
-            if not calls and not said and not last:
+            words, calls = text(reply).strip(), _calls(reply)
+            if not calls and not words and not last:
                 raise Unreadable("asked for a call of a tool or an answer, got an empty reply")
-            told = state["transcript"] + (_action_text(said) if said else "")
+            transcript = state["transcript"] + (_action_text(words) if words else "")
             if last or not calls:
-                return {"turn": state["turn"] + 1, "answer": said, "transcript": told}
+                return {"turn": state["turn"] + 1, "answer": words, "transcript": transcript}
             messages = [*state["messages"], _with_call_ids(reply, state["turn"])]
-            return {"turn": state["turn"] + 1, "messages": messages, "transcript": told}
+            return {"turn": state["turn"] + 1, "messages": messages, "transcript": transcript}
 
         return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)
 
@@ -281,7 +287,7 @@ class Think(Runnable[Any, Any]):
 
 
 def _empty_answer(bad: BadReply, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing but empty replies came: an empty answer, which the world judges."""
+    """The channels after nothing but empty replies: an empty answer, which the world judges."""
     return {"turn": state["turn"] + 1, "answer": ""}
 
 
@@ -293,7 +299,7 @@ def _calls(message: BaseMessage) -> list[dict[str, Any]]:
 
 
 def _with_call_ids(reply: AIMessage, turn: int) -> AIMessage:
-    """The reply with an id for every call, each one another: by it an answer is known."""
+    """The reply with a different id for every call, by which its result is matched."""
     taken = set[str]()
     fixed: list[list[Any]] = []
     for kind in (reply.tool_calls, reply.invalid_tool_calls):
@@ -310,7 +316,7 @@ def _with_call_ids(reply: AIMessage, turn: int) -> AIMessage:
 
 
 def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
-    """Router: what the model wants. A reply with calls joins the dialogue, and is then answered; an answer does not."""
+    """Router: did the model call tools or answer? Only a reply with calls joins the dialogue."""
     return "call tools" if state["messages"] and isinstance(state["messages"][-1], AIMessage) else "answer"
 
 
@@ -319,24 +325,24 @@ def route_tool_calls(state: ToolUseState) -> Literal["call tools", "answer"]:
 
 @dataclass(frozen=True)
 class UseTools(Runnable[Any, Any]):
-    """Carry out the calls of the last reply, one after the other in their order, and answer each.
+    """Carry out the calls of the last reply, one after the other, and add a result for each.
 
-    What a call does wrong (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) the model is
-    told, as the answer to that call. Only what the user has to put right (`UserError`: a session that cannot start) is raised.
+    An error of a call (an unknown tool, arguments that cannot be read or do not fit, an error within the tool) becomes the
+    result of that call, for the model to read. Only a `UserError` (such as a session that cannot start) is raised.
     """
 
     role: ClassVar[str] = "environment"
 
     toolset: Toolset = field(repr=False)
     max_output_chars: int = 8000
-    """Characters of a tool's answer that the model is shown."""
+    """Characters of a tool's result that the model sees."""
     max_transcript_chars: int = 1000
-    """Characters of it in the transcript."""
+    """Characters of a tool's result in the transcript."""
 
     def _play(self, state: Mapping[str, Any]) -> Generator[tuple[BaseTool, dict[str, Any]], Any, dict[str, Any]]:
-        """Yields a tool with its call, is sent what it returned or raised; returns the update."""
+        """A generator that yields a tool with its call, receives the result or error, and returns the channels' update."""
         tools = self.toolset.open_tools(state)
-        answers, told = list[ToolMessage](), state["transcript"]
+        answers, transcript = list[ToolMessage](), state["transcript"]
         for call in _calls(state["messages"][-1]):
             name, id = str(call.get("name") or ""), str(call["id"])
             if name not in tools:
@@ -349,17 +355,18 @@ class UseTools(Runnable[Any, Any]):
                 came = yield tools[name], {"name": name, "args": dict(call["args"]), "id": id, "type": "tool_call"}
             message = self._message(came, name, id)
             answers.append(message)
-            told += _action_text(_call_text(call)) + _observation_text(trim_middle(text(message), self.max_transcript_chars))
+            result = trim_middle(text(message), self.max_transcript_chars)
+            transcript += _action_text(_call_text(call)) + _observation_text(result)
         return {
             "messages": [*state["messages"], *answers],
             "tool_calls": state["tool_calls"] + len(answers),
-            "transcript": told,
+            "transcript": transcript,
         }
 
     def _message(self, came: Any, name: str, id: str) -> ToolMessage:
         if isinstance(came, ToolMessage):
-            said = trim_middle(came.content, self.max_output_chars) if isinstance(came.content, str) else came.content
-            return came.model_copy(update={"content": said, "tool_call_id": id, "artifact": None})
+            content = trim_middle(came.content, self.max_output_chars) if isinstance(came.content, str) else came.content
+            return came.model_copy(update={"content": content, "tool_call_id": id, "artifact": None})
         if isinstance(came, Exception):
             came = f"{type(came).__name__}: {came}"
             return ToolMessage(trim_middle(came, self.max_output_chars), tool_call_id=id, name=name, status="error")
@@ -404,43 +411,49 @@ def _arguments(tool: BaseTool) -> str:
 
 
 def _call_text(call: Mapping[str, Any]) -> str:
-    """A call as the transcript has it."""
+    """A call as the transcript shows it."""
     args = call.get("args")
     if isinstance(args, Mapping):
-        # One argument, a program or a question, stands by itself.
+        # A single argument, such as a program or a question, stands without its name.
         args = str(*args.values()) if len(args) == 1 else ", ".join(f"{name}={value!r}" for name, value in args.items())
     return f"{call.get('name') or '(no name)'}: {args or ''}"
 
 
-def _action_text(said: str) -> str:
-    """What the agent did, in a transcript: further lines are set in."""
-    return "> " + said.replace("\n", "\n  ") + "\n"
+def _action_text(action: str) -> str:
+    """An action of the agent in a transcript; further lines are indented."""
+    return "> " + action.replace("\n", "\n  ") + "\n"
 
 
-def _observation_text(said: str) -> str:
-    """What it saw."""
-    return "".join(f"| {line}\n" for line in said.splitlines())
+def _observation_text(result: str) -> str:
+    """An observation of the agent in a transcript."""
+    return "".join(f"| {line}\n" for line in result.splitlines())
 
 
 # Answer
+
+
+class NextAction(ChosenAction):
+    """The next action of a written answer, and those after it."""
+
+    plan: list[str]
 
 
 @dataclass(frozen=True)
 class Submit:
     """Close the tools, and choose the next action of the written answer.
 
-    What cannot be read is submitted as it is: the world says what it makes of it, and nobody asks again.
+    An answer that cannot be read is submitted as it is, and the world rejects it; the model is not asked again.
     """
 
     role: ClassVar[str] = "compute"
     is_blocking: ClassVar[bool] = True
-    """For a process to end, when there is one."""
+    """Closing tools may wait for a process to end."""
 
     read: Callable[[str], Sequence[str]] = field(repr=False)
     """The actions of a written answer (an environment's `read`)."""
     toolset: Toolset = field(repr=False)
 
-    def __call__(self, state: ToolUseState) -> dict[str, Any]:
+    def __call__(self, state: ToolUseState) -> NextAction:
         self.toolset.close(state["session"])
         first, *rest = state["plan"] or [*self.read(state["answer"])] or [state["answer"]]
         return {"action": first, "plan": rest}

@@ -1,20 +1,20 @@
-"""Judge a finished episode: what was each step worth? By the world's own rewards, by a rule, by a model, or by several.
+"""Judges: nodes that give a reward to each step of a finished episode, by the world, by a rule, by a model, or by several.
 
-A judge is a node: state -> {"rewards": one number or None per step, "unjudged": why some are missing, or empty}. A missing
-reward is None and never 0: a zero would be evidence against the actions.
+A judge maps the state to {"rewards": one number or None per step, "unjudged": why some are missing, or empty}. A missing reward
+is None, never 0: a zero would be evidence against the actions.
 
 | judge | a step | the last step | the return |
 |---|---|---|---|
-| `EnvironmentJudge` | what the environment paid: r = r* | | |
-| `RuleJudge` | what a rule says | | |
-| `model_judge` (JitRL's, in hindsight, told what the world paid) | -10 to 10 | -10 to 10 | |
-| `self_judge` (ICRL's, told nothing) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
+| `EnvironmentJudge` | the environment's reward: r = r* | | |
+| `RuleJudge` | the value of a rule | | |
+| `model_judge` (JitRL's, in hindsight, sees the world's rewards) | -10 to 10 | -10 to 10 | |
+| `self_judge` (ICRL's, sees no rewards) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
 | `self_judge`, sparse | 0 | 0 to 10 | 0 to 10 |
 | `pairwise_judge` (against a reference answer, which is worth 5) | 0 | .5 to 9.5 | .5 to 9.5 |
 | `Ensemble` | the mean, median or least of several judges' | | |
 
-In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme; a judgement that could
-not be had is missing for every step. Every attempt is judged, also the first.
+In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme. A judgement that fails is
+missing for every step. Every attempt is judged, also the first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from typing import Any, ClassVar, Literal
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from ...memory.records import Task, Transition, Usage, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..act.policies import json_object, steps_text
 from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
-from ..state import Episode, Judged
+from ..state import EpisodeChannels, RewardChannels
 
 __all__ = [
     "NO_REWARDS_REASON",
@@ -55,16 +56,16 @@ __all__ = [
 ]
 
 Judge = Callable[[Any], Any] | Runnable[Any, Any]
-"""A node from a finished episode to `Judged` (and `usage`, if a model was asked)."""
+"""A node from a finished episode to `RewardChannels` (and `usage`, if it asks a model)."""
 
 RewardRule = Callable[[Task, Sequence[str]], Iterable[float | None]]
 """A rule: the task and the actions taken -> a reward per step, None where the rule cannot tell."""
 
 ReferenceAnswer = Callable[[Task], Sequence[str]]
-"""The fixed answer that attempts at a task are compared with: a text, or the actions it is made of (an environment's `gold`)."""
+"""Task -> the fixed answer that attempts are compared with: a text, or its actions (an environment's `gold`)."""
 
 NO_REWARDS_REASON = "this method goes without rewards"
-"""What `NoJudge` says."""
+"""The value of `unjudged` that `NoJudge` gives."""
 
 _STEP, _WHOLE, _HINDSIGHT = (0.0, 3.0), (0.0, 10.0), (-10.0, 10.0)
 _COMPARISON = (1.0, 10.0)
@@ -72,33 +73,33 @@ _COMPARISON = (1.0, 10.0)
 
 @dataclass(frozen=True)
 class EnvironmentJudge:
-    """r_t is what the environment paid."""
+    """Judge by the environment: r_t is its own reward."""
 
     role: ClassVar[str] = "compute"
 
     journal: Journal
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         rewards = [step.reward for step in self.journal.history(state["head"])]
         return {"rewards": rewards, "unjudged": _gaps(rewards, "the environment, which could not read the action,")}
 
 
 @dataclass(frozen=True)
 class RuleJudge:
-    """r_t by a rule (a verifier, an exact oracle, a reward function of yours).
+    """Judge by a rule: a verifier, an exact oracle, a reward function of yours.
 
-    A rule gives one finite real number (numpy's count as such) or None per step, in any sequence or as a generator. One that
-    raises, or gives anything else, leaves the attempt's rewards missing, and `unjudged` says why.
+    A rule returns one finite real number (also numpy's) or None per step, as a sequence or generator. If it raises or returns
+    anything else, the attempt's rewards are missing, and `unjudged` says why.
     """
 
     role: ClassVar[str] = "compute"
     is_blocking: ClassVar[bool] = True
-    """A user's function: it may run a program or ask a server, and is called in a thread where others would wait for it."""
+    """The rule is a user's function that may take a while; the node runs in a thread where others would wait for it."""
 
     reward_rule: RewardRule
     journal: Journal
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         actions = tuple(step.action for step in self.journal.history(state["head"]))
         try:
             rewards = _parse_rule_rewards(self.reward_rule(state["task"], actions), len(actions))
@@ -112,8 +113,12 @@ class RuleJudge:
 
 
 def _parse_rule_rewards(given: Any, asked: int) -> list[float | None]:
-    """What a rule gave, as `asked` plain numbers; `Unreadable` says what is wrong with it."""
-    # Text, bytes, a dict's keys and a set can be gone through too, and may hold numbers that are no rewards in order.
+    """The result of a rule as `asked` plain numbers.
+
+    Raises:
+        Unreadable: it is anything else.
+    """
+    # Text, bytes, dicts and sets are iterable too, but their elements are no rewards in order.
     if isinstance(given, str | bytes | bytearray | Mapping | Set) or not isinstance(given, Iterable):
         raise Unreadable(f"asked the rule for a list of {asked} rewards, got {_cut(given)}")
     rewards = [*islice(given, asked + 1)]  # a generator may have no end
@@ -136,41 +141,46 @@ def _finite(reward: Any) -> float:
 def _cut(value: Any) -> str:
     try:
         shown = repr(value)
-    except Exception:  # whatever it is, it is named
+    except Exception:  # its repr fails: name its type
         shown = f"a {type(value).__name__}"
     return shown if len(shown) <= 80 else shown[:80] + "…"
 
 
 def _gaps(rewards: Sequence[float | None], judge: str) -> str:
-    """Which steps a judge said nothing of; empty if none."""
+    """A sentence that names the steps without a reward; empty if all have one."""
     missing = [str(t) for t, reward in enumerate(rewards, 1) if reward is None]
     return f"{judge} gave no reward for step {', '.join(missing)}" if missing else ""
 
 
 @dataclass(frozen=True)
 class ZeroJudge:
-    """Every reward is 0, whatever happened: ICRL's ablation. The method then cannot choose by rewards either."""
+    """Give every step the reward 0: ICRL's ablation. The method then cannot choose by rewards either."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         return {"rewards": [0.0] * state["step"], "unjudged": ""}
 
 
 @dataclass(frozen=True)
 class NoJudge:
-    """No reward for any step: for methods that go without."""
+    """Give no step a reward: for methods without rewards."""
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Episode) -> Judged:
+    def __call__(self, state: EpisodeChannels) -> RewardChannels:
         return {"rewards": [None] * state["step"], "unjudged": NO_REWARDS_REASON}
 
 
 def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> Ask:
-    """Ask a model for a reward per step, in [-10, 10], in hindsight.
+    """Ask a model for a reward per step, in [-10, 10], in hindsight (JitRL).
 
-    If no reply can be read, the rewards are missing: the episode leaves no experience behind, and `unjudged` says why.
+    If no reply can be read, the rewards are missing: the episode leaves no experience, and `unjudged` says why.
+
+    Args:
+        model: the judge.
+        journal: holds the attempt.
+        prompts: a directory whose files override ours.
     """
     prompt = Prompt.load("jitrl/judge", prompts)
 
@@ -188,16 +198,22 @@ def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | Non
 
 
 def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, *, sparse: bool = False) -> Ask:
-    """ICRL's self-evaluation: the model judges the attempt it made, without being told what the world paid.
+    """ICRL's self-evaluation: the model judges its own attempt without seeing the environment's rewards.
 
     Dense: 3 (the task can surely still be done), 1 (it may be) or 0 (it cannot) for every step but the last, which gets 0 to
-    10 for the whole attempt; numbers between are read too. That is the paper's scale for Game of 24 and that of our rule
-    there, so that the two can be compared. One call for all steps, with room to check them first, where the paper asks once
-    per step: the judge sees what came of a step.
+    10 for the whole attempt; numbers between are read too. That is the paper's scale for Game of 24, and our rule's there, so
+    the two are comparable. One call judges all steps, where the paper asks once per step, so the judge sees each step's
+    consequences and has room to check them first.
 
     Sparse: 0 to 10 for the whole attempt on its last step, 0 for the steps before.
 
-    Sampled at the model's own temperature (paper: 0), so that another judgement of the same attempt says something new.
+    The model samples at its own temperature (paper: 0), so that a second judgement of the same attempt adds information.
+
+    Args:
+        model: the judge.
+        journal: holds the attempt.
+        prompts: a directory whose files override ours.
+        sparse: one reward for the whole attempt.
     """
     name = "judge/self_sparse" if sparse else "judge/self"
     prompt = Prompt.load(name, prompts)
@@ -217,17 +233,17 @@ def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None
 def pairwise_judge(
     model: Runnable[Any, Any], journal: Journal, reference: ReferenceAnswer, prompts: Path | None = None
 ) -> Ensemble:
-    """Compare the attempt with one fixed reference answer of its task: coherence and quality, 5 is as good.
+    """Compare the attempt with one fixed reference answer of its task: coherence and quality, where 5 means equally good.
 
-    Asked twice, since judges prefer a place: s in [1, 10] with the attempt first, s' with the reference first. The reward,
-    on the last step, is the mean of s and 10 - s', in [.5, 9.5]; a judge that sees nothing but places gives 5. If one of the
-    two could not be had, the reward is missing, for half a comparison is one with a favourite place.
+    The model is asked twice, since judges favour a position: s in [1, 10] with the attempt first, s' with the reference first.
+    The reward, on the last step, is the mean of s and 10 - s', in [.5, 9.5]; a judge that goes only by position gives 5. If
+    one of the two is missing, so is the reward, as a single one would favour a position.
 
     Args:
         model: the judge.
         journal: holds the attempt.
-        reference: the task -> the answer to compare with; the better it is, the more rewards tell good attempts apart.
-        prompts: a directory whose files take the place of ours.
+        reference: task -> the answer to compare with. The better it is, the better rewards distinguish good attempts.
+        prompts: a directory whose files override ours.
     """
     prompt, again = Prompt.load("judge/pairwise", prompts), Prompt.load("ask/again", prompts)
 
@@ -257,17 +273,18 @@ def _number_steps(steps: Sequence[Transition]) -> str:
     return "\n".join(f"Step {t}\n{steps_text([step])}" for t, step in enumerate(steps, 1))
 
 
-def _last(reward: float, state: State) -> dict[str, Any]:
-    """A reward for the whole attempt: on its last step."""
-    return {"rewards": [0.0] * (state["step"] - 1) + [reward], "unjudged": ""}
+def _last(reward: float, state: State) -> RewardChannels:
+    """The channels with a reward for the whole attempt on its last step."""
+    before: list[float | None] = [0.0] * (state["step"] - 1)
+    return {"rewards": [*before, reward], "unjudged": ""}
 
 
-def _missing_rewards(bad: BadReply, state: State) -> dict[str, Any]:
+def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
 
 
 def _rewards(reply: AIMessage, limits: Sequence[tuple[float, float]]) -> list[float]:
-    """The numbers under `rewards` in a reply's JSON object, one within each of the limits."""
+    """The numbers under `rewards` in a reply's JSON object, each within its limits."""
     rewards = json_object(text(reply)).get("rewards")
     if not isinstance(rewards, list) or len(rewards) != len(limits):
         came = len(rewards) if isinstance(rewards, list) else "none"
@@ -289,16 +306,19 @@ def _parse_number(number: Any, limits: tuple[float, float], what: str) -> float:
 
 @dataclass(frozen=True)
 class Ensemble(Runnable[Any, Any]):
-    """Several judges over one attempt: per step the mean, the median or the least of what they say.
+    """Several judges of one attempt. The reward of a step is the mean, the median or the least of theirs.
 
-    Judgements that are missing are left out; where all are, so is the reward. The rewards of judges on different scales are
-    put together as they are: then an attempt of which one judgement is missing is not on the scale of the others.
+    Missing rewards are left out; if all are missing, so is the result. Rewards on different scales are combined as they are:
+    an attempt with a missing one is then not on the scale of the others.
+
+    Raises:
+        UserError: there are no judges, or `aggregate` is none of `mean`, `median`, `min`.
     """
 
     judges: tuple[Judge, ...]
     aggregate: Literal["mean", "median", "min"] = "mean"
     allow_partial: bool = True
-    """Whether it will do if some judge says nothing of a step; False: then the reward is missing."""
+    """True: one judge's reward of a step is enough; False: if one judge gives none, the reward is missing."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "judges", tuple(self.judges))
@@ -309,7 +329,7 @@ class Ensemble(Runnable[Any, Any]):
 
     @property
     def role(self) -> str:
-        """As of its judges; for pictures."""
+        """`model` if a judge asks a model, else `compute`; for pictures."""
         return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -349,5 +369,5 @@ _AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {"mean": fmean, 
 
 
 def _place(state: State, n: int) -> State:
-    """A model that is seeded by the run's name would say the same at every place of an ensemble."""
+    """The state with a run name of its own for each judge, since models seeded by the run's name would all say the same."""
     return {**state, "run": f"{state['run']}/judge/{n}"} if n else state

@@ -20,13 +20,14 @@ from typing import Any, ClassVar, Literal, cast
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, one_line
-from ...memory.records import Edit, Rollout, Summary, Task, UserError
+from ...memory.records import Edit, Rollout, Summary, Task
 from ..act.policies import steps_text
 from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
+from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
-from ..synthesize.reasoning_bank import AttemptOutcome, AttemptSheet
 from .edits import read_edits, read_list
 from .lenient_json import json_values
 from .rule_critic import RuleProposer, Truth, comparable_rollouts

@@ -27,7 +27,7 @@ from typing_extensions import TypedDict
 
 from ...memory.records import Comparison, Rollout, Task, Usage
 from ..cached_model import BudgetSpent
-from ..state import Group
+from ..state import GroupChannels
 
 __all__ = [
     "AssignRewards",
@@ -134,7 +134,7 @@ def sort_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
     return sorted(rollouts, key=lambda rollout: rollout.number)
 
 
-class BudgetedGroup(Group):
+class BudgetedGroup(GroupChannels):
     """A group whose run may have a budget."""
 
     stops: Annotated[list[str], add]
@@ -192,7 +192,7 @@ class OpenGroup:
 
     role: ClassVar[str] = "compute"
 
-    def __call__(self, state: Group) -> dict[str, Any]:
+    def __call__(self, state: GroupChannels) -> dict[str, Any]:
         return {
             "number": 0,
             "rewards": [],
@@ -306,7 +306,7 @@ def _tokens(usage: Usage) -> int:
     return usage.input_tokens + usage.output_tokens
 
 
-def route_comparison(state: Group) -> Literal["compare", "no lesson"]:
+def route_comparison(state: GroupChannels) -> Literal["compare", "no lesson"]:
     """`compare` if the group has something to compare, else `no lesson`."""
     return "compare" if state["kind"] in ("mixed", "hard") else "no lesson"
 
@@ -341,15 +341,15 @@ class EmitComparison:
         }
 
 
-def fan_out_summaries(state: Group) -> list[Mapping[str, Any]]:
+def fan_out_summaries(state: GroupChannels) -> list[Mapping[str, Any]]:
     """One piece of work for every rollout that is compared: its summary."""
     return [{**state, "number": n} for n, reward in enumerate(state["rewards"]) if reward is not None]
 
 
-def fan_out_rollouts(group_size: int) -> Callable[[Group], list[Mapping[str, Any]]]:
+def fan_out_rollouts(group_size: int) -> Callable[[GroupChannels], list[Mapping[str, Any]]]:
     """A fan-out of `group_size` rollouts of the problem."""
 
-    def rollouts(state: Group) -> list[Mapping[str, Any]]:
+    def rollouts(state: GroupChannels) -> list[Mapping[str, Any]]:
         return [{**state, "number": n} for n in range(group_size)]
 
     return rollouts

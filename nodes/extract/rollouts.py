@@ -31,8 +31,9 @@ from typing import Any, ClassVar, cast
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.errors import GraphBubbleUp
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryError, LibraryVersions
-from ...memory.records import Lesson, Rollout, Task, Trajectory, Transition, Usage, UserError
+from ...memory.records import Lesson, Rollout, Task, Trajectory, Transition, Usage
 from ...memory.storage.cache import Cache, CacheError, cache_key
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import RowsError

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from ...memory.library import Library, LibraryLimits, LibraryVersions
 from ...memory.records import Edit, Lesson, Rollout, Ruling, Trajectory
 from ..ask import estimate_tokens
-from ..state import Group
+from ..state import GroupChannels
 from ..synthesize.strategy import _cue, _item
 
 __all__ = [
@@ -134,7 +134,7 @@ class RuleCritic:
     include_negative: bool = False
     """Whether worse actions give insights, too (`door black not fern`), after all others."""
 
-    def __call__(self, state: Group) -> dict[str, Any]:
+    def __call__(self, state: GroupChannels) -> dict[str, Any]:
         found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
         best: dict[str, ActionWorth] = {}
         for worth in found:
@@ -168,7 +168,7 @@ class RuleProposer:
 
     versions: LibraryVersions
 
-    def __call__(self, state: Group) -> dict[str, Any]:
+    def __call__(self, state: GroupChannels) -> dict[str, Any]:
         library = self.versions.at(state["library"])
         steps = {(s.state, s.action) for r in state["rollouts"] if r.trajectory is not None for s in r.trajectory.transitions}
         done = {_normalize(f"{_cue(at)}{no}{action}") for at, action in steps for no in ("", "not ")}

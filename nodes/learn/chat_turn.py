@@ -22,8 +22,9 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.config import get_config, get_stream_writer
 from langgraph.types import interrupt
 
-from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling, UserError
-from ..state import ServedChat
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, Sampling
+from ..state import ChatState
 
 if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
@@ -156,7 +157,7 @@ class RecordExchange:
     """The engine's."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
 
-    def __call__(self, state: ServedChat) -> dict[str, Any]:
+    def __call__(self, state: ChatState) -> dict[str, Any]:
         exchange = replace(make_exchange(state, self.base), created=self.clock())
         kept = state.get("store", True)
         if kept:
@@ -250,6 +251,6 @@ class KeepFeedback:
 
     replay: Replay = field(repr=False)
 
-    def __call__(self, state: ServedChat) -> dict[str, Any]:
+    def __call__(self, state: ChatState) -> dict[str, Any]:
         receipt = self.replay.add_feedback(scope(state)[0], state["id"], state["feedback"], state.get("key", ""))
         return {"job": receipt.job, "state": receipt.state, "repeated": receipt.is_repeat}

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...memory.records import Check, Exchange, Measured, UserError
+from ...memory.errors import UserError
+from ...memory.records import Check, Exchange, Measured
 
 DROP_STANDARD_ERRORS = 3.2
 """How many standard errors a fall must be above the margin. For a look after every reward, not for one: of a model that has not

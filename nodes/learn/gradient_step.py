@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from ...memory.claas.adapters import AdapterConflict
-from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update, UserError
+from ...memory.errors import AdapterConflict, UserError
+from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update
 from ..state import GradientStepState
 from .chat_turn import scope
 from .gate import GateThresholds, gate_checks, is_gate_passed

@@ -1,4 +1,4 @@
-"""Earlier attempts in prompts: how they are written, which of them are shown, and where they come from.
+"""Earlier attempts in prompts: their layout, their selection, and the nodes that store and show them.
 
     Task: reach the exit
     Attempt 1:
@@ -14,9 +14,9 @@
     > mist
     = 1
     Now: exploit                          this round's instruction
-    gate wolf                             what the agent sees
+    gate wolf                             the present observation
 
-What changes from step to step stands at the end: a provider's cache, or a local model's, keeps all that stands before.
+The parts that change from step to step stand at the end, so that a prefix cache keeps all before them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 from ...memory.buffer import Buffer
-from ...memory.records import Shown, Trajectory, Transition, UserError
+from ...memory.errors import UserError
+from ...memory.records import Shown, Trajectory, Transition
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, FinishedEpisode, build_trajectory
+from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..act.policies import PromptView, steps_text
-from ..state import Composed, Episode
+from ..state import EpisodeChannels, PromptChannels
 from .budget import all_attempts, latest_attempts, select_within_budget
 
 __all__ = [
@@ -57,20 +58,20 @@ InstructionStrategy = Literal["preset", "autonomous", "explore", "exploit", "non
 MAX_LINE_CHARS = 60
 """Characters of the actions in an attempt shown as one line."""
 STEPS_DROPPED_AT_ONCE = 8
-"""Steps of a running attempt that are left out at a time when not all fit."""
+"""Steps of a running attempt that are left out at a time if not all fit."""
 
 
 class ContextError(UserError, ValueError):
-    """A prompt that cannot be made to fit the model's window."""
+    """An error: a prompt does not fit the model's window."""
 
 
 def instruction(strategy: InstructionStrategy, round: int, one_based: bool = False) -> InstructionMode:
-    """ICRL's s_ICRL for a round, counted from 0: the preset strategy explores in even rounds, exploits in odd ones.
+    """ICRL's instruction s_ICRL for a round: the preset strategy explores in even rounds and exploits in odd ones.
 
     Args:
         strategy: `preset`, `autonomous` (the model picks), `explore`, `exploit`, or `none`.
         round: k, from 0.
-        one_based: count rounds from 1 as the paper's Algorithm 1 does; its first attempt then exploits an empty buffer.
+        one_based: counts rounds from 1 as the paper's Algorithm 1 does; the first attempt then exploits an empty buffer.
     """
     match strategy:
         case "preset":
@@ -85,26 +86,26 @@ def instruction(strategy: InstructionStrategy, round: int, one_based: bool = Fal
 
 @dataclass(frozen=True)
 class Layout:
-    """How attempts are written."""
+    """The layout of attempts as text."""
 
     rewards: Literal["dense", "sparse", "zero", "none"] = "dense"
     """`dense`: r_t next to the step that earned it, and their sum; `sparse`: the sum alone; `zero`: as dense, but every
     reward is 0 (an ablation); `none`: no rewards. A missing reward leaves its line out."""
     clip: int | None = 200
-    """Characters of a past state that are kept, of its first line; None: all of it."""
+    """Characters shown of a past state's first line; None: the whole state."""
     notes: bool = False
-    """Whether what the agent wrote about an attempt stands below it."""
-    _written: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
+    """True: the agent's note on an attempt stands below it."""
+    _texts: dict[int, tuple[Trajectory, dict[tuple[bool, int], str]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    """Texts by the trajectory itself (the object, which is kept here so that its id stays its own): each is asked for twice in
-    every later round."""
+    """Texts by id of the trajectory object, which is kept here so that its id stays unique. Each text is needed twice in every
+    later round."""
 
     def attempt(self, trajectory: Trajectory, shown: Shown) -> str:
-        """An earlier attempt, whole or as a line; ends with a line break."""
-        known = self._written.get(id(trajectory))
+        """The text of an earlier attempt, whole or as one line; it ends with a line break."""
+        known = self._texts.get(id(trajectory))
         if known is None:
-            known = self._written[id(trajectory)] = trajectory, {}
+            known = self._texts[id(trajectory)] = trajectory, {}
         form = shown.whole, shown.count
         if form not in known[1]:
             known[1][form] = self._text(trajectory, shown)
@@ -121,7 +122,7 @@ class Layout:
         return f"Attempt {number}{count}:\n{self.steps(trajectory.transitions)}{total}{note}"
 
     def steps(self, steps: Sequence[Transition]) -> str:
-        """Steps with their rewards, each line ended."""
+        """The text of steps with their rewards; each line ends with a line break."""
         return steps_text([replace(s, state=self._clip_state(s.state), reward=self._reward(s.reward)) for s in steps])
 
     def total(self, trajectory: Trajectory) -> str:
@@ -144,11 +145,11 @@ class Layout:
 
 @dataclass(frozen=True)
 class Compose:
-    """Decide what this round's prompts show of earlier attempts, and which instruction they carry.
+    """Choose the earlier attempts and the instruction that this round's prompts show.
 
     Raises:
-        ContextError: before anything was asked, if the task itself does not fit the model's window, or if all attempts
-            are to be shown and do not fit.
+        ContextError: the task alone does not fit the model's window, or the attempts to show (`all`, `last`) do not. It is
+            raised before any model is asked.
     """
 
     role: ClassVar[str] = "memory"
@@ -156,25 +157,26 @@ class Compose:
 
     buffer: Buffer
     render: Callable[[Trajectory, Shown], str] = field(repr=False)
-    """How an attempt stands in the prompt (`Layout.attempt`, or a note)."""
+    """Attempt, form -> its text in the prompt (`Layout.attempt`, or a note)."""
     count_tokens: Callable[[str], int] = field(repr=False)
     """Tokens of a text."""
     window: int
-    """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
+    """Tokens of the longest prompt, without the system message and the chat template."""
     keep: Literal["budget", "all", "last"] = "budget"
-    """The policy: nodes/retrieve/budget.py's, or all, or the `last` ones."""
+    """The selection: `budget` (see nodes/retrieve/budget.py), `all`, or the `last` attempts."""
     budget: int | None = None
     """Tokens for earlier attempts (`budget` policy); half the window if not given."""
     last: int = 3
+    """Number of attempts (`last` policy)."""
     block: int = 5
-    """With the `budget` policy: every so many rounds the older attempts are arranged anew."""
+    """Rounds after which the older attempts are selected anew (`budget` policy)."""
     strategy: InstructionStrategy = "none"
     one_based: bool = False
     list_actions: bool = False
-    """Whether prompts list the admissible actions."""
+    """True: prompts list the admissible actions."""
     _sizes: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
-    def __call__(self, state: Episode) -> Composed:
+    def __call__(self, state: EpisodeChannels) -> PromptChannels:
         task, episode = state["task"], state["episode"]
         needed = self.count_tokens(
             f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_observation_with_actions(state, self.list_actions)}"
@@ -201,105 +203,110 @@ class Compose:
     def _size(self, shown: Shown, trajectory: Trajectory) -> int:
         text = self.render(trajectory, shown)
         if text not in self._sizes:
-            self._sizes[text] = self.count_tokens(text) + 1  # tokens may merge across the seam of two texts, or fail to
+            self._sizes[text] = self.count_tokens(text) + 1  # one more, since tokens may split differently where two texts meet
         return self._sizes[text]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodePrompt(PromptView):
-    """What a policy is shown of the episode so far: its steps in the layout of attempts, the newest if not all fit."""
+    """A view of the episode so far: its steps in the layout of attempts, the newest ones if not all fit."""
 
     journal: Journal
     layout: Layout = Layout()
-    """How the running attempt is written; without rewards where a judge gives them at the end."""
+    """Layout of the running attempt; without rewards where a judge gives them at the end."""
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
     window: int = 2**31
-    """Tokens of the longest prompt, without what stands around what is shown (system message, template)."""
+    """Tokens of the longest prompt, without the system message and the chat template."""
     list_actions: bool = False
-    """Whether the prompt lists the admissible actions."""
+    """True: the prompt lists the admissible actions."""
     brief: str = ""
-    """What the system message says of the method."""
+    """The method's part of the system message."""
     max_steps: int | None = None
-    """How many steps are shown at most; None: as many as fit."""
+    """Greatest number of steps; None: as many as fit."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """What stands before the steps."""
+        """The text before the steps."""
         return ""
 
     def text_after(self, state: Mapping[str, Any]) -> str:
-        """What stands between the steps and the present observation."""
+        """The text between the steps and the present observation."""
         return ""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = self.journal.history(state["head"], last=self.max_steps) if self.max_steps != 0 else ()
         before, after = self.text_before(state), self.text_after(state)
-        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{_observation_with_actions(state, self.list_actions)}"
-        told = fit_steps(steps, self.layout, frame, self.count_tokens, self.window)
-        if told is None:
+        situation = _observation_with_actions(state, self.list_actions)
+        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{situation}"
+        shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window)
+        if shown is None:
             raise ContextError(
-                f"task {state['task'].id} and what stands around it take {self.count_tokens(frame)} tokens, and the model's window has "
-                f"room for {self.window}; use a model with a larger window, or show fewer attempts"
+                f"task {state['task'].id} and the text around it take {self.count_tokens(frame)} tokens, and the model's window "
+                f"has room for {self.window}; use a model with a larger window, or show fewer attempts"
             )
         return {
             "brief": self.brief,
             "instruction": state["task"].instruction,
-            "steps": before + told + after,
+            "steps": before + shown + after,
             "observation": state["observation"].text,
         }
 
 
 def fit_steps(steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int) -> str | None:
-    """The steps as text, without so many of the oldest that the rest fits in `window` tokens with `frame`; None if none does.
+    """The newest steps as text that fits in `window` tokens together with `frame`; None if `frame` alone does not fit.
 
-    Oldest steps go `STEPS` at a time, so that the beginning of the prompts of an episode stays for a while.
+    The oldest steps are left out `STEPS_DROPPED_AT_ONCE` at a time, so that the beginning of the prompts changes rarely.
     """
     for start in (*range(0, len(steps), STEPS_DROPPED_AT_ONCE), len(steps)):
-        told = layout.steps(steps[start:])
-        if len(frame.encode()) + len(told.encode()) <= window or count(frame + told) <= window:  # a token is a byte at least
-            return told
+        shown = layout.steps(steps[start:])
+        if len(frame.encode()) + len(shown.encode()) <= window or count(frame + shown) <= window:  # a token has a byte or more
+            return shown
     return None
 
 
 def _observation_with_actions(state: Mapping[str, Any], listed: bool) -> str:
-    """The present observation, with the admissible actions if prompts list them."""
+    """The present observation, followed by the admissible actions if `listed`."""
     observation = state["observation"]
     return "".join([observation.text, "\n", *(f"- {action}\n" for action in observation.actions if listed)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptsPrompt(EpisodePrompt):
-    """The attempts that `Compose` chose, the running one, the instruction, the observation."""
+    """A view of the attempts that `Compose` chose, the running one, the instruction and the observation."""
 
     buffer: Buffer
     earlier_layout: Layout = Layout()
-    """How earlier attempts are written."""
+    """Layout of earlier attempts."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
         """The earlier attempts, and the header of the running one."""
-        told = "".join(
+        earlier = "".join(
             self.earlier_layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)
         )
-        return f"{told}Attempt {state['episode'] + 1}:\n"
+        return f"{earlier}Attempt {state['episode'] + 1}:\n"
 
     def text_after(self, state: Mapping[str, Any]) -> str:
-        """This round's instruction."""
+        """The instruction of this round."""
         return f"Now: {state['mode']}\n" if state["mode"] else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReflectionsPrompt(EpisodePrompt):
-    """What was written about earlier attempts, and not the attempts: Reflexion."""
+    """A view of the notes on earlier attempts, without the attempts: Reflexion."""
 
     buffer: Buffer
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """The plans that `Compose` chose."""
+        """The notes on the attempts that `Compose` chose."""
         return notes_text(self.buffer, state)
 
 
 def attempts_in_prompt(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[Trajectory, Shown]]:
-    """The attempts that `Compose` chose, in their order. One that a caller put into `shown` and nobody made is an error."""
+    """The attempts that `Compose` chose, in their order.
+
+    Raises:
+        ContextError: `shown` names an attempt that the buffer does not hold.
+    """
     attempts = {t.id: t for t in buffer.attempts(state["run"], state["task"].id, state["episode"])}
     for shown in state["shown"]:
         if shown.id not in attempts:
@@ -310,25 +317,25 @@ def attempts_in_prompt(buffer: Buffer, state: Mapping[str, Any]) -> list[tuple[T
 
 
 def note_line(trajectory: Trajectory, shown: Shown) -> str:
-    """An attempt as what was written about it, in one line; empty if nothing was."""
+    """The note on an attempt, as one line; empty without a note."""
     note = " ".join(trajectory.note.split())
     return f"- {note}\n" if note else ""
 
 
 def notes_text(buffer: Buffer, state: Mapping[str, Any]) -> str:
-    """The notes of the attempts in `shown`, as a list; empty without any."""
+    """The notes on the attempts in `shown`, as a list; empty without notes."""
     notes = "".join(note_line(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
     return f"Lessons:\n{notes}" if notes else ""
 
 
 class FinishedWithNote(FinishedEpisode, total=False):
-    """A finished episode that something may have been written about."""
+    """A finished episode, perhaps with a note."""
 
     note: str
 
 
 class AttemptMemory(Protocol):
-    """What keeps finished attempts: `memory.buffer.Buffer`, `memory.trajectories.Trajectories`."""
+    """A memory of finished attempts, such as `memory.buffer.Buffer` or `memory.trajectories.Trajectories`."""
 
     @property
     def is_durable(self) -> bool: ...
@@ -338,17 +345,17 @@ class AttemptMemory(Protocol):
 
 @dataclass(frozen=True)
 class ReadOnlyMemory:
-    """A memory that nothing is added to: what a run reads stays as it was built."""
+    """A memory that ignores additions, so that it stays as it was built."""
 
     is_durable: ClassVar[bool] = False
 
     def add(self, trajectory: Trajectory) -> None:
-        """Leave it."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Push:
-    """Push the finished attempt with its rewards to the memory. Nothing is filtered: failures stay in."""
+    """Add the finished attempt with its rewards to the memory, failures included."""
 
     role: ClassVar[str] = "memory"
 
@@ -358,10 +365,10 @@ class Push:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.buffer.is_durable or self.journal.is_durable
 
-    def __call__(self, state: FinishedWithNote) -> dict[str, Any]:
+    def __call__(self, state: FinishedWithNote) -> EarnedReturn:
         attempt = build_trajectory(state, self.environment, self.journal, state.get("note", ""))
         self.buffer.add(attempt)
         return {"earned": attempt.value}

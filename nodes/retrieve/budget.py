@@ -1,16 +1,16 @@
-"""What of many attempts a prompt shows, within a budget of tokens. Pure functions.
+"""The selection of attempts for a prompt, within a budget of tokens. Pure functions.
 
 The policy, for any number of attempts:
 
 1. If all of them fit, all are shown whole: the prompt only grows at its end.
-2. Else the best and the newest are shown whole, whatever else there is no room for.
-3. The others are divided at a multiple of `block`, the last one before the newest. Of the older ones, repeats (the same
-   actions and rewards) are merged with a count, and those that tell most of what the ones chosen before them do not (state, action, sign
-   of the reward) are shown whole; further ones become a line each, those with the highest return first; the rest is left out.
-4. The later ones are appended: whole while there is room (a repeat as a line), then as lines.
+2. Else the best and the newest are shown whole, before all others.
+3. The others are divided at the last multiple of `block` before the newest. Of the older ones, repeats (the same actions and
+   rewards) are merged with a count. Those with the most facts (state, action, sign of the reward) that no chosen attempt shows
+   are shown whole, further ones as one line each, by falling return; the rest is left out.
+4. The later ones are appended: whole while there is room (repeats as a line), then as lines.
 
-Each kind has its share of the budget, so that more budget never shows less. Between two multiples of `block` the prompt
-changes at its end only, but for the two of rule 2: caches of a prompt's beginning stay valid.
+Each kind has its share of the budget, so that a larger budget never shows less. Between two multiples of `block` the prompt
+changes only at its end, apart from the two attempts of rule 2, so caches of a prompt's beginning stay valid.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ...memory.records import Shown, Trajectory
 __all__ = ["all_attempts", "attempt_identity", "best_attempt", "latest_attempts", "select_within_budget"]
 
 TokenCost = Callable[[Shown, Trajectory], int]
-"""How many tokens an attempt takes in the form it is shown in."""
+"""(form, attempt) -> tokens of the attempt in this form."""
 
 _SHARES = {"old": 0.4, "old lines": 0.1, "new": 0.25, "new lines": 0.05}
-"""Of the budget, once there are older attempts; what is left is for the best and the newest, which may take from the others."""
+"""Shares of the budget once there are older attempts. The rest is for the best and the newest, which may take more."""
 
 
 def best_attempt(attempts: Sequence[Trajectory]) -> Trajectory:
-    """The one with the highest return r; among equals the shortest, then the first. The newest if no return is known."""
+    """The attempt with the highest return; among equals the shortest, then the first. The newest if no return is known."""
     if all(t.value is None for t in attempts):
         return attempts[-1]
     return max(attempts, key=lambda t: (-inf if t.value is None else t.value, -len(t.transitions), -t.episode))
@@ -47,7 +47,14 @@ def latest_attempts(attempts: Sequence[Trajectory], count: int) -> list[Shown]:
 
 
 def select_within_budget(attempts: Sequence[Trajectory], size: TokenCost, budget: int, block: int = 5) -> list[Shown]:
-    """Choose what is shown of `attempts` (oldest first) in at most `budget` tokens; the policy is this file's text."""
+    """The attempts to show, in the order of `attempts`, by the policy above.
+
+    Args:
+        attempts: oldest first, at least one.
+        size: tokens of an attempt in a given form.
+        budget: the greatest number of tokens of all shown attempts together.
+        block: the older attempts are selected anew every `block` attempts.
+    """
     whole = all_attempts(attempts)
     if sum(size(shown, t) for shown, t in zip(whole, attempts, strict=True)) <= budget:
         return whole
@@ -60,7 +67,7 @@ def select_within_budget(attempts: Sequence[Trajectory], size: TokenCost, budget
     by_id = {t.id: t for t in attempts}
 
     def take(found: Iterable[tuple[Trajectory, bool]], room: float) -> None:
-        """As many as fit, up to the first that does not: so that more room takes the same ones and then some."""
+        """Choose these up to the first that does not fit, so that a larger room takes the same ones and more."""
         used = 0
         for t, entire in found:
             shown = Shown(t.id, entire, counts.get(attempt_identity(t), 1) if entire else 1)
@@ -72,18 +79,18 @@ def select_within_budget(attempts: Sequence[Trajectory], size: TokenCost, budget
 
     winner, newest = best_attempt(attempts), attempts[-1]
     first = [winner] if attempt_identity(winner) == attempt_identity(newest) else [winner, newest]
-    # Their room is set aside also where they do not fit: more budget must not mean less for the others.
+    # Their room is reserved even if they do not fit, so that a larger budget never leaves less for the others.
     spent = sum(size(Shown(t.id, True, counts.get(attempt_identity(t), 1)), t) for t in first)
     take(((t, True) for t in first), budget)
     if not chosen:
         take([(winner, False)], budget)
     fixed = set(chosen)
-    told = {attempt_identity(by_id[id]) for id in chosen}
+    chosen_identities = {attempt_identity(by_id[id]) for id in chosen}
     shares = _SHARES if old else {"old": 0.0, "old lines": 0.0, "new": 0.6, "new lines": 0.2}
     rest = sum(shares.values())
     rooms = {name: max(0.0, min(share * budget, (budget - spent) * share / rest)) for name, share in shares.items()}
 
-    others = [t for t in _distinct(old) if t.id not in fixed and attempt_identity(t) not in told]
+    others = [t for t in _distinct(old) if t.id not in fixed and attempt_identity(t) not in chosen_identities]
     take(((t, True) for t in _most_informative(others, [by_id[id] for id in chosen])), rooms["old"])
     by_return = sorted(others, key=lambda t: (-inf if t.value is None else t.value, t.episode), reverse=True)
     take(((t, False) for t in by_return if t.id not in chosen), rooms["old lines"])
@@ -101,9 +108,9 @@ def select_within_budget(attempts: Sequence[Trajectory], size: TokenCost, budget
 
 
 def attempt_identity(trajectory: Trajectory) -> Hashable:
-    """What makes two attempts the same: actions in canonical form, rewards, and what was written about them.
+    """A key that equal attempts share: actions in canonical form, rewards, and the note.
 
-    Attempts with the same actions whose rewards differ (a judge may err) are different evidence, and stay apart.
+    Attempts with the same actions but different rewards (a judge may err) are different evidence, and stay apart.
     """
     steps = tuple((" ".join(step.action.lower().split()), step.reward) for step in trajectory.transitions)
     return steps, trajectory.note
@@ -115,7 +122,7 @@ def _distinct(attempts: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _most_informative(attempts: Sequence[Trajectory], shown: Sequence[Trajectory]) -> Iterator[Trajectory]:
-    """Greedily, the attempt with the most facts that neither `shown` nor the ones before it tell; then higher return, newer."""
+    """The attempts, greedily by the number of facts that neither `shown` nor earlier ones have; then higher return, newer."""
     known = {fact for t in shown for fact in _facts(t)}
     left = list(attempts)
     while left:
@@ -126,6 +133,7 @@ def _most_informative(attempts: Sequence[Trajectory], shown: Sequence[Trajectory
 
 
 def _facts(trajectory: Trajectory) -> set[tuple[str, str, int | None]]:
+    """(state, action, sign of the reward or None) of each step."""
     return {
         (step.state, step.action, None if step.reward is None else (step.reward > 0) - (step.reward < 0))
         for step in trajectory.transitions

@@ -1,21 +1,21 @@
-"""Recall what similar states earned, and remember what this episode earned."""
+"""Recall the returns of similar states, and remember those of this episode (JitRL, arXiv:2601.18510)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from typing_extensions import TypedDict
 
 from ...memory.experiences import Experiences
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment, FinishedEpisode, build_trajectory
-from ..state import Episode, Recalled, Visits
+from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
+from ..state import EpisodeChannels, NeighbourChannels, RecallChannels
 
 
 class ExperienceScope(TypedDict):
-    """Whose experience may be recalled, as `Experiences` takes it."""
+    """The scope of a search in `Experiences`; see `Experiences.neighbours`."""
 
     task: str
     domain: str
@@ -25,10 +25,10 @@ class ExperienceScope(TypedDict):
 
 @dataclass(frozen=True)
 class Recall:
-    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with what each action earned.
+    """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with the returns of each action.
 
-    The statistics are merged: one neighbour per remembered state and action, over all visits. What this run learned in
-    this episode or later stays hidden, so that a resumed or forked episode decides as the first one did.
+    The statistics are merged: one neighbour per remembered state and action, over all visits. Experiences of this run's
+    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did.
     """
 
     role: ClassVar[str] = "memory"
@@ -36,13 +36,13 @@ class Recall:
     experiences: Experiences
     environment: Environment
     k: int
-    """The largest number of remembered states."""
+    """Greatest number of remembered states."""
     threshold: float
     """The least similarity, in [0, 1]."""
     cross_task: bool = False
-    """Whether experience from other tasks of the same environment counts."""
+    """True: experience from other tasks of the same environment counts."""
 
-    def __call__(self, state: Episode) -> Recalled:
+    def __call__(self, state: EpisodeChannels) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), _scope(self, state)
         found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
         average, variance = self.experiences.moments(**scope)
@@ -51,7 +51,7 @@ class Recall:
 
 @dataclass(frozen=True)
 class RecallVisits:
-    """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties: the newest first."""
+    """Retrieve the k most similar single visits, as the paper does: a neighbour is one (s, a, G). Ties go to the newest."""
 
     role: ClassVar[str] = "memory"
 
@@ -61,14 +61,14 @@ class RecallVisits:
     threshold: float
     cross_task: bool = False
 
-    def __call__(self, state: Episode) -> Visits:
+    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
         newest = reversed(_visits(self, state, self.threshold))
         return {"neighbours": [_neighbour(*one) for one in sorted(newest, key=lambda one: -one[0])[: self.k]]}
 
 
 @dataclass(frozen=True)
 class ReferenceRecall:
-    """Retrieve as the authors' code does: the highest returns first among equals, near-copies beyond k, a falling threshold."""
+    """Retrieve as the authors' code does: among equals the highest returns first, near-copies beyond k, a falling threshold."""
 
     role: ClassVar[str] = "memory"
 
@@ -78,18 +78,18 @@ class ReferenceRecall:
     threshold: float
     cross_task: bool = False
     threshold_decay: float = 0.1
-    """By how much the threshold falls over the first 20 steps."""
+    """Fall of the threshold over the first 20 steps."""
     near_copy_similarity: float = 0.98
-    """Visits more similar than this are all kept, however many."""
+    """All visits more similar than this are kept, even beyond k."""
 
-    def __call__(self, state: Episode) -> Visits:
+    def __call__(self, state: EpisodeChannels) -> NeighbourChannels:
         found = _visits(self, state, self.threshold - self.threshold_decay * min(state["step"] / 20, 1))
         found.sort(key=lambda one: (-one[0], -one[1].value))
         sure = sum(similarity > self.near_copy_similarity for similarity, _ in found)
         return {"neighbours": [_neighbour(*one) for one in found[: max(sure, self.k)]]}
 
 
-def _visits(recall: RecallVisits | ReferenceRecall, state: Episode, threshold: float) -> list[tuple[float, Experience]]:
+def _visits(recall: RecallVisits | ReferenceRecall, state: EpisodeChannels, threshold: float) -> list[tuple[float, Experience]]:
     key = recall.environment.abstract(state["observation"])
     return recall.experiences.raw_neighbours(key, threshold=threshold, **_scope(recall, state))
 
@@ -98,7 +98,7 @@ def _neighbour(similarity: float, visit: Experience) -> Neighbour:
     return Neighbour(visit.id, similarity, visit.action, 1, visit.value)
 
 
-def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> ExperienceScope:
+def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: EpisodeChannels) -> ExperienceScope:
     return {
         "task": state["task"].id,
         "domain": recall.environment.name,
@@ -111,8 +111,8 @@ def _scope(recall: Recall | RecallVisits | ReferenceRecall, state: Episode) -> E
 class Remember:
     """Store the finished episode: every (s_t, a_t) with its discounted return G_t (Eq. 3).
 
-    Steps whose reward is missing leave no experience behind. Storing an episode twice stores it once. A run has one past: an
-    episode that was forked and played on takes the place of the first one; give the fork another run name to keep both.
+    Steps whose return is missing leave no experience. An episode stored twice counts once. A run has one past: an episode that
+    was forked and finished again replaces the first one; give the fork another run name to keep both.
     """
 
     role: ClassVar[str] = "memory"
@@ -121,7 +121,7 @@ class Remember:
     environment: Environment
     journal: Journal
 
-    def __call__(self, state: FinishedEpisode) -> dict[str, Any]:
+    def __call__(self, state: FinishedEpisode) -> EarnedReturn:
         attempt = build_trajectory(state, self.environment, self.journal)
         self.experiences.add(attempt)
         return {"earned": attempt.value}

@@ -1,9 +1,9 @@
-"""Recollect what was done in states like the present one, and show it: AdaMEM's retrieval from its long-term memory.
+"""Recollect past steps in states like the present one, and show them: AdaMEM's retrieval from its long-term memory.
 
-Experience 1: success         how that trajectory ended (left out where nobody knows)
+Experience 1: success         the outcome of that trajectory (left out if unknown)
 door black                    the past state
-> mist                        what was done there
-= 1                           what that earned
+> mist                        the past action
+= 1                           its reward
 gate troll                    the rest of that trajectory
 > lamp
 = 1
@@ -21,7 +21,7 @@ from ...memory.storage.journal import Journal
 from ...memory.trajectories import OutcomeFilter
 from ..act.episode import Environment
 from ..act.policies import steps_text
-from ..state import Episode, Recollected
+from ..state import EpisodeChannels, PrecedentChannels
 from .attempts import EpisodePrompt, Layout
 
 __all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPrompt", "Recollect", "key_of"]
@@ -31,7 +31,7 @@ _LAYOUT = Layout()
 
 
 class PrecedentMemory(Protocol):
-    """What is asked of a long-term memory: `memory.trajectories.Trajectories`."""
+    """The part of a long-term memory that nodes use; `memory.trajectories.Trajectories` has it."""
 
     def key(self, task: Task, before: Sequence[Transition], state: str, /) -> str: ...
 
@@ -59,43 +59,43 @@ def key_of(memory: PrecedentMemory, environment: Environment, journal: Journal, 
 
 @dataclass(frozen=True)
 class Excerpts:
-    """Writes precedents into prompts, within a number of tokens.
+    """Lay out precedents as text for prompts, within a number of tokens.
 
-    The past state, the past action and how it ended always stay: what does not fit is taken from the rest of the
-    trajectories first, then from long states, then the least similar precedents go.
+    The past state, the past action and the outcome always stay. To fit, the rest of the trajectories is cut first, then long
+    states, then the least similar precedents are left out.
     """
 
     memory: PrecedentMemory
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
     max_tokens: int = 2**31
-    """Tokens of all of them together."""
+    """Greatest number of tokens of all precedents together."""
     max_following_steps: int = 8
-    """Steps shown of what followed, at most."""
+    """Greatest number of steps shown after the past action."""
     clip: int = 400
-    """Characters of a past state, at most."""
+    """Greatest number of characters of a past state."""
     _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Tokens by text: neighbours come again and again."""
+    """Tokens by text: the same neighbours are found many times."""
 
     def __call__(self, precedents: Sequence[Precedent]) -> str:
-        """The experiences; empty if there are none, or no room for one."""
+        """The text of the precedents; empty without any, or without room for one."""
         return self._fitting(precedents)[1]
 
     def fitting_precedents(self, precedents: Sequence[Precedent]) -> list[Precedent]:
-        """Those of them that there is room for."""
+        """Those of the precedents that fit."""
         return list(precedents[: self._fitting(precedents)[0]])
 
     def _fitting(self, precedents: Sequence[Precedent]) -> tuple[int, str]:
-        """How many there is room for, and their text."""
+        """The number of precedents that fit, and their text."""
         forms = (
             (self.max_following_steps, self.clip),
             (self.max_following_steps // 2, self.clip),
             (1, self.clip),
             (0, self.clip // 4),
         )
-        told = [[self._one(n, p, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
+        layouts = [[self._one(n, p, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
         for some in range(len(precedents), 0, -1):
-            for texts in told:
+            for texts in layouts:
                 if sum(map(self._size, texts[:some])) <= self.max_tokens:
                     return some, "".join(texts[:some])
         return 0, ""
@@ -105,28 +105,30 @@ class Excerpts:
         if size is None:
             if len(self._sizes) > 10_000:
                 self._sizes.clear()
-            size = self._sizes[text] = self.count_tokens(text) + 1  # tokens may merge across the seam of two texts, or fail to
+            # One more, since tokens may split differently where two texts meet.
+            size = self._sizes[text] = self.count_tokens(text) + 1
         return size
 
     def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
         trajectory = self.memory.trajectory(precedent.trajectory)
         step, *after = trajectory.transitions[precedent.step : precedent.step + 1 + rest]
         state = step.state if len(step.state) <= clip else step.state[:clip].rstrip() + "…"
-        told = steps_text([replace(step, state=state)]) + _LAYOUT.steps(after)  # of later states, their first lines
-        ended = {True: " success", False: " failure", None: ""}[precedent.success]
-        return f"Experience {number}:{ended}\n{told}{_LAYOUT.total(trajectory)}"
+        steps = steps_text([replace(step, state=state)]) + _LAYOUT.steps(after)  # of later states, their first lines
+        outcome = {True: " success", False: " failure", None: ""}[precedent.success]
+        return f"Experience {number}:{outcome}\n{steps}{_LAYOUT.total(trajectory)}"
 
 
-class RecollectState(Episode, Recollected):
-    """A situation, and what was consulted in the episode so far."""
+class RecollectState(EpisodeChannels, PrecedentChannels):
+    """An episode, and the trajectories that it consulted so far."""
 
 
 @dataclass(frozen=True)
 class Recollect:
     """E_ret: the k steps of remembered trajectories whose states are most similar to the present one.
 
-    Those that there is no room to show are left out: nobody is to act on what was not read. What the run itself did in this episode or later stays hidden, so that a resumed or forked episode finds what the first one
-    found. None are found where nothing is alike enough, or while it is too early to tell situations apart.
+    Precedents that do not fit the prompt are left out, as they cannot affect the action. Steps of this run's present and later
+    episodes stay hidden, so that a resumed or forked episode finds the same ones as the first. The result is empty where
+    nothing is similar enough, and before step `min_steps`.
     """
 
     role: ClassVar[str] = "memory"
@@ -138,17 +140,17 @@ class Recollect:
     k: int = 4
     kind: OutcomeFilter = "all"
     min_similarity: float = 0.0
-    """The least similarity."""
+    """The least similarity; see `Trajectories.search`."""
     max_per_trajectory: int = 1
-    """Steps from one trajectory at most; 0: any number."""
+    """Greatest number of steps from one trajectory; 0: any number."""
     diversity: float = 0.0
-    """Maximal marginal relevance: 0 takes the most similar ones, higher ones that differ from each other."""
+    """Weight in [0, 1] of maximal marginal relevance: 0 takes the most similar steps, higher values take steps that differ."""
     min_steps: int = 0
-    """Steps of an episode before the first search: a start says little about what will be needed."""
+    """Steps of an episode before the first search, since the first states resemble each other."""
     distinct: bool = False
-    """Of steps with the same key and action, only the newest: they say the same."""
+    """True: of steps with the same key and action only the newest counts."""
     excerpts: Excerpts | None = None
-    """How they will be shown, if they will be."""
+    """The layout that decides how many fit; None: all of them are used."""
 
     def __call__(self, state: RecollectState) -> dict[str, Any]:
         if state["step"] < self.min_steps:
@@ -172,10 +174,10 @@ class Recollect:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecedentsPrompt(EpisodePrompt):
-    """The episode so far under the raw experiences: AdaMEM without a strategy."""
+    """A view of the raw precedents and the episode so far: AdaMEM without a strategy."""
 
     excerpts: Excerpts
 
-    def text_before(self, state: Recollected) -> str:  # type: ignore[override]
-        """The precedents."""
+    def text_before(self, state: PrecedentChannels) -> str:  # type: ignore[override]
+        """The text of the precedents."""
         return self.excerpts(state["precedents"])

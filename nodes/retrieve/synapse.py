@@ -5,12 +5,12 @@
     > mist
     = 1
     total 7
-    Attempt 2 (failure; task: feed the cat):  where it failed, or was made at a task of another text
+    Attempt 2 (failure; task: feed the cat):  a failure, and the text of its task if it is another one
     …
     Attempt 3:                                the running attempt
-    gate wolf                                 what the agent sees
+    gate wolf                                 the present observation
 
-They are retrieved once, at the start of an episode, and stand the same in all of its prompts.
+They are retrieved once, at the start of an episode, and are the same in all of its prompts.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ __all__ = ["Exemplars", "ExemplarsPrompt"]
 
 @dataclass(frozen=True)
 class Exemplars:
-    """Writes trajectories into prompts, whole as far as they fit a number of tokens: best first, and whole steps only."""
+    """Lay out trajectories as text for prompts, within a number of tokens: the most similar first, and only whole steps."""
 
     memory: PrecedentMemory
     layout: Layout
     count_tokens: Callable[[str], int] = field(default=len, repr=False)
     """Tokens of a text."""
     max_tokens: int = 2**31
-    """Tokens of all of them together."""
-    _told: dict[tuple[str, tuple[Precedent, ...]], str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The last text by task and precedents: each prompt of an episode asks for it again."""
+    """Greatest number of tokens of all trajectories together."""
+    _texts: dict[tuple[str, tuple[Precedent, ...]], str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The last text by task and precedents: each prompt of an episode needs it again."""
 
     def __call__(self, instruction: str, precedents: Sequence[Precedent]) -> str:
-        """The trajectories of these precedents for a task with this text, and the header of the running attempt.
+        """The trajectories of these precedents, for a task with this instruction, and the header of the running attempt.
 
-        Empty without any, or without room for one step.
+        The text is empty without precedents, or without room for one step.
         """
         asked = instruction, tuple(precedents)
-        told = self._told.get(asked)
-        if told is None:
-            told = self._all(instruction, precedents)
-            self._told.clear()  # another thread may do so at any time
-            self._told[asked] = told
-        return told
+        shown = self._texts.get(asked)
+        if shown is None:
+            shown = self._all(instruction, precedents)
+            self._texts.clear()  # another thread may do so at any time
+            self._texts[asked] = shown
+        return shown
 
     def _all(self, instruction: str, precedents: Sequence[Precedent]) -> str:
-        told, number = "", 1
+        shown, number = "", 1
         for precedent in precedents:
             trajectory = self.memory.trajectory(precedent.trajectory)
             marks = ["failure"] * (precedent.success is False)
             if trajectory.task.instruction != instruction:
                 marks.append(f"task: {' '.join(trajectory.task.instruction.split())}")
             marked = f" ({'; '.join(marks)})" if marks else ""
-            more = self._fitting(told, f"Attempt {number}{marked}:\n", trajectory, f"Attempt {number + 1}:\n")
+            more = self._fitting(shown, f"Attempt {number}{marked}:\n", trajectory, f"Attempt {number + 1}:\n")
             if not more:
                 break
-            told, number = told + more, number + 1
-        return f"{told}Attempt {number}:\n" if told else ""
+            shown, number = shown + more, number + 1
+        return f"{shown}Attempt {number}:\n" if shown else ""
 
     def _fitting(self, before: str, head: str, trajectory: Trajectory, after: str) -> str:
-        """As many of the first steps as fit between, and the total in any case; empty if not even one does."""
+        """As many of the first steps as fit between `before` and `after`, and the total; empty if no step fits."""
 
         def cut(length: int) -> str:
             steps: Sequence[Transition] = trajectory.transitions[:length]
@@ -87,12 +87,12 @@ class Exemplars:
 
 @dataclass(frozen=True, kw_only=True)
 class ExemplarsPrompt(EpisodePrompt):
-    """The episode so far under the exemplars that were retrieved at its start; without any, what ReAct shows."""
+    """A view of the exemplars and the episode so far; without exemplars, that of ReAct."""
 
     exemplars: Exemplars
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """The same text at every step of an episode."""
+        """The exemplars, the same at every step of an episode."""
         return self.exemplars(state["task"].instruction, state["precedents"])
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:

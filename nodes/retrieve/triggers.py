@@ -1,16 +1,16 @@
-"""When to ask memory: the model's own vote, and what can be seen from outside (AdaMEM's refresh decision).
+"""Triggers that ask memory: the model's own vote, and signs in the episode (AdaMEM's refresh decision).
 
-The model votes on its own plan, and one that is stuck tends to vote for going on. The other triggers look at the episode
-since the last strategy was written (or since its start): each is a pure function, and `Decide` puts any of them together.
+The model votes on its own plan, and a stuck model tends to vote for going on. The other triggers look at the episode since the
+last strategy was written (or since its start). Each is a pure function; `CheckTriggers` combines any of them.
 
 | trigger | memory is asked when |
 |---|---|
-| `vote` | the model says so; one that only scores actions: its best one is less probable than `confidence` |
-| `stalled` | the last `stall` steps earned nothing and showed no new state |
+| `vote` | the model votes for it; for a model that only scores actions: the best one is less probable than `min_confidence` |
+| `stalled` | the last `stall_steps` steps earned nothing and showed no new state |
 | `repeated` | the present state was seen before |
-| `refused` | the world says that it did not understand the last action, or the drafted one is not admissible |
-| `drift` | the key of the present state is less similar than `drift` to that for which the strategy was written |
-| `subgoal` | the last step earned something: what comes next needs other advice (only in worlds that pay on the way) |
+| `refused` | the world did not understand the last action, or the drafted one is not admissible |
+| `drift` | the key of the present state is less similar than `min_key_similarity` to that of the strategy |
+| `subgoal` | the last step earned something, so the next ones need other advice (only in worlds with rewards on the way) |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...memory.records import Candidate, Transition
 from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..state import Choice, Considered, Episode, Guided
+from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
 from .recollect import PrecedentMemory, key_of
 
 __all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
@@ -32,17 +32,17 @@ __all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 
 
-class DraftedActionState(Episode, Choice, Guided, Considered):
-    """A drafted action, before anybody decided whether to ask memory."""
+class DraftedActionState(EpisodeChannels, ChoiceChannels, StrategyChannels, DraftChannels):
+    """A drafted action, and the strategy in force."""
 
 
 def is_hesitant(candidates: Sequence[Candidate], confidence: float) -> bool:
-    """Whether the most probable of these candidates has a probability below `confidence`, in [0, 1]."""
+    """True if the most probable of these candidates has a probability below `confidence`, in [0, 1]."""
     return math.exp(max(candidate.logit for candidate in candidates)) < confidence
 
 
 def is_stalled(steps: Sequence[Transition], state: str, n: int) -> bool:
-    """Whether the last n of these steps earned nothing and led to no state that was new."""
+    """True if the last n of these steps earned nothing and led to no new state."""
     if len(steps) < n:
         return False
     late = steps[-n:]
@@ -51,13 +51,13 @@ def is_stalled(steps: Sequence[Transition], state: str, n: int) -> bool:
 
 
 def is_repeated(steps: Sequence[Transition], state: str) -> bool:
-    """Whether this state was seen before in these steps."""
+    """True if one of these steps was taken in this state."""
     return any(step.state == state for step in steps)
 
 
 @dataclass(frozen=True)
 class CheckTriggers:
-    """Ask memory before the drafted action is carried out? Names every trigger that says so."""
+    """Write the triggers that fire for the drafted action into `reasons`; any of them asks memory."""
 
     role: ClassVar[str] = "compute"
 
@@ -66,11 +66,11 @@ class CheckTriggers:
     journal: Journal
     triggers: tuple[Trigger, ...] = ("vote",)
     min_confidence: float = 0.6
-    """Of `vote`, for a model that scores actions."""
+    """Least probability of the best action (`vote`, for a model that scores actions)."""
     stall_steps: int = 4
-    """Steps of `stalled`."""
+    """Number of steps (`stalled`)."""
     min_key_similarity: float = 0.3
-    """Least Jaccard similarity of the two keys' words, pairs and triples (`drift`)."""
+    """Least Jaccard similarity of the two keys' words, pairs and triples (`drift`), in [0, 1]."""
 
     def __call__(self, state: DraftedActionState) -> dict[str, Any]:
         return {"tentative": state["action"], "reasons": [name for name in self.triggers if self._fires(name, state)]}
@@ -94,12 +94,12 @@ class CheckTriggers:
         return self.journal.history(state["head"], last=count) if count else ()
 
     def _has_vote(self, state: DraftedActionState) -> bool:
-        scored = len(state["candidates"]) > 1  # who writes its action proposes no other
+        scored = len(state["candidates"]) > 1  # a model that writes its action proposes only one
         return is_hesitant(state["candidates"], self.min_confidence) if scored else state["vote"]
 
     def _is_refused(self, state: DraftedActionState) -> bool:
         shown, refused = state["observation"], getattr(self.environment, "is_refused", None)
-        free = getattr(self.environment, "free_text", False)  # it understands more than it lists
+        free = getattr(self.environment, "free_text", False)  # the world understands more than it lists
         listed = not shown.actions or state["action"] in shown.actions
         return (refused is not None and refused(shown)) or not (listed or free)
 
@@ -112,5 +112,5 @@ class CheckTriggers:
 
 
 def route_memory_request(state: DraftedActionState) -> Literal["go on", "ask memory"]:
-    """Router: does anything say that memory is to be asked?"""
+    """Router: did a trigger fire?"""
     return "ask memory" if state["reasons"] else "go on"

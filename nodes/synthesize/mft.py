@@ -1,15 +1,16 @@
-"""Step-MFT: which strategies were worth writing, so that a model can be fine-tuned to write such ones (AdaMEM, section 3.3).
+"""Step-MFT: the selection of useful strategies, on which a model is fine-tuned to write such ones (AdaMEM, section 3.3).
 
-From runs in which the agent drafts an action a', reads a strategy z, and acts again (a), the pairs ((s, E), z) are kept where
+In the runs, the agent drafts an action a', reads a strategy z, and acts again (a). A pair ((s, E), z) is kept if
 
     1. the episode succeeded, and
-    2. the action changed: a != a', without which the strategy cannot have helped (Proposition 3.1, for greedy agents).
+    2. the action changed: a != a'. Otherwise the strategy cannot have helped (Proposition 3.1, for greedy agents).
 
-Agents that sample change their actions by chance as well, and a changed action need not be a better one. So there are two
-estimates that the paper does not have: `share` says how often drafts and actions differ when both are drawn again, `chance` how
-often two draws from the same side do; `advantage` plays both actions on, where the world can be replayed.
+Agents that sample also change their actions by chance, and a changed action need not be a better one. So there are estimates
+that the paper does not have: `change_rate` is the rate at which drafts and actions differ when both are drawn again,
+`chance_change_rate` that of two draws from the same side, and `advantage` plays on after both actions, in worlds that can be
+replayed.
 
-Pure functions over plain records; tools/training/lora.py trains on what they choose, or anybody's trainer (`chat`).
+These are pure functions over plain records. tools/training/sft.py trains on the selected pairs, as may any trainer (`chat`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from itertools import permutations, product
 from random import Random
 from typing import Any, Protocol
 
-from ...memory.records import Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Task
 from ..act.episode import Environment
 
 __all__ = [
@@ -48,15 +50,15 @@ __all__ = [
 ]
 
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
-"""Who speaks, as LangChain calls it and as chats in files do."""
+"""Role of a message in LangChain -> its role in chat files."""
 EDGE_CHARACTERS = " \t\n.,;:!?\"'`*_“”‘’…"
-"""What does not count at the ends of an action."""
+"""Characters that are ignored at the ends of an action."""
 ARTICLES = re.compile(r"\b(?:the|an|a) (?=\S)")
 CALL = re.compile(r"(\w+) ?\[(.*)\]")
 
 
 class MftError(UserError, ValueError):
-    """Pairs that cannot be collected, filtered or estimated."""
+    """An error: pairs cannot be collected, filtered or estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +72,35 @@ class PromptMessage:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A strategy that was written, what it was written from, and what came of it."""
+    """A strategy with its prompt, the actions before and after it, and the episode's score."""
 
     id: str
     """`<run>/<episode>/<step>`."""
     prompt: tuple[PromptMessage, ...]
-    """(s, E): the situation with its experiences, as the writer was asked."""
+    """(s, E): the state with its precedents, as the prompt for the strategy showed them."""
     reply: str
-    """z*: all that the writer said, its reasoning included."""
+    """z*: the whole reply, reasoning included."""
     strategy: str
-    """z: the advice in it, as the agent read it."""
+    """z: the advice in the reply, as the agent read it."""
     author: str
     """`model`, or `rule` (`RecallStrategy`)."""
     tentative: str
-    """a': what the agent would have done without it."""
+    """a': the agent's draft, made without the strategy."""
     action: str
-    """a: what it did."""
+    """a: the action taken with the strategy."""
     score: float
-    """What the environment paid in the whole episode, in its units."""
+    """Sum of the environment's rewards in the episode, in its units."""
     solved: float | None = None
-    """The score from which the task counts as solved, if the environment says so."""
+    """The score from which the task counts as solved, if known."""
     before: tuple[str, ...] = ()
-    """The actions of the episode up to here."""
+    """The earlier actions of the episode."""
     task: str = ""
     """Id of the task."""
     seed: int = 0
     """Number of the task within its split."""
     split: str = "train"
     domain: str = ""
-    """The environment that it was played in, without its settings (`webshop`)."""
+    """Name of the environment, without its settings (`webshop`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", tuple(self.prompt))
@@ -110,15 +112,15 @@ class Pair:
 
 @dataclass(frozen=True)
 class CollectedPairs:
-    """The pairs of a run, and what else was there."""
+    """The pairs of a run, with counts of episodes and steps."""
 
     pairs: tuple[Pair, ...]
     episodes: int
-    """Finished episodes that were looked at."""
+    """Number of finished episodes."""
     steps: int
-    """Their steps."""
+    """Number of their steps."""
     undrafted: int
-    """Strategies without an action drafted before: whether they changed it, nobody knows."""
+    """Number of strategies without a draft before them, whose effect is unknown."""
 
 
 def collect_pairs(
@@ -198,62 +200,62 @@ def collect_pairs(
 
 
 def canonical(action: str, domain: str = "") -> str:
-    """What two ways to write one action have in common: case, white space, punctuation at the ends and articles do not count.
+    """The action in canonical form: without case, extra white space, punctuation at the ends, and articles.
 
-    `click[Buy Now]` keeps its form, with the same done within. In the domain `webshop` any `search[...]` is `search[]`: the
-    published exception, where two different searches count as no change. Where a search is most of what there is to do
-    (`hotpot`), it would leave nothing.
+    `click[Buy Now]` keeps its form, with its argument in canonical form. In the domain `webshop` any `search[...]` is
+    `search[]`: the published exception, by which two different searches count as no change. In domains where most actions are
+    searches (`hotpot`), the exception would leave no pairs.
     """
     text = " ".join(action.split()).strip(EDGE_CHARACTERS).casefold()
     if call := CALL.fullmatch(text):
         name, argument = call.groups()
         return "search[]" if name == "search" and domain == "webshop" else f"{name}[{canonical(argument, domain)}]"
     bare = ARTICLES.sub("", text)
-    return bare if bare == text else canonical(bare, domain)  # without its article, a word may be quoted, or be a call
+    return bare if bare == text else canonical(bare, domain)  # without its article, a word may be quoted or a call
 
 
 def is_different_action(action: str, tentative: str, domain: str = "") -> bool:
-    """Filter 2: is a another action than a', in this environment?"""
+    """Filter 2: a != a', in canonical form. True if the action differs from the draft."""
     return canonical(action, domain) != canonical(tentative, domain)
 
 
 def is_success(pair: Pair, success_threshold: float | None = None) -> bool:
-    """Filter 1: did the episode end with a score of at least this?
+    """Filter 1: True if the score of the pair's episode is at least the threshold.
 
     Args:
         pair: of that episode.
-        least: in the environment's units; the score from which its task counts as solved if not given.
+        success_threshold: in the environment's units; None: the score from which the task counts as solved.
 
     Raises:
-        MftError: neither is known.
+        MftError: there is no threshold, and the task's is unknown.
     """
     bound = pair.solved if success_threshold is None else success_threshold
     if bound is None:
-        raise MftError(f"nobody knows from which score on task {pair.task} is solved; say it with --success")
+        raise MftError(f"the score from which task {pair.task} is solved is unknown; give it with --success")
     return pair.score >= bound
 
 
 def outcome_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
-    """Filter 1 alone: the strategies of episodes that succeeded."""
+    """The pairs that pass filter 1: the strategies of episodes that succeeded."""
     return [pair for pair in pairs if is_success(pair, success_threshold)]
 
 
 def step_set(pairs: Iterable[Pair], success_threshold: float | None = None) -> list[Pair]:
-    """Both filters: those of them that changed the action."""
+    """The pairs that pass both filters: strategies of episodes that succeeded which changed the action."""
     return [
         pair for pair in outcome_set(pairs, success_threshold) if is_different_action(pair.action, pair.tentative, pair.domain)
     ]
 
 
 def sample_pairs(pairs: Sequence[Pair], count: int, seed: int = 0) -> list[Pair]:
-    """At most so many of the pairs, in their order: the outcome arm has as many examples as the step arm."""
+    """At most `count` random pairs, in their order. The outcome arm thus has as many examples as the step arm."""
     if count >= len(pairs):
         return list(pairs)
     return [pairs[i] for i in sorted(Random(f"{seed} outcome arm").sample(range(len(pairs)), count))]
 
 
 def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
-    """The pair as trainers read it: the prompt's messages, and the reply as the assistant's."""
+    """The pair in the form of chat trainers: the prompt's messages, and the reply as the assistant's message."""
     turns = [*pair.prompt, PromptMessage("assistant", pair.reply)]
     return {"messages": [{"role": turn.role, "content": turn.text} for turn in turns]}
 
@@ -262,7 +264,7 @@ def chat(pair: Pair) -> dict[str, list[dict[str, str]]]:
 
 
 def change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
-    """How often an action differs from a draft, over all m x m combinations of what was drawn, in [0, 1].
+    """The share of all combinations of drawn actions and drafts that differ, in [0, 1].
 
     Expected: 1 - sum over actions of p(a | s, z) p(a | s).
     """
@@ -271,21 +273,23 @@ def change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "")
 
 
 def chance_change_rate(actions: Sequence[str], drafts: Sequence[str], domain: str = "") -> float:
-    """How often two draws from one side differ, mean of both sides, in [0, 1]: what `share` would be if the strategy did nothing.
+    """The rate at which two draws from one side differ, mean of both sides, in [0, 1]: that of a strategy without effect.
 
-    Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. `share` exceeds it by half the squared distance of the two
-    distributions, which is 0 only where they are the same. Needs two draws from each side.
+    Expected: 1 - (sum p(a | s, z)^2 + sum p(a | s)^2) / 2. The expected `change_rate` exceeds it by half the squared distance
+    of the two distributions, which is 0 only where they are the same. Each side needs at least two draws.
     """
     sides = [[is_different_action(a, b, domain) for a, b in permutations(side, 2)] for side in (actions, drafts)]
     return sum(sum(side) / len(side) for side in sides) / 2
 
 
 def null_strategy_pass_rate(probabilities: Mapping[str, float], domain: str = "") -> float:
-    """How often filter 2 lets through a strategy that does nothing: 1 - sum p(a)^2 over canonical actions.
+    """The rate at which filter 2 passes a strategy without effect: 1 - sum p(a)^2 over canonical actions, in [0, 1].
+
+    It is 0 for a greedy agent.
 
     Args:
-        probabilities: of the actions, with the strategy as without it; they sum to 1. All on one action (a greedy agent): 0.
-        domain: the environment that they are actions of.
+        probabilities: of the actions, the same with and without the strategy; they sum to 1.
+        domain: name of the environment.
     """
     merged: dict[str, float] = {}
     for action, p in probabilities.items():
@@ -298,42 +302,42 @@ class Policy(Protocol):
     """The base policy, without memory."""
 
     def __call__(self, task: Task, actions: Sequence[str], name: str, /) -> str:
-        """What to do after these actions. The draw is made from the name and the number of actions: again is the same."""
+        """The next action after these. Name and number of actions seed the draw: the same call gives the same action."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Advantage:
-    """A(s, z) = Q(s, a) - Q(s, a') as paired rollouts estimate it, in reward units."""
+    """The advantage A(s, z) = Q(s, a) - Q(s, a') of a strategy, estimated by paired rollouts, in reward units."""
 
     mean: float
     error: float | None
     """Standard error of the mean; None for a single rollout."""
     action: float
-    """Q(s, a): the mean return from this step on, if the base policy goes on after a."""
+    """Q(s, a): the mean return from this step on, with a and then the base policy."""
     tentative: float
-    """Q(s, a'): after a'."""
+    """Q(s, a'): the same with a'."""
     rollouts: int
 
 
 def advantage(
     environment: Environment, task: Task, pair: Pair, policy: Policy, rollouts: int, name: str = "advantage"
 ) -> Advantage | None:
-    """Take a and a' in turn where the pair was made, go on with the base policy, and compare what was earned.
+    """The advantage of a strategy: play on after a and after a' with the base policy, and compare the returns.
 
     Rollout i of both sides makes the same draws (common random numbers): where a and a' lead to the same state, the difference
-    is 0 and not noise.
+    is exactly 0.
 
     Args:
-        environment: that the pair was made in; a function of its history.
-        task: what was played.
-        pair: with the actions before.
+        environment: the pair's environment, a function of its history.
+        task: the pair's task.
+        pair: with its earlier actions.
         policy: the base policy.
-        rollouts: of each side, at least 1.
-        name: with the pair's id, of the random draws.
+        rollouts: number of rollouts after each action, at least 1.
+        name: seeds the random draws, together with the pair's id.
 
     Returns:
-        None where a reward is missing.
+        The estimate, or None if a reward is missing.
     """
     sides: list[list[float]] = []
     for action in (pair.action, pair.tentative):
@@ -350,7 +354,7 @@ def advantage(
 
 
 def play_on(environment: Environment, task: Task, actions: Sequence[str], policy: Policy, name: str) -> float | None:
-    """The return from the last of these actions on, undiscounted, if the policy goes on; None where a reward is missing."""
+    """The undiscounted return from the last of these actions on, played on by the policy; None if a reward is missing."""
     taken = list(actions)
     shown = environment.observe(task, taken)
     rewards = [shown.reward]

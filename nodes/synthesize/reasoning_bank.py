@@ -1,24 +1,24 @@
-"""Lessons drawn from finished attempts, and shown to later ones: ReasoningBank (arXiv:2509.25140).
+"""Lessons drawn from finished attempts and shown to later ones: ReasoningBank (arXiv:2509.25140).
 
     Task: reach the exit
     Lessons:
     - Trolls fear light (a troll stands at a gate): Hold up the lamp, since nothing else moves it.
-    - door black mist. gate troll lamp       what a model writes that only writes a line
+    - door black mist. gate troll lamp       a lesson of a model that writes only a line
     door black                               the running attempt
     > mist
     = 1
-    gate wolf                                what the agent sees
+    gate wolf                                the present observation
 
-An item has a title, a description that says when it applies, and a content. The library keeps them: `memory.lessons.Lessons`.
+A lesson has a title, a description of the situation in which it applies, and a content. `memory.lessons.Lessons` keeps them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
@@ -32,13 +32,12 @@ from ..act.episode import Environment, build_trajectory
 from ..act.policies import json_object
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
-from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
-from ..state import Episode, Judged, Noted
+from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
+from ..retrieve.attempts import EpisodePrompt
+from ..state import EpisodeChannels, NoteChannels, RewardChannels
 
 __all__ = [
     "AddLessons",
-    "AttemptOutcome",
-    "AttemptSheet",
     "Consult",
     "FindUnread",
     "LessonChannels",
@@ -57,27 +56,22 @@ __all__ = [
 ]
 
 
-class LessonChannels(TypedDict):
-    """What an episode has to do with the library of lessons."""
+class PromptLessons(TypedDict):
+    """The lessons in an episode's prompts."""
+
+    lessons: list[str]
+    """Ids of the lessons in this episode's prompts, the most fitting first."""
+    used: list[str]
+    """Ids of the trajectories that these lessons come from."""
+
+
+class LessonChannels(PromptLessons):
+    """An episode's lessons: those in its prompts, and those drawn from it."""
 
     reading: str
-    """Id of the bank's trajectory that is read next; empty: all were read."""
-    lessons: list[str]
-    """Ids of the lessons that this episode is given, the most fitting first."""
-    used: list[str]
-    """Ids of the trajectories that these were learned from."""
+    """Id of the next trajectory of the bank to read; empty: all were read."""
     learned: list[Lesson]
-    """What was just drawn from an attempt, and is not kept yet."""
-
-
-class AttemptOutcome(NamedTuple):
-    """An attempt and how it ended."""
-
-    trajectory: Trajectory
-    success: bool | None
-    """None where nobody knows."""
-    why: str = ""
-    """What a model said in judging it."""
+    """Lessons just drawn from an attempt, and not yet in the library."""
 
 
 # Reading a bank before the first episode
@@ -85,7 +79,7 @@ class AttemptOutcome(NamedTuple):
 
 @dataclass(frozen=True)
 class FindUnread:
-    """Find the first of a bank's trajectories that nothing was learned from yet."""
+    """Find the first of a bank's trajectories that is not among the library's sources."""
 
     role: ClassVar[str] = "memory"
     is_blocking: ClassVar[bool] = False
@@ -93,79 +87,48 @@ class FindUnread:
     library: Lessons
     bank: Mapping[str, AttemptOutcome] = field(repr=False)
 
-    def __call__(self, state: Episode) -> dict[str, str]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, str]:
         return {"reading": next((id for id in self.bank if not self.library.has_source(bank_source(id))), "")}
 
 
 def bank_source(trajectory_id: str) -> str:
-    """The source that lessons from a bank's trajectory name: it belongs to no run."""
+    """The source name of lessons from a bank's trajectory, which belongs to no run."""
     return f"bank/{trajectory_id}"
 
 
 def route_unread(state: LessonChannels) -> Literal["unread", "all read"]:
-    """Router: is there something left to read in the bank?"""
+    """Router: is a trajectory of the bank unread?"""
     return "unread" if state["reading"] else "all read"
 
 
-# What a model is asked about attempts
-
-
-@dataclass(frozen=True)
-class AttemptSheet:
-    """Writes attempts down for a model that is asked about them, within its window."""
-
-    layout: Layout
-    count: Callable[[str], int] = field(default=len, repr=False)
-    """Tokens of a text."""
-    window: int = 2**31
-    """Tokens of the longest prompt, without what stands around what is shown."""
-
-    def __call__(self, attempts: Sequence[AttemptOutcome], *, outcomes: bool = True) -> str:
-        """The attempts one after the other; of those that do not fit, the last steps.
-
-        `outcomes`: several are marked with how they ended, and what a judge said stands below.
-        """
-        task = attempts[0].trajectory.task
-        share = (self.window - self.count(f"Task: {task.instruction}\n")) // len(attempts)
-        told = ""
-        for number, (trajectory, success, why) in enumerate(attempts, 1):
-            word = {True: " (success)", False: " (failure)", None: ""}[success] if outcomes and len(attempts) > 1 else ""
-            head = f"Attempt {number}{word}:\n"
-            end = self.layout.total(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
-            steps = fit_steps(trajectory.transitions, self.layout, head + end, self.count, share)
-            if steps is None:
-                raise ContextError(
-                    f"attempt {trajectory.id} does not fit into {share} tokens; use a model with a larger window"
-                )
-            told += head + steps + end
-        return told
+# Questions about attempts
 
 
 def extractor_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
-    """What is asked about attempts, by how they ended."""
+    """The prompts for lessons, by the outcome of the attempts (`line`: for a model that writes only a line)."""
     names = ("success", "failure", "attempt", "contrast", "line")
     return {name: Prompt.load(f"reasoning_bank/{name}", overrides) for name in names}
 
 
 @dataclass(frozen=True)
 class LessonExtractor:
-    """What drawing lessons from attempts needs to know."""
+    """The prompts for lessons from attempts, and the reader of their replies."""
 
     sheet: AttemptSheet
     environment: Environment
     prompts: Mapping[str, Prompt] = field(repr=False)
-    """See `questions`."""
+    """See `extractor_prompts`."""
     max_items: int = 3
-    """Items from one attempt at most."""
+    """Greatest number of lessons from one attempt."""
     max_contrast_items: int = 5
-    """Items from several attempts at most."""
+    """Greatest number of lessons from several attempts."""
     line_only: bool = False
-    """For a model that writes nothing but a line: it is one item, without a title."""
+    """True for a model that writes only a line: the line is one lesson, without a title."""
 
     def messages(self, attempts: Sequence[AttemptOutcome]) -> list[BaseMessage]:
-        """What the model is asked: by how the attempt ended, or about several in contrast."""
-        last, told = attempts[-1], self.sheet(attempts, outcomes=not self.line_only)
-        shown = {"instruction": last.trajectory.task.instruction, "attempts": told}
+        """The messages: by the outcome of a single attempt, or about several attempts in contrast."""
+        last, sheet = attempts[-1], self.sheet(attempts, outcomes=not self.line_only)
+        shown = {"instruction": last.trajectory.task.instruction, "attempts": sheet}
         if self.line_only:
             return self.prompts["line"].messages(**shown)
         if len(attempts) > 1:
@@ -173,10 +136,10 @@ class LessonExtractor:
         return self.prompts[_ENDS[last.success]].messages(**shown, most=self.max_items)
 
     def read(self, reply: str, attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
-        """The items of a reply as lessons from this source; one without text if nothing was learned.
+        """The lessons in a reply, with this source; a single one without text if the reply has none.
 
         Raises:
-            Unreadable: it does not hold what was asked for.
+            Unreadable: the reply has another form than asked for.
         """
         items = (
             _line(reply) if self.line_only else _items(reply, self.max_contrast_items if len(attempts) > 1 else self.max_items)
@@ -233,7 +196,7 @@ def _item(found: Any) -> Item:
 
 @dataclass(frozen=True)
 class StudyAsk(Ask):
-    """Counts its tokens apart: they are those of no attempt."""
+    """An `Ask` whose tokens count as `Usage.studied`, since they belong to no attempt."""
 
     def _dialogue(self, state: State) -> Generator[list[BaseMessage], AIMessage, dict[str, Any]]:
         found = yield from super()._dialogue(state)
@@ -254,23 +217,19 @@ def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[s
     return StudyAsk("reasoning_bank/study", model, messages, read, again)
 
 
-# How an attempt ended
-
-
-class EndedEpisode(Episode, Judged, Noted):
-    """An episode that is over, with its rewards, and a note that begins with how it ended."""
+# Outcomes of attempts
 
 
 @dataclass(frozen=True)
 class VerdictByReturn:
-    """Say in `note` how the attempt ended: by its return. `unknown`, if a reward is missing."""
+    """Write the outcome of the attempt into `note`: `success` or `failure` by its return, `unknown` if a reward is missing."""
 
     role: ClassVar[str] = "compute"
 
     success_threshold: float | None
     """The return from which an attempt is a success."""
 
-    def __call__(self, state: Judged) -> Noted:
+    def __call__(self, state: RewardChannels) -> NoteChannels:
         known = [reward for reward in state["rewards"] if reward is not None]
         if self.success_threshold is None or len(known) < len(state["rewards"]):
             return {"note": "unknown"}
@@ -280,7 +239,7 @@ class VerdictByReturn:
 def verdict(
     model: Runnable[Any, Any], environment: Environment, journal: Journal, sheet: AttemptSheet, prompts: Path | None = None
 ) -> Ask:
-    """Have a model say how the attempt ended and why, in `note`. It is told no rewards."""
+    """Ask a model for the outcome of the attempt and the reason, in `note`. The prompt shows no rewards."""
     prompt, blind = Prompt.load("reasoning_bank/verdict", prompts), replace(sheet, layout=replace(sheet.layout, rewards="none"))
 
     def messages(state: State) -> list[BaseMessage]:
@@ -298,7 +257,7 @@ def verdict(
 
 
 def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:
-    """An attempt with what `Verdict` or `verdict` noted of it."""
+    """An attempt with the outcome that `VerdictByReturn` or `verdict` wrote into its note."""
     word, _, why = trajectory.note.partition(": ")
     return AttemptOutcome(trajectory, {"success": True, "failure": False}.get(word), why)
 
@@ -308,19 +267,21 @@ def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:
 
 @dataclass(frozen=True)
 class RouteExtraction:
-    """Router: are there enough attempts since something was learned last?"""
+    """Router: is it time to draw lessons?"""
 
     interval: int = 1
+    """Episodes from one extraction to the next."""
     online: bool = True
+    """False: no lessons are drawn from the run's own attempts."""
 
-    def __call__(self, state: Episode) -> Literal["learn", "go on"]:
+    def __call__(self, state: EpisodeChannels) -> Literal["learn", "go on"]:
         return "learn" if self.online and (state["episode"] + 1) % self.interval == 0 else "go on"
 
 
 def extract(
     model: Runnable[Any, Any], extractor: LessonExtractor, buffer: Buffer, journal: Journal, again: Prompt, rollouts: int = 1
 ) -> Ask:
-    """Draw lessons from the attempt just made, or from it and those before it, `rollouts` of them, in contrast."""
+    """Draw lessons from the attempt just made, or from the last `rollouts` attempts in contrast."""
 
     def attempts(state: State) -> list[AttemptOutcome]:
         this = build_trajectory(state, extractor.environment, journal, state["note"])  # type: ignore[arg-type]
@@ -340,7 +301,7 @@ def extract(
 
 @dataclass(frozen=True)
 class AddLessons:
-    """Add what was learned to the library."""
+    """Add the lessons just drawn to the library."""
 
     role: ClassVar[str] = "memory"
 
@@ -348,10 +309,10 @@ class AddLessons:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        """True if it writes to a disk; the node then runs in a thread where others would wait for it."""
         return self.library.is_durable
 
-    def __call__(self, state: LessonChannels) -> dict[str, Any]:
+    def __call__(self, state: LessonChannels) -> dict[str, list[Lesson]]:
         self.library.add(state["learned"])
         return {"learned": []}
 
@@ -361,7 +322,7 @@ class AddLessons:
 
 @dataclass(frozen=True)
 class Consult:
-    """Look up, once an episode, what was learned on the tasks most like this one."""
+    """Look up, once per episode, the lessons learned on the tasks most like this one."""
 
     role: ClassVar[str] = "memory"
 
@@ -369,9 +330,9 @@ class Consult:
     environment: Environment
     k: int = 1
     by: Literal["tasks", "items"] = "tasks"
-    """What k counts: tasks, with all that was learned on them, or lessons."""
+    """The unit of k: tasks, with all their lessons, or single lessons."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> PromptLessons:
         found = self.library.search(
             state["task"].instruction,
             self.k,
@@ -385,31 +346,31 @@ class Consult:
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningBankPrompt(EpisodePrompt):
-    """The episode so far under the lessons that were looked up at its start; without any, what ReAct shows."""
+    """A view of the looked-up lessons and the episode so far; without lessons, that of ReAct."""
 
     library: Lessons
     max_lesson_tokens: int = 2**31
-    """Tokens of all lessons together. The most fitting ones stand last, next to the situation; others may find no room."""
+    """Greatest number of tokens of all lessons together. The most fitting ones stand last, next to the situation."""
     _rendered_lessons: dict[tuple[str, ...], str] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The last text by the lessons in it: each prompt of an episode asks for it again."""
+    """The last text by its lessons: each prompt of an episode needs it again."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """The same text at every step of an episode. Lessons that say the same are shown once."""
+        """The lessons, the same at every step of an episode. Equal lessons are shown once."""
         asked = tuple(state["lessons"])
-        told = self._rendered_lessons.get(asked)
-        if told is None:
-            told = self._render_lessons([self.library.lesson(id) for id in asked])
+        shown = self._rendered_lessons.get(asked)
+        if shown is None:
+            shown = self._render_lessons([self.library.lesson(id) for id in asked])
             self._rendered_lessons.clear()  # another thread may do so at any time
-            self._rendered_lessons[asked] = told
-        return told
+            self._rendered_lessons[asked] = shown
+        return shown
 
     def _render_lessons(self, lessons: Sequence[Lesson]) -> str:
-        told = ""
+        lines = ""
         for line in dict.fromkeys(map(lesson_line, lessons)):
-            if self.count_tokens(f"Lessons:\n{line}{told}") > self.max_lesson_tokens:
+            if self.count_tokens(f"Lessons:\n{line}{lines}") > self.max_lesson_tokens:
                 break
-            told = line + told
-        return f"Lessons:\n{told}" if told else ""
+            lines = line + lines
+        return f"Lessons:\n{lines}" if lines else ""
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         shown = self if self.text_before(state) else replace(self, brief="")
@@ -417,7 +378,7 @@ class ReasoningBankPrompt(EpisodePrompt):
 
 
 def lesson_line(lesson: Lesson) -> str:
-    """A lesson in one line of a prompt."""
+    """A lesson as one line of a prompt."""
     when = f" ({lesson.description.rstrip('.')})" if lesson.description else ""
     head = f"{lesson.title}{when}: " if lesson.title else ""
     return f"- {' '.join(f'{head}{lesson.text}'.split())}\n"

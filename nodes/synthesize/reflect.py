@@ -1,4 +1,4 @@
-"""Have the model write about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
+"""Nodes that ask a model about a finished attempt: Reflexion's plan for the next one, Self-Refine's feedback."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def reflect(
     window: int = 2**31,
     prompts: Path | None = None,
 ) -> Ask:
-    """Reflexion (arXiv:2303.11366): from the attempt with its rewards and the last plans to a new plan, in `note`.
+    """Reflexion (arXiv:2303.11366): write a new plan into `note`, from the attempt with its rewards and the last plans.
 
-    Of an attempt that does not fit the window, which has `window` tokens by `count`, the last steps are shown.
+    If the attempt does not fit the window (`window` tokens by `count`), only its last steps are shown.
     """
 
     def before(state: State) -> str:
@@ -51,9 +51,9 @@ def feedback(
     window: int = 2**31,
     prompts: Path | None = None,
 ) -> Ask:
-    """Self-Refine (arXiv:2303.17651): what the model itself finds wrong with the attempt, without a reward, in `note`.
+    """Self-Refine (arXiv:2303.17651): write the model's own criticism of the attempt, without rewards, into `note`.
 
-    Of an attempt that does not fit the window, the last steps are shown.
+    If the attempt does not fit the window (`window` tokens by `count`), only its last steps are shown.
     """
 
     def before(state: State) -> str:
@@ -72,7 +72,7 @@ def _ask_about_attempt(
     window: int,
     prompts: Path | None,
 ) -> Ask:
-    """Ask about the attempt just made; `before` says what stands before it."""
+    """Ask about the attempt just made; `before` gives the text before it."""
     prompt = Prompt.load(name, prompts)
 
     def messages(state: State) -> list[BaseMessage]:
@@ -84,15 +84,15 @@ def _ask_about_attempt(
 
 
 def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
-    """The steps of the attempt just made, as far as they fit beside `frame`, and its total."""
+    """The total of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
     total = layout.total(Trajectory(state["head"], state["task"], made))
-    told = fit_steps(made, layout, frame + total, count, window)
-    if told is None:
+    shown = fit_steps(made, layout, frame + total, count, window)
+    if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
-    return told + total
+    return shown + total
 
 
 def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:

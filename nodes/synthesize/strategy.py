@@ -1,7 +1,7 @@
-"""A strategy: a few items of advice for the next actions, written on the spot from what memory found.
+"""Strategies: items of advice for the next actions, written during the episode from precedents (AdaMEM, arXiv 2606.05684).
 
-`synthesize` has the model write it. `RecallStrategy` writes it by rule, for work without a language model and as an ablation:
-wherever it stands in a table, it is named so.
+`synthesize` asks the model for one. `RecallStrategy` writes one by rule, for work without a language model and as an ablation;
+tables of results name it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of
-from ..state import Considered, Episode, Guided, Recollected
+from ..state import DraftChannels, EpisodeChannels, PrecedentChannels, StrategyChannels
 
 __all__ = [
     "RecallStrategy",
@@ -37,60 +37,66 @@ __all__ = [
 ]
 
 MAX_CUE_CHARACTERS = 24
-"""Characters of a state that is short enough to be named in an item of advice."""
+"""Greatest length of a state that is named in an item of advice, in characters."""
 
 
-class StrategyInputs(Episode, Recollected, Guided):
-    """A situation, and what memory found for it."""
+class StrategyInputs(EpisodeChannels, PrecedentChannels, StrategyChannels):
+    """An episode, its precedents, and the strategy in force."""
+
+
+class NewStrategy(StrategyChannels):
+    """A strategy just written, and the count of it."""
+
+    usage: Usage
 
 
 @dataclass(frozen=True)
 class StrategyWriter:
-    """What writing a strategy needs to know of its surroundings."""
+    """The prompt for a strategy, and the channels that a new one changes."""
 
     memory: PrecedentMemory
     environment: Environment
     journal: Journal
     excerpts: Excerpts
     layout: Layout
-    """How the running episode is written."""
+    """Layout of the running episode."""
     count: Callable[[str], int]
     """Tokens of a text."""
     window: int
-    """Tokens of the longest prompt and its reply, without what a chat template adds."""
+    """Tokens of the longest prompt and its reply together, without the chat template."""
     prompt: Prompt
     """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/line`, `adamem/ungrounded`)."""
     needs_marker: bool = True
-    """Whether the advice has to stand after `Strategy:`; a model that goes on with a prompt ending so writes nothing else."""
+    """True: the advice has to stand after `Strategy:`; False for a model that continues a prompt which ends with that word."""
     recent: int | None = None
-    """How many steps of the episode are shown at most; None: as many as fit."""
+    """Greatest number of steps of the episode; None: as many as fit."""
 
     @property
     def max_strategy_tokens(self) -> int:
-        """Tokens of a strategy, which has to leave room for everything else in the prompts after it."""
+        """Greatest length of a strategy in tokens: an eighth of the window, at least 16, to leave room in later prompts."""
         return max(self.window // 8, 16)
 
     def messages(self, state: State) -> list[BaseMessage]:
-        """What a model is asked: the precedents, the episode so far, the present state.
+        """The messages: the precedents, the episode so far, the present state.
 
         Raises:
             ContextError: task, precedents and observation alone do not fit the window.
         """
         instruction, observation = state["task"].instruction, state["observation"].text
-        told = self.excerpts(state["precedents"])
+        experiences = self.excerpts(state["precedents"])
         around = "".join(template.template for _, template in self.prompt.parts)
-        frame = f"{around}{instruction}\n{told}{observation}\n"
+        frame = f"{around}{instruction}\n{experiences}{observation}\n"
         room = self.window - self.max_strategy_tokens
         past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
         steps = fit_steps(past, self.layout, frame, self.count, room)
         if steps is None:
             raise ContextError(
-                f"task {state['task'].id}, what is like it and the present state take {self.count(frame)} tokens, and there is room "
-                f"for {room}; use a model with a larger window"
+                f"task {state['task'].id}, its precedents and the present state take {self.count(frame)} tokens, and there is "
+                f"room for {room}; use a model with a larger window"
             )
-        return self.prompt.messages(instruction=instruction, experiences=told, steps=steps, observation=observation)
+        return self.prompt.messages(instruction=instruction, experiences=experiences, steps=steps, observation=observation)
 
-    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> dict[str, Any]:
+    def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
         sources = tuple(f"{p.trajectory}/{p.step}" for p in state["precedents"])
         key = key_of(self.memory, self.environment, self.journal, state)
@@ -106,8 +112,8 @@ class StrategyWriter:
 def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path | None = None) -> Ask:
     """AdaMEM, Algorithm 1: z_t ~ pi(z | s_t, E_ret), in `strategy`.
 
-    A reply of `nothing` leaves none, and the plain action is taken; so does one that cannot be read after all tries, which is
-    counted.
+    After a reply of `nothing`, or after replies that could not be read in all tries, there is no strategy, and the agent acts
+    without one. Unreadable ones are counted (`Usage.malformed`).
     """
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -129,7 +135,7 @@ _MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", re.MULTILINE | re.IGN
 
 
 def _one_line(advice: str) -> str:
-    """Bullets as sentences of one line, as prompts show a strategy."""
+    """Bullets joined as the sentences of one line, as prompts show a strategy."""
     lines = [re.sub(r"^\s*(?:[-*•]|\d+[.)])\s+", "", line).strip() for line in advice.splitlines()]
     sentences = [line.rstrip(".") for line in lines if line]
     return ". ".join(sentences)
@@ -137,15 +143,15 @@ def _one_line(advice: str) -> str:
 
 @dataclass(frozen=True)
 class RecallStrategy:
-    """Write the strategy by rule, not by a model: what led to success here, what failed, and what came next where it went well."""
+    """Write the strategy by rule, without a model: actions that led to success here, that failed, and that followed success."""
 
     role: ClassVar[str] = "compute"
 
     writer: StrategyWriter
     max_items: int = 6
-    """Items at most."""
+    """Greatest number of items."""
 
-    def __call__(self, state: StrategyInputs) -> dict[str, Any]:
+    def __call__(self, state: StrategyInputs) -> NewStrategy:
         writer, here = self.writer, self.writer.environment.abstract(state["observation"])
         done = [step for step in writer.journal.history(state["head"]) if step.state == here and not step.reward]
         precedents = [(found, writer.memory.trajectory(found.trajectory)) for found in state["precedents"]]
@@ -157,17 +163,21 @@ class RecallStrategy:
 def advice_items(
     precedents: Sequence[tuple[Precedent, Trajectory]], admissible: Sequence[str], done: Sequence[str] = ()
 ) -> list[str]:
-    """What precedents, the most similar first, say of the present state and of those after it: `action`, or `not action`.
+    """Items of advice (`action` or `not action`) for the present state and later ones.
 
-    A step speaks for its action if it was paid, or if it led on to another state in a trajectory that succeeded. It speaks
-    against it if it was not paid and either led nowhere or stands in a trajectory that failed. Evidence is the sum of the
-    similarities; that of a paid step counts double. Of a state of one short line, which is named, the action with the most
-    evidence is said, or, if nothing speaks for any, those that something speaks against. Longer states are taken as one, the
-    present one: its up to three best actions are said, of those that are admissible now, or the admissible ones that
-    differ from them in nothing but numbers.
+    A step is evidence for its action if it was rewarded, or if it led to another state in a trajectory that succeeded. It is
+    evidence against it if it was not rewarded and either led nowhere or is part of a trajectory that failed. Evidence is
+    weighted by similarity, and that of a rewarded step counts double.
 
-    `done`: items that this episode has already carried out in the present state, without being paid. They led back here, and
-    are not advised again.
+    A state of one short line is named in the item. Its advice is the action with the most evidence, or, without evidence for
+    any, the actions with evidence against them. Longer states count as the present one: its advice is up to three best actions
+    that are admissible now, or the admissible ones that differ from them only in numbers.
+
+    Args:
+        precedents: each with its trajectory, the most similar first.
+        admissible: actions of the present state.
+        done: items that this episode has already carried out in the present state, without a reward. They led back here, and
+            are left out.
     """
     here: dict[str, dict[str, float]] = {}  # cue -> action -> evidence for (positive) and against (negative)
     later: list[str] = []
@@ -177,22 +187,22 @@ def advice_items(
         step, speaks = steps[0], evidence[0]
         action = step.action if _cue(step.state) else _twin(step.action, admissible)
         if action and speaks:
-            told = here.setdefault(_cue(step.state), {})
-            told[action] = told.get(action, 0.0) + speaks * precedent.similarity
+            weights = here.setdefault(_cue(step.state), {})
+            weights[action] = weights.get(action, 0.0) + speaks * precedent.similarity
         if speaks > 0:
             later += [_item(after.state, after.action) for after, good in zip(steps[1:], evidence[1:], strict=True) if good > 0]
     now: list[str] = []
-    for cue, told in here.items():
-        hopeful = [action for action, speaks in told.items() if speaks > 0 and f"{cue}{action}" not in done]
-        best = sorted(hopeful, key=lambda action: -told[action])
+    for cue, weights in here.items():
+        hopeful = [action for action, speaks in weights.items() if speaks > 0 and f"{cue}{action}" not in done]
+        best = sorted(hopeful, key=lambda action: -weights[action])
         now += [f"{cue}{action}" for action in best[: 1 if cue else 3]]
         if not best:
-            now += [f"{cue}not {action}" for action, speaks in told.items() if speaks < 0]
+            now += [f"{cue}not {action}" for action, speaks in weights.items() if speaks < 0]
     return [item for item in dict.fromkeys([*now, *later]) if item not in done]
 
 
 def _evidence(precedent: Precedent, steps: Sequence[Transition]) -> Iterator[float]:
-    """For each step, what it says of its action: 2 if it was paid, 1 for, -1 against, 0 nothing."""
+    """The evidence of each step for its action: 2 if it was rewarded, 1 for it, -1 against it, 0 none."""
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         moved = after is None or after.state != step.state
         if step.reward:
@@ -212,7 +222,7 @@ def _item(state: str, action: str) -> str:
 
 
 def _twin(action: str, admissible: Sequence[str]) -> str:
-    """This action, or the admissible one that differs from it in nothing but numbers; empty if there is none."""
+    """This action, or the admissible one that differs from it only in numbers; empty if there is none."""
     if action in admissible or not admissible:
         return action
     plain = _without_numbers(action)
@@ -225,35 +235,35 @@ def _without_numbers(action: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyPrompt(EpisodePrompt):
-    """The episode so far under the strategy, if there is one. The experiences behind it are not shown."""
+    """A view of the strategy, if there is one, and the episode so far, without the precedents."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """The strategy."""
+        """The text of the strategy."""
         return f"Strategy: {state['strategy'].text}\n" if state["strategy"] else ""
 
 
-def route_precedents(state: Recollected) -> Literal["precedents", "nothing alike"]:
-    """Router: without precedents no strategy is written; one without grounds does worse than none (AdaMEM, ablations)."""
+def route_precedents(state: PrecedentChannels) -> Literal["precedents", "nothing alike"]:
+    """Router: were precedents found? A strategy without precedents does worse than none (AdaMEM, ablations)."""
     return "precedents" if state["precedents"] else "nothing alike"
 
 
-class RecollectedDraft(Recollected, Considered):
-    """What memory found, and whether an action was drafted before it was asked."""
+class DraftWithPrecedents(PrecedentChannels, DraftChannels):
+    """The precedents, and the draft made before memory was asked."""
 
 
-def route_precedents_or_draft(state: RecollectedDraft) -> Literal["precedents", "keep the draft", "nothing alike"]:
-    """Router of low mode: the same, but what was drafted with the strategy at hand is carried out if nothing new is found."""
+def route_precedents_or_draft(state: DraftWithPrecedents) -> Literal["precedents", "keep the draft", "nothing alike"]:
+    """Router of low mode: were precedents found, and if not, is there a draft to carry out?"""
     if state["precedents"]:
         return "precedents"
     return "keep the draft" if state["reasons"] else "nothing alike"
 
 
-class GuidedEpisode(Episode, Guided):
-    """An episode that may have a strategy."""
+class EpisodeWithStrategy(EpisodeChannels, StrategyChannels):
+    """An episode, and the strategy in force."""
 
 
-def route_guidance(state: GuidedEpisode) -> Literal["over", "strategy", "no strategy"]:
-    """Router of low mode: has the episode ended, and is there a strategy to go on with?"""
+def route_guidance(state: EpisodeWithStrategy) -> Literal["over", "strategy", "no strategy"]:
+    """Router of low mode: has the episode ended, and is there a strategy in force?"""
     if state["observation"].over:
         return "over"
     return "strategy" if state["strategy"] else "no strategy"

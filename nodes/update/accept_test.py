@@ -21,12 +21,13 @@ from typing import Any, ClassVar, Literal
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 
-from ...memory.records import Probe, Rollout, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Probe, Rollout, Task
 from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
 from ..extract.groups import net_reward
 from ..extract.rollouts import RolloutPlayer
-from ..state import Learning
+from ..state import LearningChannels
 
 __all__ = [
     "Accept",
@@ -169,7 +170,7 @@ def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, 
             return test.gain >= -_SAME, f"{'not worse' if test.gain >= -_SAME else 'worse'}: {change}"
 
 
-class AcceptTestState(Learning):
+class AcceptTestState(LearningChannels):
     """The channels of a learning run that the accept test reads and writes."""
 
     before: str

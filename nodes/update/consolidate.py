@@ -20,8 +20,9 @@ from typing import Any, ClassVar, Literal, get_args
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
-from ...memory.records import Comparison, Edit, Ruling, Usage, UserError
+from ...memory.records import Comparison, Edit, Ruling, Usage
 from ..ask import Ask, BadReply, State, text
 from ..extract.critic import Critic
 from ..extract.edits import as_edits, read_edits, read_list

@@ -16,17 +16,18 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 from typing_extensions import TypedDict
 
+from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, open_library
-from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage, UserError
+from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
-from ..act.advantage import seeded_random
+from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
 from ..extract.groups import StopWhenBudgetSpent
 from ..extract.rollouts import RolloutPlayer
 from ..extract.rule_critic import as_library, random_lessons, shuffle_lessons
-from ..state import GroupInput, Learning
+from ..state import GroupInput, LearningChannels
 from .accept_test import AcceptTestResult, accept_test_result
 
 __all__ = [
@@ -61,7 +62,7 @@ class LearningRunInput(TypedDict):
     """Name of the run. Every id and every random draw is made from it."""
 
 
-class LearningRunState(Learning):
+class LearningRunState(LearningChannels):
     """The channels of a learning run."""
 
     before: str

@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from learngraph.memory.records import Candidate, Observation, Task
-from learngraph.nodes.act.advantage import softmax
-from learngraph.nodes.act.decide import Choose
+from learngraph.nodes.act.choose import Choose, softmax
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import Pair
 

@@ -17,13 +17,11 @@ from learngraph.nodes.act.advantage import (
     objective,
     reference_exploration,
     reference_normalise_advantages,
-    sample_index,
-    seeded_random,
-    softmax,
     state_value,
     unseen_value,
     update_logits,
 )
+from learngraph.nodes.act.choose import sample_index, seeded_random, softmax
 from learngraph.nodes.act.decide import Augment, PaperAdvice, ReferenceAdvice, ShrunkAdvice, shrunk_values
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 

@@ -20,7 +20,8 @@ from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.wiring import flow, run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import Observation, Task, Trajectory, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.memory.storage.shelf import write_jsonl

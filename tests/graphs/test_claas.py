@@ -23,7 +23,8 @@ from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.wiring import flow
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay, ReplayLimits
-from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply
 from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
 from learngraph.nodes.learn.chat_turn import AwaitFeedback, KeepFeedback, RecordExchange, Respond, chat_request
 from learngraph.nodes.learn.gradient_step import (

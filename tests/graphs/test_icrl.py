@@ -19,7 +19,8 @@ from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import Candidate, Observation, Task, Trajectory, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Candidate, Observation, Task, Trajectory
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import PromptView, act_policy, answer_policy

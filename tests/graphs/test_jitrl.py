@@ -17,14 +17,15 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
+from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.q_table import QTable
-from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage, UserError
+from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.act.policies import UniformPolicy
 from learngraph.nodes.evaluate.judge import model_judge
-from learngraph.nodes.state import Episode
+from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
@@ -271,7 +272,7 @@ def test_checkpoints_do_not_grow_with_the_episode() -> None:
 class Look:
     """A policy that never gets anywhere."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         return {"candidates": [Candidate("back", 0.0)]}
 
 

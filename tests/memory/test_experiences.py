@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
+from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
-from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition, UserError
+from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
 from learngraph.memory.storage.shelf import RecordStore
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import (
     Library,
     LibraryError,
@@ -26,7 +27,7 @@ from learngraph.memory.library import (
     one_line,
     open_library,
 )
-from learngraph.memory.records import Edit, Lesson, Ruling, UserError
+from learngraph.memory.records import Edit, Lesson, Ruling
 
 TEXTS = (
     "Look at the map before you leave the house",

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langgraph.store.memory import InMemoryStore
 
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles
 from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
 from learngraph.memory.trajectories import (
@@ -476,7 +477,7 @@ def line(trajectory: Trajectory) -> str:
         (b"[1, 2]\n", r"bank.jsonl, line 1: expected a Trajectory as an object, got \[1, 2\]"),
         (line(attempt(("a", "b", 1.0))).encode() + b'\n{"id": "x"}\n', r"line 2: field '(task|transitions)': missing, a Traj"),
         (2 * (line(attempt(("a", "b", 1.0))).encode() + b"\n"), r"bank.jsonl, line 2: trajectory 'a/0' was there before"),
-        (b"\n", r"bank.jsonl holds no trajectory: expected one a line, as `learngraph memory export` writes them"),
+        (b"\n", r"bank.jsonl holds no trajectory: expected one per line, as `learngraph memory export` writes them"),
     ],
 )
 def test_a_bank_that_is_none_is_refused_with_file_and_line(tmp_path: Path, content: bytes, said: str) -> None:
@@ -506,9 +507,9 @@ def test_an_empty_memory_finds_nothing():
     ("asked", "said"),
     [
         ({"k": 0}, "asked for 0 precedents: k is at least 1"),
-        ({"floor": 1.1}, "a floor of 1.1: similarities are between 0 and 1"),
-        ({"floor": -0.1}, "a floor of -0.1: similarities are between 0 and 1"),
-        ({"floor": math.nan}, "a floor of nan"),
+        ({"floor": 1.1}, "a least similarity of 1.1: similarities are between 0 and 1"),
+        ({"floor": -0.1}, "a least similarity of -0.1: similarities are between 0 and 1"),
+        ({"floor": math.nan}, "a least similarity of nan"),
         ({"per_trajectory": -1}, "at most -1 precedents of one trajectory: at least 1, or 0 for any number"),
         ({"diversity": 1.5}, "a diversity of 1.5"),
         ({"kind": "good"}, "precedents of the kind 'good': there are success, failure, all, mixed"),

@@ -26,7 +26,8 @@ from openai_server import OpenAIServer
 from typing_extensions import TypedDict
 
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import Usage, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.act.policies import LocalPolicy
 from learngraph.nodes.ask import Ask, Unreadable

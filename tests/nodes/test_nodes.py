@@ -9,7 +9,8 @@ from learngraph.memory.experiences import Experiences
 from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Estimate, Neighbour, Observation, Task, Trajectory, Transition, Usage
 from learngraph.memory.storage.journal import Journal
-from learngraph.nodes.act.decide import Choose, Modulate
+from learngraph.nodes.act.choose import Choose
+from learngraph.nodes.act.decide import Modulate
 from learngraph.nodes.act.episode import Act, Begin, route_episode_end
 from learngraph.nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from learngraph.nodes.evaluate.judge import EnvironmentJudge

@@ -1,4 +1,4 @@
-"""What the engine costs: rows 7 to 10 of the performance targets, as ratios within one run. Asserts nothing.
+"""A benchmark of LangGraph's own costs (CPU and checkpoint bytes a step, resume), as ratios within one run. Asserts nothing.
 
     OMP_NUM_THREADS=1 python tests/performance/bench_engine.py
 
@@ -31,7 +31,7 @@ from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.episode import route_episode_end
 from learngraph.nodes.act.policies import UniformPolicy, admissible_actions
-from learngraph.nodes.state import Episode
+from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 LOOPS = {
@@ -45,7 +45,7 @@ LOOPS = {
 class Stay:
     """Proposes every admissible action, and would rather stay where it is than follow anything that memory recommends."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         actions = admissible_actions(state, "stay")
         return {"candidates": [Candidate(a, -0.01 if a == "back" else -50 - i / 3) for i, a in enumerate(actions)]}
 

@@ -30,7 +30,7 @@ from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.flow import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import LocalPolicy, PromptView, answer_policy
 from learngraph.nodes.prompt import Prompt
@@ -187,7 +187,7 @@ def pocket(rounds: int) -> None:
             continue
         (rest, fresh), usage = computed(watched.prompts, count), model.usage
         row = f"    {name:<34}{rest / fresh:>16.3f}{usage.prefilled_tokens / fresh:>19.3f}"
-        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forwards:>10}", flush=True)
+        print(f"{row}{usage.prefilled_tokens / usage.prompt_tokens:>19.3f}{usage.forward_passes:>10}", flush=True)
 
 
 def main() -> None:

@@ -34,7 +34,8 @@ from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.policies import PromptView, answer_policy
 from learngraph.tools.environments.catalogue import open_environment
-from learngraph.tools.models import api_posts, open_model
+from learngraph.tools.models import api_posts
+from learngraph.tools.models.models import open_model
 
 REPLIES = [
     f"Step 1: {a} + {b} = {a + b} (left: {a + b} {b} 11)\nStep 2: {a + b} * {b} = {(a + b) * b} (left: {(a + b) * b} 11)\n"

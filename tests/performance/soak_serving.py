@@ -1,4 +1,4 @@
-"""`learngraph serve` under mixed traffic for a long time: does its memory stay flat, does anything fail or hang?
+"""A soak test of `learngraph serve`: mixed traffic for a long time, to see leaks, failures and hangs.
 
     python tests/performance/soak_serving.py [--minutes 10] [--clients 12] [--trainer process]
 

@@ -1,4 +1,4 @@
-"""A chat server that costs next to nothing: OpenAI's protocol, a fixed latency, always the same answers. A process of its own.
+"""A chat server in a process of its own that costs almost nothing: OpenAI's protocol, a fixed latency, always the same answers.
 
     python tests/performance/stub_server.py LATENCY_SECONDS REPLY [REPLY ...]     prints its base URL
     with stub(0.05, ["Answer: 4 * 6 = 24"]) as url: ...

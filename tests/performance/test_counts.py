@@ -19,7 +19,7 @@ from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import RecordStore
 from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, UniformPolicy, admissible_actions
 from learngraph.nodes.prompt import Prompt
-from learngraph.nodes.state import Episode
+from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -28,7 +28,7 @@ CONFIG: Any = {"configurable": {"thread_id": "t"}}
 class Stay:
     """A policy that never leaves the first place, so that only the number of steps varies."""
 
-    def __call__(self, state: Episode) -> dict[str, Any]:
+    def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         return {"candidates": [Candidate(a, 0.0 if a == "back" else -50.0) for a in admissible_actions(state, "stay")]}
 
 
@@ -97,7 +97,7 @@ def test_one_forward_pass_per_env_step() -> None:
     world = KeywordKeep()
     policy = LocalPolicy(model, RecentStepsPrompt(Journal(), 0), Prompt.load("act/score"))
     out = build("jitrl", world, policy, chain=True).invoke(attempt(world))
-    assert model.usage.forwards == out["step"]
+    assert model.usage.forward_passes == out["step"]
 
 
 def test_memory_calls_no_encoder() -> None:

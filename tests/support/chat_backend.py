@@ -1,4 +1,4 @@
-"""A service behind the chat API that lives in memory, for tests: it says what it is told to say, word by word.
+"""A service behind the chat API for tests: it is in memory and answers word by word what the test sets.
 
 with serving(FakeBackend(say=lambda request: "hello there")) as url: ...   # a real server, in a thread
 """
@@ -14,60 +14,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Piece, Reply, UserError
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from learngraph.memory.errors import AdapterConflict, FeedbackConflict, UnknownAdapter, UnknownExchange, UnknownVersion
+from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, FeedbackReceipt, Piece, Reply
 from learngraph.tools.serving import chat_server, tenants
 
 KEY = "test-key-of-acme"
 RIVAL = "test-key-of-rival"
 FEATURES = frozenset({"tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw"})
-
-
-class UnknownAdapter(UserError):
-    pass
-
-
-class UnknownVersion(UserError):
-    pass
-
-
-class UnknownExchange(UserError):
-    pass
-
-
-class FeedbackConflict(UserError):
-    pass
-
-
-class AdapterConflict(UserError):
-    pass
-
-
-class WindowError(UserError, ValueError):
-    pass
-
-
-class Unavailable(UserError):
-    retry_after = 7.0
-
-
-class EngineFailed(UserError):
-    public = "the model failed"
-
-
-class AdapterError(UserError):
-    pass
-
-
-class Unloaded(UserError):
-    public = "try again"
-
-
-@dataclass(frozen=True)
-class Receipt:
-    job: str
-    exchange: str
-    state: str
-    is_repeat: bool
 
 
 def hello(request: ChatRequest) -> str:
@@ -97,7 +52,7 @@ class FakeBackend:
     most: int = 0
     pieces: int = 0
     kept: dict[tuple[str, str], Exchange] = field(default_factory=dict)
-    given: dict[tuple[str, str], Receipt] = field(default_factory=dict)
+    given: dict[tuple[str, str], FeedbackReceipt] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
     """Tenant -> adapters besides `default`."""
     live: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -112,20 +67,11 @@ class FakeBackend:
     def version(self, tenant: str, adapter: str, id: str) -> str:
         return self.live.get((tenant, adapter), "")
 
-    async def chat(
-        self,
-        tenant: str,
-        adapter: str,
-        request: ChatRequest,
-        *,
-        id: str,
-        family: str = "",
-        scenario: str = "",
-        turn: int = 0,
-        store: bool = True,
-    ) -> AsyncIterator[Piece | Exchange]:
+    async def chat(self, call: ChatCall) -> AsyncIterator[Piece | Exchange]:
+        request = call.request
         self.requests.append(request)
-        self.about.append({"family": family, "scenario": scenario, "turn": turn, "store": store, "adapter": adapter})
+        about = ("family", "scenario", "turn", "store", "adapter")
+        self.about.append({name: getattr(call, name) for name in about})
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -158,12 +104,12 @@ class FakeBackend:
                 logprobs=(-0.5,) * len(pieces),
                 finish=finish,
                 tool_calls=parts.get("tool_calls", ()),
-                version=self.version(tenant, adapter, id),
+                version=self.version(call.tenant, call.adapter, call.id),
                 cached=2,
             )
-            exchange = Exchange(id, tenant, request, reply, "base", adapter, created=time.time())
-            if store:
-                self.kept[tenant, id] = exchange
+            exchange = Exchange(call.id, call.tenant, request, reply, "base", call.adapter, created=time.time())
+            if call.store:
+                self.kept[call.tenant, call.id] = exchange
             yield exchange
         except (asyncio.CancelledError, GeneratorExit):
             self.cancelled += 1
@@ -174,17 +120,17 @@ class FakeBackend:
     def advice(self, feedback: Feedback) -> str:
         return "" if feedback.text else "say it in words"
 
-    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> Receipt:
+    async def feedback(self, tenant: str, response_id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
         exchange = self.kept.get((tenant, response_id))
         if exchange is None:
             raise UnknownExchange(f"no response {response_id!r} is waiting for feedback")
         if exchange.feedback is not None:
             if exchange.feedback == feedback or (key and key == self.more.get("key")):
-                return replace(self.given[tenant, response_id], repeated=True)
+                return replace(self.given[tenant, response_id], is_repeat=True)
             raise FeedbackConflict(f"{response_id} was learned from already")
         self.more["key"] = key
         self.kept[tenant, response_id] = replace(exchange, feedback=feedback)
-        receipt = Receipt(f"job-{response_id}", response_id, "ready", False)
+        receipt = FeedbackReceipt(f"job-{response_id}", response_id, "ready", False)
         self.given[tenant, response_id] = receipt
         return receipt
 
@@ -204,8 +150,11 @@ class FakeBackend:
         }
 
     async def experiences(
-        self, tenant: str, adapter: str | None, state: str | None, limit: int, before: str | None
+        self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
     ) -> list[dict[str, Any]]:
+        if "exchanges" in self.more:
+            found: list[dict[str, Any]] = self.more["exchanges"]
+            return found
         rows = [self._row(exchange) for (whose, _), exchange in reversed(self.kept.items()) if whose == tenant]
         if before is not None:
             ids = [row["id"] for row in rows]
@@ -280,19 +229,15 @@ class FakeBackend:
         self.more["exported"] = path
         return path
 
-    async def status(self, tenant: str | None) -> dict[str, Any]:
+    async def status(self, tenant: str | None = None) -> dict[str, Any]:
         base = {"state": self.state, "why": "", "model": self.model, "learner": {"state": "idle", "error": ""}}
         return base | {"scopes": []} | {k: v for k, v in self.more.items() if k in ("scopes", "state", "learner")}
 
-    async def metrics(self) -> dict[str, Any]:
-        labels = [[{"tenant": "acme"}, 3], [{"tenant": "rival"}, float("nan")], [{"tenant": "rival"}, 4]]
-        return {"counters": {"learngraph_updates_total": labels}, "gauges": {"learngraph_up": 1}, "histograms": {}, "help": {}}
-
-    async def exchanges(self, tenant: str, limit: int) -> list[dict[str, Any]]:
-        if "exchanges" in self.more:
-            found: list[dict[str, Any]] = self.more["exchanges"]
-            return found
-        return await self.experiences(tenant, None, None, limit, None)
+    async def metrics(self) -> list[Metric]:
+        updates = CounterMetricFamily("learngraph_updates", "Updates.", labels=["tenant"])
+        for tenant, count in (("acme", 3), ("rival", float("nan")), ("rival", 4)):
+            updates.add_metric([tenant], count)
+        return [updates, GaugeMetricFamily("learngraph_up", "Up.", value=1)]
 
 
 def two(**limits: Any) -> tenants.Tenants:

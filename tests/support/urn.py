@@ -16,7 +16,9 @@ from random import Random
 from typing import Any
 
 from learngraph.memory.claas.adapters import Adapters
+from learngraph.memory.errors import UserError
 from learngraph.memory.records import (
+    ChatCall,
     ChatRequest,
     Correction,
     Exchange,
@@ -26,7 +28,6 @@ from learngraph.memory.records import (
     Reply,
     Sampling,
     Update,
-    UserError,
 )
 from learngraph.nodes.learn.chat_turn import read_feedback
 
@@ -157,7 +158,8 @@ def request(text: str, seed: int | None = None) -> ChatRequest:
 
 async def say(service: Any, text: str, id: str, tenant: str = "acme", adapter: str = "default", **more: Any) -> Exchange:
     """A chat, whole."""
-    items = [item async for item in service.chat(tenant, adapter, request(text, more.pop("seed", None)), id=id, **more)]
+    call = ChatCall(id, tenant, request(text, more.pop("seed", None)), adapter, **more)
+    items = [item async for item in service.chat(call)]
     exchange = items[-1]
     assert isinstance(exchange, Exchange)
     assert "".join(item.text for item in items[:-1]) == exchange.reply.text

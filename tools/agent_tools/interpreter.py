@@ -55,7 +55,7 @@ from typing import Any, Literal, NamedTuple
 
 from langchain_core.tools import BaseTool, StructuredTool
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["Cell", "Interpreter", "InterpreterError", "Toolbox", "python_tool"]
 

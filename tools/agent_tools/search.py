@@ -20,7 +20,7 @@ from typing import Any
 
 from langchain_core.tools import BaseTool, StructuredTool
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..environments.support.ranking import Ranking, words
 
 __all__ = ["SearchError", "search_tool", "web_search_tool"]

@@ -43,7 +43,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.live import LiveGames
 
 __all__ = ["SPLITS", "TASK_TYPES", "AlfWorld"]

@@ -46,7 +46,8 @@ from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .alfworld import AlfWorld
 from .arithmetic import Game24
 from .jericho import Jericho

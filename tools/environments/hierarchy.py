@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = [
     "CODES",

@@ -31,7 +31,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 
 __all__ = ["ANSWERS", "HORIZON", "KEYS", "MOVES", "Domain", "KeywordKeep", "PosteriorExpert", "domain"]
 

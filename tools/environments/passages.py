@@ -51,7 +51,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.ranking import Ranking, words
 
 __all__ = ["HELP", "HORIZON", "Passages", "exact_match", "f1", "normalise_answer"]

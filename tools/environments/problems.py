@@ -49,7 +49,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.verifying import Unverified, Workers
 
 __all__ = ["AnswerVerdict", "DatasetReport", "MathProblem", "Problems", "answer_observation", "final_answer"]

@@ -25,7 +25,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .problems import AnswerVerdict, answer_observation, final_answer
 from .support.verifying import Unverified, Workers
 

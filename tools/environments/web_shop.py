@@ -42,7 +42,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .support.ranking import Ranking, words
 
 __all__ = [

@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from .tree_of_thoughts import INSTALL, tree_of_thoughts_file
 
 __all__ = ["PARAGRAPHS", "Writing", "check_endings"]

@@ -1,9 +1,9 @@
 """LoRA adapters of a local model that can be switched from pass to pass, and within one.
 
-An adapter's tensors are read, checked and put into the form that passes multiply with on any thread; from then on it is there,
-and to use it costs nothing but its two products a layer. Several adapters stay in memory, and rows of one pass may each have
-another: y = W x + B A x (alpha / r), with A and B of the row's adapter. Where no adapter is on, layers compute what they always
-did, bit for bit. Files are PEFT's: `adapter_config.json`, `adapter_model.safetensors`.
+Any thread may read and check an adapter and prepare its tensors for passes; after that its use costs two products a layer.
+Several adapters stay in memory, and each row of a pass may have another: y = W x + B A x (alpha / r), with A and B of the row's
+adapter. Rows without an adapter get the base model's results, bit for bit. Files are PEFT's: `adapter_config.json`,
+`adapter_model.safetensors`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ...memory.records import UserError
+from ...memory.errors import AdapterError, UserError
 
-__all__ = ["Adapter", "AdapterError", "AdapterSwitch", "read_adapter"]
+__all__ = ["Adapter", "AdapterSwitch", "read_adapter"]
 
 PEFT_PREFIX = "base_model.model."
-"""What PEFT puts before a layer's name in a file."""
+"""The prefix of layers' names in PEFT's files."""
 UNSUPPORTED_OPTIONS = (
     "use_dora",
     "use_rslora",
@@ -33,24 +33,21 @@ UNSUPPORTED_OPTIONS = (
     "lora_bias",
     "layer_replication",
 )
-"""What PEFT knows besides plain LoRA, and passes here do not."""
-
-
-class AdapterError(UserError, ValueError):
-    """An adapter's folder that does not fit this model."""
+"""Options of PEFT beyond plain LoRA, which passes do not support."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """An adapter, ready for passes."""
+    """An adapter whose tensors are prepared for passes."""
 
     pairs: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
-    """For each layer of the `Switch`, in its order: A^T (inputs, r) and alpha / r B^T (r, outputs); None: not changed."""
+    """For each layer of the `AdapterSwitch`: A^T (inputs, r) and alpha / r B^T (r, outputs); None: the layer is not changed."""
     bytes: int
+    """Memory of the tensors."""
 
 
 class _AdaptedForward:
-    """Stands for a linear layer's `forward`. A copy of the layer gets its plain forward back."""
+    """The `forward` of a linear layer that adapters may change. A copy of the layer has no adapters."""
 
     def __init__(self, layer: Any, index: int, spans: list[tuple[int, int, Adapter]]) -> None:
         self._layer = layer
@@ -68,7 +65,7 @@ class _AdaptedForward:
         for start, end, adapter in self._spans:
             pair = adapter.pairs[self._index]
             if pair is not None:
-                # Four rows at least, as everywhere: a product of fewer is another one in its last bits.
+                # At least four rows: a product of fewer differs in its last bits (`MIN_ROWS` in passes.py).
                 low = max(0, min(start, end - 4))
                 high = max(end, min(low + 4, x.shape[-2]))
                 inner = x[0, low:high] @ pair[0]  # (rows, r)
@@ -80,9 +77,16 @@ class _AdaptedForward:
 
 
 class AdapterSwitch:
-    """The linear layers of a network that adapters may change, and which adapters are on.
+    """The linear layers of a network that adapters may change, and the adapters that are active.
 
-    Layers keep their place, name and weights; only their `forward` is another.
+    Layers keep their place, name and weights; only their `forward` is replaced.
+
+    Args:
+        rank: highest rank of adapters.
+        targets: `all-linear`, or layers' names joined by commas.
+
+    Raises:
+        UserError: a rank below 1, or no layer of these names.
     """
 
     def __init__(self, network: Any, rank: int, targets: str) -> None:
@@ -91,12 +95,12 @@ class AdapterSwitch:
         if rank < 1:
             raise UserError(f"adapters need a rank of 1 or more, got {rank}")
         self.rank = rank
-        """Adapters have this rank at most."""
+        """Highest rank of adapters."""
         wanted = [name.strip() for name in targets.split(",") if name.strip()]
         head = network.get_output_embeddings()
         self._spans: list[tuple[int, int, Adapter]] = []
         self.layers: dict[str, tuple[int, int, int]] = {}
-        """Name -> place in an adapter's `pairs`, inputs and outputs."""
+        """Name -> (index in an adapter's `pairs`, inputs, outputs)."""
         for path, layer in network.named_modules():
             if not isinstance(layer, torch.nn.Linear | Conv1D) or layer is head or ".lora_" in path:
                 continue
@@ -114,7 +118,7 @@ class AdapterSwitch:
 
     @contextmanager
     def activate(self, spans: Sequence[tuple[int, int, Adapter]]) -> Iterator[None]:
-        """Meanwhile rows from `start` to `end` of what layers get, (1, rows, inputs), have an adapter."""
+        """Within the block, rows from `start` to `end` of layers' inputs, (1, rows, inputs), have an adapter."""
         self._spans[:] = spans
         try:
             yield
@@ -123,10 +127,11 @@ class AdapterSwitch:
 
 
 def read_adapter(folder: Path, switch: AdapterSwitch, base: str) -> Adapter:
-    """Read an adapter that PEFT (or `tools.lora`) has written, for any thread.
+    """An adapter from a folder that PEFT or tools/training/lora.py wrote. Any thread may call this.
 
-    `base` is the fingerprint of the model it is for (`tools.local_model.fingerprint`). An adapter that names its base, in its
-    tensors' metadata, `manifest.json` or `learner.json` as `base`, must name this one.
+    Args:
+        base: `fingerprint` of the base model. An adapter that names its base (in its tensors' metadata, `manifest.json` or
+            `learner.json`) must name this one.
 
     Raises:
         AdapterError: files are missing or corrupt, it is for another base, or its rank, layers, shapes or numbers do not fit.

@@ -1,4 +1,4 @@
-"""What stands around a local model's replies: messages as chat templates take them, and reply texts as they may be shown."""
+"""Messages in the form that chat templates take, and the texts of replies as they may be shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["ReplyFrame", "langchain_turn", "openai_turn", "token_bytes", "visible_text"]
 
@@ -20,31 +20,32 @@ ROLES = {HumanMessage: "user", AIMessage: "assistant", SystemMessage: "system", 
 
 @dataclass(frozen=True)
 class ReplyFrame:
-    """What the chat template puts around a reply."""
+    """The text and tokens that a chat template puts around a reply."""
 
     opening: str = ""
-    """A one-message prompt, up to where the reply begins."""
+    """A prompt of one message, up to where the reply begins."""
     opening_ids: tuple[int, ...] = ()
     lead: str = ""
-    """What stands before the reply's text, and is the model's to say (often nothing, sometimes a space)."""
+    """Text before the reply's own text that the model generates (mostly empty, sometimes a space)."""
     end_text: str = ""
-    """Text that ends the turn; empty where a token in `stops` does."""
+    """Text that ends the turn; empty if a token in `stop_ids` does."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the turn."""
     num_trailing_tokens: int = 0
-    """How many tokens the template adds after the one that ends the turn."""
+    """Number of tokens that the template adds after the one that ends the turn."""
 
 
 @lru_cache(maxsize=1)
 def _alphabet() -> dict[str, int]:
-    """The letters by which byte-level tokenizers name bytes: printable ones as they are, others from 256 on."""
+    """The letters by which byte-level tokenizers name bytes: printable bytes as they are, others from 256 on."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def token_bytes(name: str) -> bytes | None:
-    """The bytes of a token, by its name in byte-level (`Ġgo`) and byte-fallback (`<0xE6>`) vocabularies."""
+    """The bytes of a token from its name in a byte-level (`Ġgo`) or byte-fallback (`<0xE6>`) vocabulary; None: another kind of
+    name."""
     if len(name) == 6 and name.startswith("<0x"):
         return bytes.fromhex(name[3:5])
     letters = _alphabet()
@@ -52,7 +53,7 @@ def token_bytes(name: str) -> bytes | None:
 
 
 def langchain_turn(message: BaseMessage) -> dict[str, str]:
-    """A LangChain message as chat templates take it. Raises `UserError` for what is not text."""
+    """A LangChain message as chat templates take it. Raises `UserError` for content that is not text."""
     role = next((role for kind, role in ROLES.items() if isinstance(message, kind)), None)
     if isinstance(message, ChatMessage):
         role = message.role
@@ -66,7 +67,8 @@ def langchain_turn(message: BaseMessage) -> dict[str, str]:
 
 
 def openai_turn(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message in OpenAI's shape as chat templates take it; see `LocalChatModel.chat_ids`. Raises `UserError` for what is none."""
+    """A message in OpenAI's shape as chat templates take it; see `LocalChatModel.chat_ids`. Raises `UserError` for other
+    shapes."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise UserError(f"a message needs a role, got {dict(message)!r:.80}")
@@ -89,16 +91,16 @@ def _openai_call(call: Any) -> dict[str, Any]:
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UserError(f'a tool call is {{"id", "type", "function": {{"name", "arguments"}}}}, got {call!r:.80}')
     arguments = function.get("arguments", "{}")
-    with contextlib.suppress(ValueError):  # a model's own slip: the template writes it down as it was
+    with contextlib.suppress(ValueError):  # the model wrote invalid JSON: the template gets it as it is
         arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
     return {**call, "type": "function", "function": {**function, "arguments": arguments}}
 
 
 def visible_text(text: str, lead: str, stops: tuple[str, ...], *, finished: bool) -> tuple[str, bool]:
-    """What of the decoded text may be shown yet, and whether a stop sequence has cut it.
+    """The part of a decoded text that may be shown, and whether a stop sequence has cut it.
 
-    The template's own text before a reply goes. Until the reply is over, an end that may still become a stop sequence or
-    an unfinished character is held back.
+    The template's own text before a reply is dropped. Until the reply is finished, an ending that may become a stop sequence or
+    is an unfinished character is held back.
     """
     if text.startswith(lead):
         text = text[len(lead) :]

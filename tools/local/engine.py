@@ -1,20 +1,24 @@
-"""Serving a local model to many at once, with adapters that change while it answers.
+"""An engine that serves a local model to many clients at once, with adapter versions that change while it answers.
 
     engine = LocalEngine(model, rank=16)
     await engine.load("acme/default@000017-3f9c2ab1d4e0", folder)
     async for part in engine.stream(request, "acme/default@000017-3f9c2ab1d4e0"):
         ...                                      # Piece, Piece, ..., and at last the Reply
 
-One thread owns the network. In each pass every running reply gets one more token, and the prompts of new ones are read, a bounded
-number of tokens a pass, so that nobody waits for the end of anybody's reply. What a client gets is put down for its event loop
-and picked up there: a slow one holds up nobody, and one that goes away frees its place before the next pass.
+One thread owns the network. Each pass gives every running reply one more token and reads a bounded number of tokens of new
+prompts, so that no reply waits for the end of another one. Pieces are queued for each client's event loop: a slow client delays
+no other client, and a client that hangs up frees its place before the next pass.
 
-A reply is made by one adapter version from its first token to its last, and says which. Versions are read, checked and prepared
-beside the network's thread; a swap is then no more than a new entry in a table between two passes. The versions used last stay in
-memory, the others are loaded again from their folders when somebody asks for them. Keys and values of one version's prompts are
-never another's.
+One adapter version makes a reply from the first token to the last, and the reply names it. Versions are read, checked and
+prepared outside the network's thread; a swap is then a new entry in a table between two passes. The versions used last stay in
+memory, others are loaded again from their folders when a request needs them. Versions never share keys and values of prompts.
 
-The same request, seed and version give the same tokens, whatever else runs (see `local_passes.LEAST`).
+The same request, seed and version give the same tokens, whatever else runs (see `MIN_ROWS` in passes.py).
+
+Why this is written here, beside the engine for vLLM (tools/serving/vllm_engine.py): it runs without a GPU and without another
+server, and it changes versions without a pause. A new adapter of 3.6 MB stops the network's thread for 0.03 ms at most, and no
+request failed (tests/performance/bench_swap.py); none of 812 failed while versions went live under 200 streams
+(tests/performance/bench_serving.py).
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from .adapters import Adapter, AdapterError, AdapterSwitch, read_adapter
+from ...memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded
+from ...memory.records import ChatRequest, Piece, Reply, Sampling
+from .adapters import Adapter, AdapterSwitch, read_adapter
 from .chats import ReplyFrame
 from .grammar import Grammar, open_grammar_factory
 from .model import LocalChatModel, SampledToken, fingerprint, sample_token
@@ -42,57 +47,34 @@ from .passes import KVCache, PackedNetwork, PrefixCache, SequenceInput
 from .prompts import PromptTokenizer
 from .replies import StreamingDecoder, has_call_format, read_calls
 
-__all__ = ["AdapterError", "EngineCounts", "EngineFailed", "LocalEngine", "Unavailable", "UnknownVersion"]
+__all__ = ["EngineCounts", "LocalEngine"]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_QUEUED_PIECES = 64
-"""Pieces that wait for a slow client before they are put together into one."""
+"""Most pieces that are queued for a slow client; further ones are joined to the last."""
+AWAY = "the model does not answer just now; try again"
+"""What clients are told when the engine is closed or has failed."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
-
-
-class UnknownVersion(UserError, KeyError):
-    """An adapter version that was never loaded, or was unloaded."""
-
-    public = "the version that was to answer has just been unloaded; try again"
-    """What clients are told of it: other tenants' labels stand in the whole text."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Unavailable(UserError, RuntimeError):
-    """The engine is closed, or its thread has died."""
-
-    public = "the model does not answer just now; try again"
-
-
-class EngineFailed(UserError, RuntimeError):
-    """A pass or a reply has failed, out of memory for example: no fault of whoever asked."""
-
-    public = "the model failed at this request"
 
 
 @dataclass
 class EngineCounts:
-    """What an engine has done since it was made."""
+    """The counts of an engine since it was made."""
 
-    requests: int = 0
     finished: int = 0
+    """Replies that were made to their end."""
     cancelled: int = 0
+    """Replies whose client hung up."""
     failed: int = 0
     prompt_tokens: int = 0
-    """Of all prompts, cached or not."""
+    """Tokens of all prompts, cached or not."""
     prefilled_tokens: int = 0
-    """Those of them that had to be computed."""
+    """The prompts' tokens that were not in the cache."""
     generated_tokens: int = 0
     swaps: int = 0
-    """Versions put in place."""
-    swap_seconds: float = 0.0
-    """What they took of the network's thread, all together ..."""
-    longest_swap_seconds: float = 0.0
-    """... and one of them at most."""
+    """Versions that were put in place."""
 
 
 @dataclass(eq=False)
@@ -101,17 +83,17 @@ class _Version:
     folder: Path | None
     adapter: Adapter | None = None
     owner: int = 0
-    """Of its prefixes: another number each time that it is loaded; 0 is the base model."""
+    """Owner of its cached prefixes: a new number each time that it is loaded; 0 is the base model."""
     users: int = 0
-    """Requests that were begun on it and are not over. While there are any, it stays in memory."""
+    """Requests that run on it. While there are any, it stays in memory."""
     last_used: float = 0.0
     loading: Future[None] | None = None
     drained: Future[None] | None = None
-    """Set while it is being unloaded."""
+    """Completed when it is unloaded; None: it is not being unloaded."""
 
 
 class _Channel:
-    """From the network's thread to the event loop of one client."""
+    """The queue of one client's pieces, from the network's thread to the client's event loop."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -119,7 +101,7 @@ class _Channel:
         self._some = asyncio.Event()
 
     def put(self, item: Any) -> None:
-        """In the event loop. Never waits: a client that is too slow gets its pieces together."""
+        """Add an item, in the event loop, without waiting. Pieces for a client that is too slow are joined."""
         last = self._items[-1] if self._items else None
         if len(self._items) >= MAX_QUEUED_PIECES and isinstance(item, Piece) and isinstance(last, Piece):
             self._items[-1] = Piece(last.text + item.text, last.logprobs + item.logprobs)
@@ -136,7 +118,7 @@ class _Channel:
 
 @dataclass(eq=False)
 class _ReplyRun:
-    """One reply in the making. After it was submitted, only the network's thread touches it (except `cancelled`)."""
+    """A reply that is being made. After it was submitted, only the network's thread uses it (except `cancelled`)."""
 
     request: ChatRequest
     prompt: list[int]
@@ -152,28 +134,32 @@ class _ReplyRun:
     tokens: list[SampledToken] = field(default_factory=list)
     bias: dict[int, float] = field(default_factory=dict)
     token_counts: dict[int, int] = field(default_factory=dict)
-    """Token -> how often it has come; for penalties only."""
+    """Token -> how often the reply has it; for penalties only."""
     num_sent_chars: int = 0
-    """Characters of the text that went out."""
+    """Characters of the text that were sent."""
     unsent_logprobs: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Log-probabilities that have not gone out, and where in the text their tokens begin."""
+    """Log-probabilities that were not sent yet, and where in the text their tokens begin."""
     submitted: bool = False
     cancelled: bool = False
     is_over: bool = False
 
 
 class LocalEngine:
-    """A model in this process behind `stream`, `load`, `unload`: what `nodes.serving` calls an engine.
+    """A model in this process as an `Engine` (nodes/learn/chat_turn.py).
 
     Args:
-        model: loaded already. From now on its network belongs to the engine's thread: give other work to `run`.
-        rank: of adapters, at most.
+        model: a loaded model. From now on its network belongs to the engine's thread: give other work to `run`.
+        rank: highest rank of adapters.
         targets: the layers that adapters may change: `all-linear`, or names joined by commas.
-        slots: versions in memory at once; more are loaded again from their folders when asked for.
-        batch: running replies that get their next token in one pass.
-        chunk: tokens of prompts in one pass, more or less; running replies wait that long for their next token.
-        streams: replies in the making at once; others wait, first come first served.
-        cache_megabytes: memory for the keys and values of prompts that later ones may begin with.
+        max_loras: versions in memory at once; others are loaded again from their folders when needed.
+        max_batch_size: running replies that get their next token in one pass.
+        max_prefill_tokens: about how many tokens of prompts one pass reads; running replies wait that long for their next
+            token.
+        max_streams: replies being made at once; others wait in the order in which they came.
+        cache_megabytes: memory for the keys and values of prompts, for later prompts that begin alike.
+
+    Raises:
+        UserError: a number that is below 1, or layers that the model does not have.
     """
 
     def __init__(
@@ -188,37 +174,35 @@ class LocalEngine:
         cache_megabytes: float = 256,
     ) -> None:
         for name, value in {
-            "slots": max_loras,
-            "batch": max_batch_size,
-            "chunk": max_prefill_tokens,
-            "streams": max_streams,
+            "max_loras": max_loras,
+            "max_batch_size": max_batch_size,
+            "max_prefill_tokens": max_prefill_tokens,
+            "max_streams": max_streams,
         }.items():
             if value < 1:
                 raise UserError(f"{name} must be 1 or more, got {value}")
         self.model = model
         self.base = fingerprint(model)
-        """Fingerprint of the base model; adapters of another are refused."""
+        """Fingerprint of the base model; adapters of another one are refused."""
         self.window = model.window
         self.counts = EngineCounts()
         model.clear_cache()
         self._switch = AdapterSwitch(model.network, rank, targets)
         self._passes = PackedNetwork(model, self._switch)
         self._prefixes = PrefixCache(cache_megabytes)
-        self._max_loras, self._max_batch_size, self._max_prefill_tokens, self._max_streams = (
-            max_loras,
-            max_batch_size,
-            max_prefill_tokens,
-            max_streams,
-        )
+        self._max_loras = max_loras
+        self._max_batch_size = max_batch_size
+        self._max_prefill_tokens = max_prefill_tokens
+        self._max_streams = max_streams
         self._frame = model.chat_frame()
         self._grammars = open_grammar_factory(model)
         tools, forms = _supports_tools(model), self._grammars is not None
         known = {"tools": tools, "response_format": forms, "tool_choice": tools and forms}
         self.features = frozenset({"raw", "logit_bias", *PENALTIES, *(name for name, able in known.items() if able)})
-        """What it honours beyond the core: see `nodes.serving`."""
+        """Options beyond the core that this engine supports."""
         self._base = _Version("", None)
         self._versions: dict[str, _Version] = {}
-        self._versions_lock = threading.Lock()  # of versions: who uses them, and who is in memory
+        self._versions_lock = threading.Lock()  # guards who uses which version, and which are in memory
         self._owners = itertools.count(1)
         self._readers = ThreadPoolExecutor(1, "adapters")
         self._prompts = PromptTokenizer(model)
@@ -228,7 +212,7 @@ class LocalEngine:
         self._swaps: deque[tuple[_Version, Adapter, Future[None]]] = deque()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closing = False
-        self._waiting: deque[_ReplyRun] = deque()  # the network's thread only, from here on
+        self._waiting: deque[_ReplyRun] = deque()  # from here on: used by the network's thread only
         self._prefilling: deque[_ReplyRun] = deque()
         self._generating: deque[_ReplyRun] = deque()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_ReplyRun, Any]]] = {}
@@ -238,20 +222,21 @@ class LocalEngine:
     # Requests
 
     async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
-        """A reply as it grows, and at last as a whole. Closing the iterator ends the generation.
+        """The pieces of a reply, and last the whole reply. Closing the iterator ends the generation.
 
-        `version` is the label of a version that was loaded; empty: the base model.
+        Args:
+            version: label of a version that was loaded; empty: the base model.
 
         Raises:
             WindowError: the prompt leaves no room in the model's window.
-            UnknownVersion: it was not loaded.
-            AdapterError: it had to be loaded again, and its folder has changed or gone.
-            UserError: the request asks for what this engine has not (see `features`), or its messages cannot be rendered.
+            VersionNotLoaded: the version was not loaded.
+            AdapterError: the version had to be loaded again, and its folder has changed or is missing.
+            UserError: the request needs a feature that this engine lacks, or its messages cannot be rendered.
             Unavailable: the engine is closed.
         """
         self._check_features(request)
         if self._closing:
-            raise Unavailable("the engine is closed")
+            raise Unavailable("the engine is closed", AWAY)
         held, run = self._acquire_version(version), None
         try:
             async with self._prompts.tokenize(request) as prompt:
@@ -274,7 +259,7 @@ class LocalEngine:
                 self._cancel_run(run)
 
     def _cancel_run(self, run: _ReplyRun) -> None:
-        """Nobody reads it any more."""
+        """Give up a reply whose client is gone."""
         run.cancelled = True
         if not run.submitted:
             self._release_run(run)
@@ -283,7 +268,7 @@ class LocalEngine:
                 self._wake.notify()
 
     def _make_run(self, request: ChatRequest, prompt: list[int], version: _Version) -> _ReplyRun:
-        """All that can be refused is refused here, before anything is queued."""
+        """A run for a request. Requests that cannot be served are refused here, before anything is queued."""
         model, sampling = self.model, request.sampling
         frame = self._frame if request.raw is None else ReplyFrame(stop_ids=model.end_ids)
         calls = bool(request.tools) and request.tool_choice != "none" and request.raw is None
@@ -319,7 +304,7 @@ class LocalEngine:
     def _submit(self, run: _ReplyRun) -> None:
         with self._wake:
             if self._closing:
-                raise Unavailable("the engine is closed")
+                raise Unavailable("the engine is closed", AWAY)
             run.submitted = True
             self._inbox.append(run)
             self._wake.notify()
@@ -327,13 +312,13 @@ class LocalEngine:
     # Versions
 
     def loaded_versions(self) -> tuple[str, ...]:
-        """Labels that can be asked for, in memory or not."""
+        """The labels that requests may name, in memory or not."""
         with self._versions_lock:
             return tuple(label for label, version in self._versions.items() if version.drained is None)
 
     async def load(self, version: str, folder: Path | str) -> None:
-        """Make a version ready; the same label and folder again does nothing. Running requests go on, on what they began with.
-        One that is being unloaded is loaded again when that is done.
+        """Make a version ready. The same label and folder again does nothing. Running requests keep the version they began
+        with. A version that is being unloaded is loaded again afterwards.
 
         Raises:
             AdapterError: missing or corrupt files, another base, or a rank, layers, shapes or numbers that do not fit.
@@ -359,13 +344,13 @@ class LocalEngine:
         except BaseException as error:
             with self._versions_lock:
                 if not found.owner and (found.users == 1 or isinstance(error, AdapterError)):
-                    self._versions.pop(version, None)  # it was never here
+                    self._versions.pop(version, None)  # it was never loaded
             raise
         finally:
             self._release_version(found)
 
     async def unload(self, version: str) -> None:
-        """Forget a version once the requests that run on it are over. New ones are refused from now on; unknown labels are nothing."""
+        """Drop a version when the requests on it have ended. New requests are refused at once; unknown labels are ignored."""
         with self._versions_lock:
             found = self._versions.get(version)
             if found is None:
@@ -378,7 +363,7 @@ class LocalEngine:
         await asyncio.shield(asyncio.wrap_future(drained))
 
     def _forget_version(self, version: _Version) -> None:
-        """With the table locked. Its prefixes are nobody's from now on, and go as those used longest ago."""
+        """Drop a version; the caller holds the lock. Its cached prefixes have no owner any more and will be evicted."""
         self._versions.pop(version.label, None)
         version.adapter = None
         if version.drained is not None and not version.drained.done():
@@ -389,13 +374,13 @@ class LocalEngine:
             version = self._versions.get(label) if label else self._base
             if version is None or version.drained is not None:
                 known = [label for label, found in self._versions.items() if found.drained is None]
-                raise UnknownVersion(f"adapter version {label!r} is not loaded; loaded are {known or 'none'}")
+                raise VersionNotLoaded(f"adapter version {label!r} is not loaded; loaded are {known or 'none'}")
             version.users += 1
             version.last_used = time.monotonic()
             return version
 
     def _release_run(self, run: _ReplyRun) -> None:
-        """Once for each run, by whoever has it last."""
+        """Release a run's version, once."""
         if not run.is_over:
             run.is_over = True
             self._release_version(run.version)
@@ -410,7 +395,7 @@ class LocalEngine:
                 self._wake.notify()
 
     async def _ensure_in_memory(self, version: _Version) -> None:
-        """Wait until a version is in memory, where it stays while it has users."""
+        """Load a version into memory if it is not there. It stays there while it has users."""
         if version is self._base:
             return
         with self._versions_lock:
@@ -418,14 +403,14 @@ class LocalEngine:
                 return
             if version.loading is None or version.loading.done():
                 if self._closing:
-                    raise Unavailable("the engine is closed")
+                    raise Unavailable("the engine is closed", AWAY)
                 version.loading = Future()
                 self._readers.submit(self._read_version, version, version.loading)
             loading = version.loading
         await asyncio.shield(asyncio.wrap_future(loading))
 
     def _read_version(self, version: _Version, done: Future[None]) -> None:
-        """On the readers' thread: all that takes time."""
+        """Read and check a version, on the readers' thread."""
         try:
             self._unloaded_adapters.clear()
             assert version.folder is not None  # only the base model has none
@@ -438,46 +423,41 @@ class LocalEngine:
                 self._swaps.append((version, adapter, done))
                 self._wake.notify()
                 return
-        done.set_exception(Unavailable("the engine is closed"))
+        done.set_exception(Unavailable("the engine is closed", AWAY))
 
     def _apply_swaps(self) -> None:
-        """On the network's thread, between two passes: put what was read in place, and the one used longest ago out of it."""
+        """Put versions that were read in place, on the network's thread between two passes, and evict those used longest
+        ago."""
         for _ in range(len(self._swaps)):
             version, adapter, done = self._swaps.popleft()
-            start = time.perf_counter()
             with self._versions_lock:
                 here = [other for other in self._versions.values() if other.adapter is not None]
                 if len(here) >= self._max_loras:
                     idle = [other for other in here if not other.users]
                     if not idle:
-                        self._swaps.append((version, adapter, done))  # until a reply is over
+                        self._swaps.append((version, adapter, done))  # wait until a reply has ended
                         continue
                     out = min(idle, key=lambda other: other.last_used)
-                    self._unloaded_adapters.append(
-                        out.adapter
-                    )  # whoever reads the next one frees its memory; that takes time too
+                    self._unloaded_adapters.append(out.adapter)  # the readers' thread frees the memory, which takes time too
                     out.adapter = None
                 version.adapter, version.owner = adapter, next(self._owners)
-            taken = time.perf_counter() - start
             self.counts.swaps += 1
-            self.counts.swap_seconds += taken
-            self.counts.longest_swap_seconds = max(self.counts.longest_swap_seconds, taken)
             done.set_result(None)
 
     # Other work, and the end
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the network's thread, between two passes. Replies get one pass at least between two such calls."""
+        """Run `work` on the network's thread, between two passes. Replies get at least one pass between two such calls."""
         done: Future[T] = Future()
         with self._wake:
             if self._closing:
-                raise Unavailable("the engine is closed")
+                raise Unavailable("the engine is closed", AWAY)
             self._jobs.append((done, work))
             self._wake.notify()
         return await asyncio.wrap_future(done)
 
     async def close(self) -> None:
-        """End all replies in the making (their clients get `Unavailable`) and the thread. May be called again."""
+        """End all replies (their clients get `Unavailable`) and the threads. May be called again."""
         with self._wake:
             self._closing = True
             self._wake.notify()
@@ -506,12 +486,12 @@ class LocalEngine:
                 self._admit()
                 self._run_pass()
                 self._deliver()
-            self._fail_all(Unavailable("the engine was closed"))
+            self._fail_all(Unavailable("the engine was closed", AWAY))
         except BaseException as error:
             log.exception("the network's thread has died")
             with self._wake:
                 self._closing = True
-            self._fail_all(Unavailable(f"the engine has failed: {error!r}"))
+            self._fail_all(Unavailable(f"the engine has failed: {error!r}", AWAY))
 
     def _has_work(self) -> bool:
         if self._closing or self._inbox or self._jobs or self._waiting or self._prefilling or self._generating:
@@ -537,7 +517,7 @@ class LocalEngine:
             network.eval()
 
     def _clear(self) -> None:
-        """Those whose clients have gone lose their places."""
+        """Remove the runs whose clients hung up."""
         for queue in (self._waiting, self._prefilling, self._generating):
             if any(run.cancelled for run in queue):
                 left = [run for run in queue if run.cancelled]
@@ -551,20 +531,19 @@ class LocalEngine:
     def _admit(self) -> None:
         while self._waiting and len(self._prefilling) + len(self._generating) < self._max_streams:
             run = self._waiting.popleft()
-            self.counts.requests += 1
             self.counts.prompt_tokens += len(run.prompt)
             self._prefilling.append(run)
 
     def _run_pass(self) -> None:
-        """One pass: prompts of new requests, in order, and the next token of running ones, by turns."""
+        """One pass: the prompts of new requests in their order, and the next token of running ones in turn."""
         runs: list[_ReplyRun] = []
         parts: list[SequenceInput] = []
         tokens = 0
         for run in self._prefilling:
-            if run.kv_cache is None:  # not before its turn: prompts before it may begin alike
+            if run.kv_cache is None:  # only now: an earlier prompt may begin alike
                 run.kv_cache = self._prefixes.take(run.version.owner, run.prompt)
                 run.cached = run.kv_cache.size
-            # Always whole chunks, so that what a prompt is cut into does not depend on others.
+            # Always whole chunks, so that how a prompt is cut does not depend on other prompts.
             new = run.prompt[run.kv_cache.size : run.kv_cache.size + self._max_prefill_tokens]
             if runs and tokens + len(new) > self._max_prefill_tokens:
                 break
@@ -581,7 +560,7 @@ class LocalEngine:
             return
         try:
             logps = self._passes(parts)
-        except Exception as error:  # out of memory, say: these fail, the others go on
+        except Exception as error:  # for example out of memory: these runs fail, the others go on
             log.exception("a pass with %d sequences has failed", len(runs))
             for run in runs[:reading]:
                 self._prefilling.remove(run)
@@ -610,7 +589,7 @@ class LocalEngine:
         self._prefixes.keep(run.version.owner, ids, run.kv_cache)
 
     def _sample_token(self, run: _ReplyRun, logps: torch.Tensor) -> None:
-        """Draw a token from log-probabilities (vocabulary,), and send what may be shown now."""
+        """Draw a token from log-probabilities of shape (vocabulary,), and send the text that is decided."""
         sampling = run.request.sampling
         top = run.request.top_logprobs
         token = sample_token(
@@ -639,7 +618,8 @@ class LocalEngine:
             self._send(run)
 
     def _adjust_logprobs(self, run: _ReplyRun, logps: torch.Tensor) -> torch.Tensor:
-        """With the request's biases and penalties, as OpenAI defines them, and without what its form does not allow."""
+        """Log-probabilities with the request's biases and penalties as OpenAI defines them; tokens that its form forbids get
+        -inf."""
         presence, frequency = (float(run.request.more.get(name) or 0) for name in PENALTIES)
         if not run.bias and not presence and not frequency and run.grammar is None:
             return logps
@@ -711,11 +691,11 @@ class LocalEngine:
         self._outbox.setdefault(run.channel.loop, []).append((run, item))
 
     def _deliver(self) -> None:
-        """One call a pass to each event loop, whatever the number of its clients."""
+        """Send what the pass made: one call to each event loop, whatever the number of its clients."""
         for loop, items in self._outbox.items():
             try:
                 loop.call_soon_threadsafe(_hand_over, items)
-            except RuntimeError:  # the loop is closed, and its clients with it
+            except RuntimeError:  # the loop is closed, and its clients are gone
                 for run, _ in items:
                     run.cancelled = True
         self._outbox = {}

@@ -1,7 +1,8 @@
-"""Replies that must have a form: JSON, JSON by a schema, or a tool call. Which tokens may come next is worked out by llguidance.
+"""Replies that must have a form: JSON, JSON by a schema, or a tool call. The package llguidance computes which tokens may
+follow.
 
-Optional (`pip install 'learngraph[structured]'`): without the package, or with a tokenizer it cannot work with, `open_grammars`
-gives None and the engine honours neither `response_format` nor a `tool_choice` that forces a call.
+It is optional (`pip install 'learngraph[structured]'`). Without it, or with a tokenizer that it does not support,
+`open_grammar_factory` returns None, and the engine supports neither `response_format` nor a `tool_choice` that forces a call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...memory.records import ChatRequest, UserError
+from ...memory.errors import UserError
+from ...memory.records import ChatRequest
 
 if TYPE_CHECKING:
     from .model import LocalChatModel
@@ -23,11 +25,11 @@ __all__ = ["Grammar", "GrammarFactory", "open_grammar_factory"]
 log = logging.getLogger(__name__)
 
 COMPACT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""JSON as models mostly write it, on one line. With free white space, a model may write nothing else until its last token."""
+"""JSON on one line, as models mostly write it. If white space is free, a model may write nothing but white space."""
 
 
 class Grammar:
-    """What one reply may still say. Of one reply only, and for one thread at a time."""
+    """The tokens that one reply may still have. For one reply, and one thread at a time."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher = matcher
@@ -44,12 +46,12 @@ class Grammar:
         return found
 
     def advance(self, token: int) -> None:
-        """A token that was drawn."""
+        """Take account of a token that was drawn."""
         self._matcher.consume_token(token)
 
 
 class GrammarFactory:
-    """Makes grammars for the tokenizer of a model."""
+    """A maker of grammars for a model's tokenizer."""
 
     def __init__(self, model: LocalChatModel) -> None:
         import llguidance  # type: ignore[import-not-found, unused-ignore]
@@ -67,10 +69,10 @@ class GrammarFactory:
         self._make({"start": "%json " + json.dumps({"type": "object", "x-guidance": COMPACT_JSON})}).token_mask()
 
     def make(self, request: ChatRequest) -> Grammar | None:
-        """What a request asks for, or None for a reply that is free. May take a while: not for an event loop.
+        """The grammar of a request's reply; None: the reply is free. Call it in a thread, since it may take long.
 
         Raises:
-            UserError: the schema is none, or says what cannot be kept to; or a tool by that name is not there.
+            UserError: the schema is invalid or not supported, or there is no tool of that name.
         """
         schema = _response_schema(request.response_format)
         choice = request.tool_choice
@@ -84,7 +86,7 @@ class GrammarFactory:
         else:
             starts.append("content")
             rules["content"] = "%json " + json.dumps({**(schema or {}), "x-guidance": COMPACT_JSON})
-            if request.tools and choice != "none":  # a schema is about what is said; a call may still come instead
+            if request.tools and choice != "none":  # a schema is for the text; the model may still call a tool instead
                 starts.append("calls")
                 forced = tuple(request.tools)
         if forced:
@@ -103,7 +105,7 @@ class GrammarFactory:
 
 
 def open_grammar_factory(model: LocalChatModel) -> GrammarFactory | None:
-    """What makes grammars for a model; None where the package is missing, or the model's tokenizer is not fit for it."""
+    """The maker of grammars for a model; None: the package is missing, or does not support the model's tokenizer."""
     frame = model.chat_frame()
     if not frame.stop_ids or frame.end_text:  # a turn must end with a token, which no text can contain
         return None
@@ -111,7 +113,7 @@ def open_grammar_factory(model: LocalChatModel) -> GrammarFactory | None:
         return GrammarFactory(model)
     except ImportError:
         return None
-    except Exception as error:  # a tokenizer of another kind: whatever the library says of it
+    except Exception as error:  # the library raises many kinds of error for tokenizers that it does not support
         log.info("response_format is refused: replies of this tokenizer cannot be held to a form (%s)", error)
         return None
 
@@ -133,7 +135,7 @@ def _response_schema(form: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _forced_tools(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[Mapping[str, Any], ...]:
-    """The tools of which one must be called."""
+    """The tools of which the reply must call one; empty: it need not."""
     if choice in (None, "auto", "none"):
         return ()
     if choice == "required":

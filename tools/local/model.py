@@ -1,9 +1,9 @@
-"""A chat model on this machine: any causal transformers checkpoint, with exact scores of whole replies.
+"""A chat model in this process: any causal transformers checkpoint, with exact scores of whole replies.
 
-Besides chatting (streaming, stop sequences, log-probabilities), it answers the question the policies ask: how probable is
-each of these actions as the reply? `LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose
-nodes are fed as one sequence under a mask that lets every node see the prompt and its own ancestors only. The prompt's keys
-and values stay cached between calls, so a prompt that grows step by step costs only what is new.
+Besides chatting (streaming, stop sequences, log-probabilities), it says how probable each of several actions is as the reply.
+`LocalChatModel.score` reads all of them in one pass: the replies form a token trie, whose nodes are fed as one sequence under a
+mask that lets every node see only the prompt and its own ancestors. The prompt's keys and values stay cached between calls, so
+that a prompt that grows step by step costs only its new tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pydantic import AliasChoices, Field, PrivateAttr
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from typing_extensions import override
 
-from ...memory.records import UserError
+from ...memory.errors import UserError, WindowError
 from .chats import ReplyFrame, langchain_turn, openai_turn, token_bytes, visible_text
 
 __all__ = [
@@ -40,7 +40,6 @@ __all__ = [
     "ModelUsage",
     "OptionScores",
     "SampledToken",
-    "WindowError",
     "common_prefix_length",
     "fingerprint",
     "sample_token",
@@ -51,46 +50,38 @@ PLAIN_TEMPLATE = (
     "{% if m['role'] == 'assistant' %}{{ eos_token or '' }}{% endif %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
 )
-"""What a tokenizer without a chat template is given: `User: ...`, `Assistant: ...`, a line each; the end-of-sequence token
-(the line's end if there is none) ends a turn."""
+"""The template for a tokenizer that has none: `User: ...`, `Assistant: ...`, a line each. The end-of-sequence token, or the
+line's end if there is none, ends a turn."""
 
 MASK_VALUE = torch.finfo(torch.float16).min
 """Added to an attention score to hide a token: finite in every number format, and exp of it is 0 in all of them."""
 
 MAX_TRIE_TOKENS = 1024
-"""Tokens of replies that share a pass at most: each needs a row of log-probabilities over the vocabulary."""
+"""Most tokens of replies in one pass: each needs a row of log-probabilities over the vocabulary."""
 
 MAX_CACHED_REPLIES = 100_000
-"""How many replies' token ids are remembered."""
+"""Most replies whose token ids are cached."""
 
 MAX_FUSED_TOKENS = 384
-"""Up to so many new prompt tokens go in one pass with the replies, in one dense mask; more are cheaper in a causal pass of
-their own, which needs no mask (tests/performance/bench_scoring.py)."""
+"""Most new prompt tokens that share a pass with the replies, under one dense mask. More are cheaper in a causal pass of their
+own, which needs no mask (tests/performance/bench_scoring.py)."""
 
 PROBE_TEXT = "Qzq"
 CALL_OPTIONS = ("temperature", "top_p", "max_tokens", "max_new_tokens", "seed", "logprobs", "top_logprobs")
 
 
 FINGERPRINT_TEXT = "Hello, WORLD! naïve café 12 345.67\n\tdef f(x): return {'a': [1]} # ünï ✓ 漢字 <|im_end|> </s>"
-"""A text that tokenizers cut differently, where they differ at all."""
-
-
-class WindowError(UserError, ValueError):
-    """A prompt, or a prompt and its reply, is longer than the model's window."""
-
-    def __init__(self, message: str, tokens: int) -> None:
-        super().__init__(message)
-        self.tokens = tokens
+"""A text that different tokenizers cut differently."""
 
 
 @dataclass
 class ModelUsage:
-    """What a model has done since it was loaded (or since its caller set a new `Usage`)."""
+    """Counts of tokens and passes since a model was loaded, or since the caller set a new `ModelUsage`."""
 
     prompt_tokens: int = 0
     """Tokens of all prompts, cached or not."""
     prefilled_tokens: int = 0
-    """Those of them that had to be computed."""
+    """The prompts' tokens that were not in the cache."""
     reply_tokens: int = 0
     """Tokens fed for scoring: nodes of the token tries."""
     generated_tokens: int = 0
@@ -100,7 +91,7 @@ class ModelUsage:
 
 @dataclass
 class _Prefix:
-    """Tokens whose keys and values are in `cache`, and the log-probabilities, shape (vocabulary,), of what follows them."""
+    """Tokens whose keys and values are in `cache`, and the log-probabilities of the next token, shape (vocabulary,)."""
 
     cache: Any
     ids: list[int] = field(default_factory=list)
@@ -110,13 +101,13 @@ class _Prefix:
 
 @dataclass(frozen=True)
 class _Trie:
-    """Replies as one tree of tokens. Their last tokens are read off the parents, and are no nodes."""
+    """Replies as one tree of tokens. The last token of a reply is no node: its log-probability is read at its parent."""
 
     tokens: list[int]
     depths: list[int]
     """1 for tokens that follow the prompt."""
     mask: torch.Tensor
-    """(nodes, nodes): 0 where a node sees an ancestor or itself, else `LOW`."""
+    """(nodes, nodes): 0 where a node sees an ancestor or itself, else `MASK_VALUE`."""
     firsts: torch.Tensor
     """(replies,): their first tokens."""
     owners: torch.Tensor
@@ -128,7 +119,7 @@ class _Trie:
 
 
 class _RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A cache layer with room to grow, so that a step copies what is new, not everything that is old."""
+    """A cache layer with spare room, so that a step copies the new keys and values only."""
 
     @override
     def update(
@@ -173,20 +164,20 @@ class SampledToken:
 
 
 class OptionScores(list[float]):
-    """Log-probabilities in nats, one per option."""
+    """Log-probabilities of options, in nats."""
 
     prompt_tokens: int = 0
-    """Tokens of the prompt behind them, cached or not."""
+    """Tokens of the prompt, cached or not."""
 
 
 class LocalChatModel(BaseChatModel):
     """A transformers causal language model as a LangChain chat model, with `score` for whole replies.
 
-    Two calls with the same messages and the same `seed` give the same reply; the global random generator is never used.
-    The reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the
-    distribution sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or
-    bound with `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`,
-    `max_tokens`, `seed`, `logprobs`, `top_logprobs` and `stop`.
+    Two calls with the same messages and the same `seed` give the same reply; the global random generator is not used. The
+    reply's `response_metadata` has `token_ids` (as sampled, the end of turn included), `sampled_logprobs` (of the distribution
+    sampled from) and `model_logprobs` (of the model's own), one number a token, in nats; and, when called or bound with
+    `logprobs=True`, `logprobs` in the shape of OpenAI's API. A call may override `temperature`, `top_p`, `max_tokens`, `seed`,
+    `logprobs`, `top_logprobs` and `stop`.
 
     Raises `UserError` for a checkpoint that cannot be loaded, messages that are not text or that the chat template refuses,
     and prompts that do not fit the window.
@@ -195,9 +186,10 @@ class LocalChatModel(BaseChatModel):
     model: str
     """Folder of a checkpoint, or its name on the Hugging Face hub."""
     device: str = "cpu"
-    """Where it runs, as torch names it: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """Device, as torch names it: `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = "float32"
-    """Number format. In bfloat16 scores differ by about 0.02 nats with what else is in the pass; float32 is exact to 1e-5."""
+    """Number format. In bfloat16 scores change by about 0.02 nats with the other options in the pass; float32 is exact to
+    1e-5."""
     temperature: float = 1.0
     """0 takes the most probable token; 1 samples from the model's own distribution."""
     top_p: float = 1.0
@@ -205,18 +197,18 @@ class LocalChatModel(BaseChatModel):
     max_new_tokens: int = Field(default=256, validation_alias=AliasChoices("max_new_tokens", "max_tokens"))
     """Longest reply, in tokens."""
     seed: int | None = None
-    """Of every call's own random generator; None draws a new one each time."""
+    """Seed of each call's random generator; None: a new one for each call."""
     stop: list[str] | None = None
-    """Texts that end a reply, and are not part of it."""
+    """Texts that end a reply and are not part of it."""
     threads: int | None = None
-    """Threads torch computes with, in the whole process; None leaves torch's setting alone."""
+    """Number of torch's threads, for the whole process; None: torch's own setting."""
     max_prefixes: int = Field(default=4, ge=1)
-    """How many prompts' keys and values are kept between calls: two for an agent that asks two kinds of question by turns."""
+    """Prompts whose keys and values are kept between calls. An agent that alternates between two kinds of prompt needs two."""
 
     usage: ModelUsage = Field(default_factory=ModelUsage, exclude=True, repr=False)
-    """Counts tokens and passes."""
+    """Counts of tokens and passes."""
     seeded: ClassVar[bool] = True
-    """It takes `seed` with every call: the same messages and seed, the same reply."""
+    """Whether calls take a `seed`: the same messages and seed give the same reply."""
 
     _network: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
@@ -279,7 +271,7 @@ class LocalChatModel(BaseChatModel):
 
     @property
     def network(self) -> Any:
-        """The `PreTrainedModel` itself. Call `forget` after changing its weights."""
+        """The `PreTrainedModel` itself. Call `clear_cache` after changing its weights."""
         return self._network
 
     @property
@@ -293,7 +285,7 @@ class LocalChatModel(BaseChatModel):
         return self._window
 
     def clear_cache(self) -> None:
-        """Drop all cached keys and values: the weights have changed."""
+        """Drop all cached keys and values, after a change of the weights."""
         with self._lock:
             self._weights_version += 1
             self._cached_prefixes.clear()
@@ -302,7 +294,7 @@ class LocalChatModel(BaseChatModel):
 
     @override
     def get_token_ids(self, text: str) -> list[int]:
-        """Token ids of a text as it is; `get_num_tokens` counts them."""
+        """Token ids of a text as it is."""
         return self._encode(text)
 
     def prompt_ids(self, messages: Sequence[BaseMessage]) -> list[int]:
@@ -326,7 +318,7 @@ class LocalChatModel(BaseChatModel):
         return ids
 
     def check_window(self, ids: Sequence[int]) -> None:
-        """Raises `WindowError` for a prompt that leaves no room for a reply."""
+        """Raise `WindowError` for a prompt that leaves no room for a reply."""
         if len(ids) >= self._window:
             raise WindowError(
                 f"{self.model}: prompt of {len(ids)} tokens does not fit its window of {self._window}; "
@@ -375,7 +367,7 @@ class LocalChatModel(BaseChatModel):
         return whole
 
     def reply_frame(self) -> ReplyFrame:
-        """What stands around a reply; found out by rendering one, once."""
+        """The template's text and tokens around a reply. Found by rendering a reply once."""
         if self._frame is None:
             opening = self.render_chat([{"role": "user", "content": PROBE_TEXT}], reply=True)
             whole = self._render_reply(PROBE_TEXT, opening)
@@ -486,7 +478,7 @@ class LocalChatModel(BaseChatModel):
         return [min(0.0, score) for score in scores.tolist()]
 
     def _score_each(self, prompt: list[int], replies: list[tuple[int, ...]]) -> list[float]:
-        """One pass per reply, for models whose layers forget."""
+        """Scores by one pass per reply, for models whose caches cannot be cut back."""
         scores: list[float] = []
         for reply in replies:
             logps = self._forward(prompt + list(reply[:-1]), None, keep=len(reply))
@@ -508,7 +500,7 @@ class LocalChatModel(BaseChatModel):
         mask: torch.Tensor | None = None,
         positions: list[int] | None = None,
     ) -> torch.Tensor:
-        """Log-probabilities of what follows each of the last `keep` tokens, shape (keep, vocabulary), in float32."""
+        """Log-probabilities of the token after each of the last `keep` tokens, shape (keep, vocabulary), float32."""
         device = self._network.device
         self.usage.forward_passes += 1
         extra: dict[str, Any] = {}
@@ -534,10 +526,11 @@ class LocalChatModel(BaseChatModel):
             self.usage.prefilled_tokens += len(new)
 
     def _take_prefix(self, prompt: list[int]) -> _Prefix:
-        """Take out the kept prefix that shares most with the prompt, cut back to what it shares; the caller `_keep`s it.
+        """The cached prefix that shares most with the prompt, cut back to the shared part. The caller gives it back to
+        `_keep_prefix`.
 
-        While a call works on it nobody else has it, so that an error or another thread cannot leave it half changed. It has
-        log-probabilities only if it is the whole prompt. Where most of a prefix would have to go, the shared part is copied.
+        It is taken out of the cache meanwhile, so that an error or another thread cannot leave it half changed. It has
+        log-probabilities only if it is the whole prompt. If most of a prefix would be cut off, the shared part is copied.
         """
         with self._lock:
             found, shared = None, 0
@@ -571,7 +564,7 @@ class LocalChatModel(BaseChatModel):
     # Chat
 
     def chat_frame(self) -> ReplyFrame:
-        """As `around`; of a template that cannot frame a reply, but can still be talked to, just its ends."""
+        """As `reply_frame`; for a template that cannot frame a reply, only the tokens that end a turn."""
         try:
             return self.reply_frame()
         except UserError:
@@ -579,7 +572,7 @@ class LocalChatModel(BaseChatModel):
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end any text, as the checkpoint has it."""
+        """The tokens that end a text, as the checkpoint lists them."""
         return self._end_ids
 
     @property
@@ -611,7 +604,7 @@ class LocalChatModel(BaseChatModel):
         return _Sampling(temperature, top_p, length, top, stops, generator)
 
     def _generate_tokens(self, prefix: _Prefix, prompt: list[int], sampling: _Sampling) -> Iterator[SampledToken]:
-        """Sample token by token, each fed back through the cache, until the window or the longest reply is reached."""
+        """Sample tokens, feeding each back through the cache, until the window is full or the reply has its greatest length."""
         self._prefill(prefix, prompt)
         token: SampledToken | None = None
         for _ in range(min(sampling.max_new_tokens, self._window - len(prompt))):
@@ -632,7 +625,7 @@ class LocalChatModel(BaseChatModel):
     def _reply_parts(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]
     ) -> Iterator[tuple[str, AIMessage | None]]:
-        """The reply's text in parts as it grows, and at last an empty part with a message that has its metadata."""
+        """The reply's text in parts, and last an empty part with the message that has its metadata."""
         frame = self.chat_frame()
         sampling = self._sampling(stop, kwargs, frame)
         prompt = self.prompt_ids(messages)
@@ -745,12 +738,12 @@ class LocalChatModel(BaseChatModel):
 
 
 def fingerprint(model: LocalChatModel) -> str:
-    """What a model is, as 32 hexadecimal digits: its weights, its tokenizer and its chat template.
+    """A digest of a model's weights, tokenizer and chat template, as 32 hexadecimal digits.
 
-    An adapter fits one base only, and this tells which. The same on every machine and however the checkpoint is cut into
-    files; changes that PEFT has put into the network do not count. Weights count as the values computed with: a bfloat16
-    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. Reads all weights
-    once (about a second per gigabyte), and again only after `LocalChatModel.forget`.
+    An adapter fits one base model only; the digest identifies it. It is the same on every machine and however the checkpoint is
+    cut into files; layers that PEFT has added do not count. Weights count as the values that are computed with: a bfloat16
+    checkpoint opened in float32 is the same base, a float32 checkpoint rounded to bfloat16 is another. It reads all weights
+    once (about a second per gigabyte), and again only after `LocalChatModel.clear_cache`.
     """
     found = model._fingerprint
     if found is not None and found[0] == model._weights_version:
@@ -780,7 +773,7 @@ def fingerprint(model: LocalChatModel) -> str:
 def common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Length of the longest common prefix of two lists, or two tuples."""
     low, high = 0, min(len(a), len(b))
-    while low < high:  # comparing slices is quick, comparing numbers one by one is not
+    while low < high:  # comparing slices is much faster than comparing numbers
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
     return low
@@ -800,7 +793,7 @@ def _split_replies(replies: list[tuple[int, ...]]) -> Iterator[list[tuple[int, .
 
 @lru_cache(maxsize=16)
 def _trie(replies: tuple[tuple[int, ...], ...]) -> _Trie:
-    """Games list the same actions again and again: the last few tries are kept."""
+    """The replies as a trie. The last few are cached, since games list the same actions again and again."""
     tokens: list[int] = []
     depths: list[int] = []
     lines: list[tuple[int, ...]] = []  # each node's ancestors and itself
@@ -838,9 +831,11 @@ def sample_token(
     num_top_logprobs: int = 0,
     model_logprobs: torch.Tensor | None = None,
 ) -> SampledToken:
-    """One token from log-probabilities of shape (vocabulary,), with the `top` most probable ones.
+    """A token drawn from log-probabilities of shape (vocabulary,).
 
-    `own`: the model's own log-probabilities, where `logps` (then not normalised, maybe) are what was made of them.
+    Args:
+        num_top_logprobs: how many of the most probable tokens to report.
+        model_logprobs: the model's own log-probabilities, if `logps` were changed (they need not be normalised then).
     """
     logps = logps.cpu()
     model_logprobs = logps if model_logprobs is None else model_logprobs.cpu()

@@ -1,8 +1,8 @@
-"""Passes of a local model that many sequences share, each with keys and values and an adapter of its own.
+"""Passes of a local model that many sequences share, each with its own keys, values and adapter.
 
-The tokens of all sequences stand one after the other in one row: linear layers see one large matrix, attention runs sequence by
-sequence over its own cache, and nothing is padded. A prompt of any length and single new tokens of other replies mix freely.
-What a token gets does not depend on what else is in the pass, bit for bit where matrix products do not (see `LEAST`).
+The tokens of all sequences stand in one row: linear layers see one large matrix, attention runs sequence by sequence over its
+own cache, and nothing is padded. Prompts of any length and single new tokens of other replies may share a pass. A token's
+result does not depend on the other sequences in the pass, bit for bit where matrix products do not (see `MIN_ROWS`).
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ __all__ = ["KVCache", "PackedNetwork", "PrefixCache", "SequenceInput"]
 log = logging.getLogger(__name__)
 
 MIN_ROWS = 4
-"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in other ways, and elementwise
-functions what is left over at the end of a vector, and then a token's numbers would depend, in their last bits, on what else is in
-the pass. With four rows they did not, on the processors tried."""
+"""The number of rows in a pass is a multiple of this. BLAS libraries compute products of fewer rows in another way, as
+elementwise functions compute the rest at the end of a vector; then a token's numbers would depend, in their last bits, on the
+other tokens of the pass. With four rows they did not, on the processors that were tried."""
 
 ATTENTION_NAME = "learngraph_packed"
 MAX_LOGPROB_DIFFERENCE = 1e-3
-"""A packed pass may differ from a plain one by so much, in nats in float32; else the model gets one pass a sequence."""
+"""Greatest difference of a packed pass from a plain one, in nats in float32. If it is larger, each sequence has its own
+pass."""
 
 _current = threading.local()
 
 
 class KVCache:
-    """Keys and values of one sequence, for every layer, with room to grow."""
+    """Keys and values of one sequence in every layer, with spare room."""
 
     def __init__(self) -> None:
         self.size = 0
-        """Tokens in it."""
+        """Number of tokens in the cache."""
         self.buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """Layer -> keys and values, each of shape (1, heads, room, head size)."""
         self.dynamic_cache: Any = None
         """The cache of a model whose sequences cannot share a pass."""
 
     def extend(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new tokens' (1, heads, new, head size) behind the others; returns all. `size` grows when the pass is over."""
+        """Append the keys and values of new tokens, (1, heads, new, head size); returns those of all. `size` grows after the
+        pass."""
         end = self.size + keys.shape[-2]
         found = self.buffers.get(layer)
         if found is None or found[0].shape[-2] < end:
@@ -69,10 +71,13 @@ class _CachedPrefix:
 
 
 class PrefixCache:
-    """Keys and values of prompts and replies, kept for later prompts that begin alike.
+    """Keys and values of prompts and replies, for later prompts that begin alike.
 
-    What is kept belongs to an owner (a version's load, 0 for the base model), and nobody else gets it. It is never written to:
-    who takes it gets a copy, and a sequence that is kept while it grows only writes behind what was kept.
+    Each entry belongs to one owner (a loaded version; 0 for the base model) and is given to that owner only. Entries do not
+    change: `take` copies, and a sequence that grows after it was kept writes behind the kept part only.
+
+    Args:
+        megabytes: most memory that it uses.
     """
 
     def __init__(self, megabytes: float) -> None:
@@ -85,7 +90,7 @@ class PrefixCache:
 
     @torch.inference_mode()
     def take(self, owner: int, prompt: Sequence[int]) -> KVCache:
-        """A new sequence with what is known of the prompt; its last token at least is always left to compute."""
+        """A new sequence with the cached part of a prompt. At least the prompt's last token is left to compute."""
         past, prompt = KVCache(), tuple(prompt)
         best, shared = None, 0
         for kept in self._kept:
@@ -96,12 +101,12 @@ class PrefixCache:
             for layer, (keys, values) in best.buffers.items():
                 past.extend(layer, keys[..., :shared, :], values[..., :shared, :])
             past.size = shared
-            self._kept.remove(best)  # the ones used last stand last
+            self._kept.remove(best)  # those used last stand last
             self._kept.append(best)
         return past
 
     def keep(self, owner: int, ids: Sequence[int], past: KVCache) -> None:
-        """Keep a sequence's tokens; what begins it and was kept before goes."""
+        """Keep a sequence. Entries that are a prefix of it are dropped."""
         if past.dynamic_cache is not None or not ids:
             return
         ids = tuple(ids[: past.size])
@@ -121,31 +126,31 @@ class PrefixCache:
 
 @dataclass(slots=True)
 class SequenceInput:
-    """What one sequence has in a pass."""
+    """The part of one sequence in a pass."""
 
     cache: KVCache
     ids: Sequence[int]
-    """Its new tokens, at least one."""
+    """New tokens, at least one."""
     adapter: Adapter | None = None
     """None: the base model."""
     mask: torch.Tensor | None = field(default=None, init=False)
 
 
 class PackedNetwork:
-    """The network of a model. Only one thread may use it, and no other the model meanwhile."""
+    """The network of a model, for packed passes. One thread only may use it, and no other thread the model at the same time."""
 
     def __init__(self, model: LocalChatModel, switch: AdapterSwitch) -> None:
         self._network = model.network
         self._switch = switch
         self._config = self._network.config.get_text_config(decoder=True)
         self.is_packed = model.can_share_passes and self._is_packing_exact(model)
-        """Whether sequences share passes; if not, there are no prefixes either."""
+        """Whether sequences share passes. If not, prefixes are not cached either."""
         self.num_passes = 0
-        """Passes so far."""
+        """Number of passes so far."""
 
     @torch.inference_mode()
     def __call__(self, parts: Sequence[SequenceInput]) -> torch.Tensor:
-        """Log-probabilities of what follows each part's last token, shape (parts, vocabulary), float32, on the CPU."""
+        """Log-probabilities of the token after each part, shape (parts, vocabulary), float32, on the CPU."""
         self.num_passes += 1
         if not self.is_packed:
             logits = torch.cat([self._single_logits(part) for part in parts])
@@ -176,7 +181,7 @@ class PackedNetwork:
                 if spans and spans[-1][2] is part.adapter:
                     start = spans.pop()[0]
                 spans.append((start, len(ids), part.adapter))
-        # A BLAS takes few rows another way here too.
+        # At least MIN_ROWS rows here too.
         wanted = last[: len(parts)] + [last[0]] * (MIN_ROWS - len(parts))
         _current.parts = packed
         was, self._config._attn_implementation = self._config._attn_implementation, ATTENTION_NAME
@@ -215,7 +220,8 @@ class PackedNetwork:
 
     @torch.inference_mode()
     def _is_packing_exact(self, model: LocalChatModel) -> bool:
-        """Whether this network's packed passes say what its plain ones say. Attention may be written in ways we do not know."""
+        """Whether this network's packed passes give the same as its plain ones; attention may be implemented in unknown
+        ways."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, _attention)
@@ -237,21 +243,28 @@ class PackedNetwork:
         )
         close = MAX_LOGPROB_DIFFERENCE if self._network.dtype == torch.float32 else 0.3
         if not apart <= close:
-            log.info("sequences do not share passes: they would be %g nats off", apart)
+            log.info("sequences do not share passes: they would differ by %g nats", apart)
         return apart <= close
 
 
 def _attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any = None, **settings: Any
 ) -> tuple[torch.Tensor, None]:
-    """Attention sequence by sequence. query: (1, heads, tokens, head size), of all parts; returns (1, tokens, heads, head size)."""
+    """Attention, sequence by sequence, over each one's own cache.
+
+    Args:
+        query: (1, heads, tokens, head size), of all parts; key and value likewise.
+
+    Returns:
+        (1, tokens, heads, head size).
+    """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     settings.pop("is_causal", None)
     found, start = [], 0
     for part in _current.parts:
         end = start + len(part.ids)
-        keys, values = part.past.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
+        keys, values = part.cache.extend(module.layer_idx, key[:, :, start:end], value[:, :, start:end])
         seen, _ = sdpa_attention_forward(module, query[:, :, start:end], keys, values, part.mask, **settings)
         found.append(seen)
         start = end

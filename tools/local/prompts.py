@@ -1,7 +1,7 @@
-"""Prompts as tokens, made beside the event loop: a long one takes seconds, and nobody else shall wait for it.
+"""Prompts as tokens, made in a thread of their own: a long prompt takes seconds, for which the event loop must not wait.
 
-prompts = Prompts(model)
-async with prompts.of(request) as ids: ...
+prompts = PromptTokenizer(model)
+async with prompts.tokenize(request) as ids: ...
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from threading import Lock
 
-from ...memory.records import ChatRequest, UserError
+from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest
 from .chats import openai_turn
-from .model import LocalChatModel, WindowError
+from .model import LocalChatModel
 
 __all__ = ["PromptTokenizer"]
 
@@ -28,32 +29,33 @@ class _Prompt:
 
 
 class PromptTokenizer:
-    """The prompts of a model's requests. What cannot fit the window by its characters is refused before it is tokenised.
+    """A tokenizer for the prompts of a model's requests. A prompt with too many characters for the window is refused
+    untokenised.
 
     Args:
-        model: its template and tokenizer are used in a thread of their own.
+        model: provides the chat template and the tokenizer.
     """
 
     def __init__(self, model: LocalChatModel) -> None:
         self._model = model
-        # No token stands for more characters than its own text has, in any of the usual spellings of vocabularies.
+        # In all usual kinds of vocabulary, a token has at most as many characters as its name.
         self._longest = max(map(len, model.tokenizer.get_vocab()), default=1)
         self._thread = ThreadPoolExecutor(1, "tokens")
         self._lock = Lock()
         self._shared: dict[tuple[int, ...], _Prompt] = {}
         self.num_tokenized = 0
-        """Prompts that were tokenised."""
+        """Number of prompts that were tokenised."""
 
     @asynccontextmanager
     async def tokenize(self, request: ChatRequest) -> AsyncIterator[list[int]]:
-        """The prompt's tokens. Requests that are under way at once and have the same messages (the choices of one) share them.
+        """The prompt's token ids. Simultaneous requests with the same messages (the choices of one) share the work.
 
         Raises:
-            WindowError: they leave no room for a reply.
+            WindowError: the prompt leaves no room for a reply.
             UserError: the messages cannot be rendered, or there are none.
-            RuntimeError: it is closed.
+            RuntimeError: the tokenizer is closed.
         """
-        # Of the objects themselves, which cannot be freed while they are in there.
+        # By identity: the objects cannot be freed while the entry holds them.
         key = (id(request.messages), id(request.tools), id(request.raw), int(request.tool_choice == "none"))
         with self._lock:
             found = self._shared.get(key)
@@ -70,7 +72,7 @@ class PromptTokenizer:
                     found.ids.cancel()
 
     def _tokens(self, request: ChatRequest) -> list[int]:
-        """In the thread. Errors do not say where the model lies."""
+        """The prompt's token ids, in the thread. Errors do not name the model's folder."""
         model, window = self._model, self._model.window
         try:
             if request.raw is not None:
@@ -91,7 +93,7 @@ class PromptTokenizer:
         self.num_tokenized += 1
         ids = model.get_token_ids(text)
         if not ids:
-            raise UserError("a completion needs a prompt of one token at least; an empty text came")
+            raise UserError("a completion needs a prompt of at least one token; the text was empty")
         if len(ids) >= window:
             raise WindowError(
                 f"a prompt of {len(ids)} tokens does not fit the window of {window}; send fewer or shorter messages", len(ids)
@@ -99,5 +101,5 @@ class PromptTokenizer:
         return ids
 
     def close(self) -> None:
-        """Wait for the prompts that are being made."""
+        """Wait for prompts that are being tokenised, and end the thread."""
         self._thread.shutdown()

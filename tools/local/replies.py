@@ -1,4 +1,4 @@
-"""From generated tokens to what a chat API shows: text as it grows, tool calls, finish reasons. No network in here."""
+"""Generated tokens as a chat API shows them: growing text and tool calls. This file uses no neural network."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CALL_OPENING = "<tool_call>"
 CALL_PATTERN = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>\s*", re.DOTALL)
 """A call as Hermes and Qwen models write it: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
 STRIDE = 16
-"""Tokens between two places up to which a text is taken as decided."""
+"""Tokens after which the text before them counts as decided, and is not decoded again."""
 
 
 class StreamingDecoder:
-    """The text of a reply as it grows token by token, and what of it may be shown.
+    """A decoder of a reply that grows token by token.
 
-    Text that may yet become a stop sequence, a tool call or another character is held back. Decoding costs the same for every
-    token however long the reply is: what stands before the last tokens is not decoded again.
+    Text that may still become a stop sequence, a tool call or another character is held back. The cost of a token does not
+    depend on the reply's length: only the last tokens are decoded again.
     """
 
     def __init__(
@@ -33,26 +33,26 @@ class StreamingDecoder:
         self._lead = frame.lead
         self._stops = tuple(text for text in (*stops, frame.end_text) if text)
         self.detects_calls = detects_calls
-        """Whether tool calls are looked for."""
+        """Whether it looks for tool calls."""
         self._ids: list[int] = []
         self._begins = self._cut = 0
         self._done, self._base = "", ""
         self.text = ""
-        """What may be shown so far; it only grows."""
+        """The text that may be shown so far; it only grows."""
         self.decoded_length = 0
-        """Characters so far, held back or not."""
+        """Characters so far, including those held back."""
         self.is_stopped = False
-        """A stop sequence has come."""
+        """Whether the text has a stop sequence."""
         self.text_end = 0
-        """How far `text` reaches in all that was decoded, what the template puts before a reply included."""
+        """Position of the end of `text` in the decoded text, which includes the template's text before a reply."""
 
     def add(self, token: int) -> None:
-        """Another token of the reply. (The end of the turn is none.)"""
+        """Add a token of the reply. (The token that ends the turn is not part of it.)"""
         self._ids.append(token)
         self._show(over=False)
 
     def end(self) -> None:
-        """The reply is over: nothing is held back any more, except by tool calls."""
+        """Finish the reply: show the text that was held back."""
         self._show(over=True)
 
     def _show(self, *, over: bool) -> None:
@@ -80,7 +80,7 @@ class StreamingDecoder:
 
 
 def read_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
-    """The tool calls in a reply, in OpenAI's shape, and the text without them. What is no proper call stays in the text."""
+    """A reply's text without its tool calls, and the calls in OpenAI's shape. Malformed calls stay in the text."""
     calls: list[dict[str, Any]] = []
 
     def take(match: re.Match[str]) -> str:
@@ -102,7 +102,9 @@ def read_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
 def has_call_format(render: Callable[..., str], roundtrip: Callable[[str], str], template: str) -> bool:
     """Whether a chat template writes tools and their calls in the form that `read_calls` reads, and the text comes back whole.
 
-    `render(turns, reply=..., tools=...)` is the template, `decoded` a text put into tokens and back.
+    Args:
+        render: the template, `render(turns, reply=..., tools=...)`.
+        roundtrip: encodes a text and decodes it.
     """
     tool = {"type": "function", "function": {"name": "probe_xyz", "description": "", "parameters": {"type": "object"}}}
     call = {"id": "call_1", "type": "function", "function": {"name": "probe_xyz", "arguments": {"key": "abc"}}}
@@ -115,7 +117,7 @@ def has_call_format(render: Callable[..., str], roundtrip: Callable[[str], str],
     try:
         offered = render([asked], reply=True, tools=[tool])
         done = render(turns, reply=True, tools=[tool])
-    except Exception:  # a template may raise anything when it meets what it does not know
+    except Exception:  # a template may raise anything for turns that it does not know
         return False
     return (
         CALL_OPENING in template

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 if TYPE_CHECKING:  # half a second to import, for a name
     from langchain_core.language_models import BaseChatModel

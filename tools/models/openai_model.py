@@ -22,7 +22,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import PrivateAttr, SecretStr
 from typing_extensions import override
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from . import api_posts
 
 __all__ = ["OpenAIChatModel"]

@@ -29,7 +29,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateSnapshot
 from matplotlib.figure import Figure
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..environments import hierarchy
 from ..environments.hierarchy import HierarchyTurn, Scenario
 from . import guard_chats

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from ..environments.keyword_keep import KeywordKeep
 from ..environments.text_world_express import DEFAULT_PARAMETERS, TextWorldExpress
 from . import lessons, strategies, transcripts

@@ -41,7 +41,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...memory.records import Observation, Task, UserError
+from ...memory.errors import UserError
+from ...memory.records import Observation, Task
 from ..environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, PosteriorExpert, domain
 from .chores import invent_word
 

@@ -1,7 +1,7 @@
-"""What the chat API reads and writes: OpenAI's request bodies checked field by field, its replies, chunks and errors.
+"""OpenAI's request bodies, checked field by field, and its replies, chunks and errors.
 
-`chat(data, …)` and `text(data, …)` turn a request's JSON into what an engine is asked for (`Asked`); what cannot be honoured is
-refused by name, never dropped. No network here: `chat_server.py` moves the bytes.
+`parse_chat` and `parse_text` turn a request's JSON into requests to an engine (`ParsedRequest`). A field that is not supported
+is refused by name, never ignored. This file opens no connection; `chat_server.py` does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,22 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...memory.records import ChatRequest, Reply, Sampling, UserError
+from ...memory.errors import (
+    AdapterConflict,
+    AdapterError,
+    EngineFailed,
+    ExpiredExchange,
+    FeedbackConflict,
+    ReplayError,
+    ReplayFull,
+    Unavailable,
+    UnknownAdapter,
+    UnknownExchange,
+    UnknownVersion,
+    UserError,
+    WindowError,
+)
+from ...memory.records import ChatRequest, Reply, Sampling
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -54,7 +69,7 @@ UNSUPPORTED = {
     "verbosity": "the model has no such setting",
     "web_search_options": "nothing is searched here",
 }
-"""OpenAI's fields that are understood and refused, unless null, and what would do."""
+"""OpenAI's fields that are refused unless null -> the reason, or what would do."""
 
 
 class ApiError(Exception):
@@ -62,7 +77,7 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
-        headers: of the answer.
+        headers: further headers of the answer.
     """
 
     def __init__(
@@ -82,7 +97,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The envelope."""
+        """OpenAI's error envelope."""
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
 
@@ -93,7 +108,8 @@ def parse_json(body: bytes) -> Any:
     """A request body's JSON.
 
     Raises:
-        Refused: it is none: not UTF-8, NaN or another number that JSON has not, nested deeper than `DEPTH`, half of a surrogate pair.
+        ApiError: the body is not UTF-8 or not JSON, has NaN or an infinite number, is nested deeper than `MAX_DEPTH`, or has
+            half of a surrogate pair.
     """
     try:
         data = json.loads(body.decode("utf-8"), parse_constant=_reject_constant, parse_float=_finite_float)
@@ -140,17 +156,17 @@ def _check_surrogates(text: str) -> None:
             raise ApiError("the body has half of a surrogate pair (\\ud800 to \\udfff)", code="invalid_json") from error
 
 
-# What is asked
+# Requests
 
 
 class StrictBody(BaseModel):
-    """A body whose every field is known, and of its JSON type."""
+    """A body that has known fields only, each of its JSON type."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class TextPart(StrictBody):
-    """A part of a message's content; there are none but texts."""
+    """A part of a message's content; only texts are supported."""
 
     type: Literal["text"]
     text: str
@@ -161,7 +177,7 @@ Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_-
 
 
 class SystemMessageBody(StrictBody):
-    """What the service's user sets before the chat; `developer` means `system`."""
+    """Instructions before the chat; `developer` means `system`."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -169,7 +185,7 @@ class SystemMessageBody(StrictBody):
 
 
 class UserMessageBody(StrictBody):
-    """What the user says."""
+    """A message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -177,14 +193,14 @@ class UserMessageBody(StrictBody):
 
 
 class CalledFunction(StrictBody):
-    """Which function, and its arguments as JSON text."""
+    """The name of a called function, and its arguments as JSON text."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
     arguments: str
 
 
 class ToolCall(StrictBody):
-    """A call that the model made."""
+    """A tool call that the model made."""
 
     id: Annotated[str, Field(min_length=1, max_length=256)]
     type: Literal["function"] = "function"
@@ -192,7 +208,7 @@ class ToolCall(StrictBody):
 
 
 class AssistantMessageBody(StrictBody):
-    """What the model said earlier."""
+    """An earlier message of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -205,7 +221,7 @@ class AssistantMessageBody(StrictBody):
 
 
 class ToolMessageBody(StrictBody):
-    """What a tool gave back."""
+    """The result of a tool."""
 
     role: Literal["tool"]
     content: Content
@@ -274,7 +290,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class RequestBody(StrictBody):
-    """What both kinds of request have."""
+    """The fields of both kinds of request."""
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     """`NAME`, or `NAME:ADAPTER`."""
@@ -313,7 +329,7 @@ class ChatBody(RequestBody):
         | None
     ) = None
     store: bool | None = None
-    """False: the exchange is not kept, and takes no feedback. Otherwise it is."""
+    """False: the exchange is not kept and takes no feedback."""
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
@@ -333,30 +349,30 @@ class TextBody(RequestBody):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A request, checked."""
+    """A request that was checked."""
 
     adapter: str
-    """The part of `model` after the colon; empty: none is named."""
+    """The part of `model` after the colon; empty: there is none."""
     requests: tuple[ChatRequest, ...]
-    """One for each choice, prompt after prompt."""
+    """One request for each choice, prompt after prompt."""
     num_prompts: int = 1
     stream: bool = False
     with_usage: bool = False
-    """The last chunk of the stream is the usage."""
+    """Whether the last chunk of the stream is the usage."""
     with_logprobs: bool = False
-    """Log-probabilities are shown."""
+    """Whether log-probabilities are shown."""
     one_call: bool = False
-    """No more than one tool call is shown."""
+    """Whether only the first tool call is shown."""
     store: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`family`, `scenario`, `turn`."""
 
 
 def parse_body(kind: type[T], data: Any) -> T:
-    """`data` as a body of this kind.
+    """The data as a body of this kind.
 
     Raises:
-        Refused: which field is not as it must be.
+        ApiError: names the field that is missing, unknown or invalid.
     """
     if not isinstance(data, dict):
         raise ApiError("the body is a JSON object", code="invalid_json")
@@ -367,7 +383,7 @@ def parse_body(kind: type[T], data: Any) -> T:
 
 
 def validation_error(errors: Sequence[Mapping[str, Any]], data: Any) -> ApiError:
-    """The most telling of pydantic's errors: the one that is deepest in the data, of what several kinds of value may be."""
+    """An `ApiError` from the one of pydantic's errors that is deepest in the data; a union of types gives several errors."""
     found = [(*_error_place(error["loc"], data, error["type"] == "missing"), error) for error in errors]
     _, param, error = max(found, key=lambda item: item[0])
     if error["type"] == "extra_forbidden":
@@ -381,7 +397,7 @@ def validation_error(errors: Sequence[Mapping[str, Any]], data: Any) -> ApiError
 
 
 def _error_place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str]:
-    """How deep an error is, and where, as `messages[0].content`; the names of kinds that pydantic puts between are left out."""
+    """An error's depth in the data and its place, as `messages[0].content`, without the type names that pydantic adds."""
     path, depth = "", 0
     for at, part in enumerate(loc):
         if isinstance(part, int) and isinstance(data, list) and part < len(data):
@@ -392,15 +408,16 @@ def _error_place(loc: Sequence[Any], data: Any, missing: bool) -> tuple[int, str
 
 
 def parse_chat(data: Any, model: str, features: Collection[str], window: int, default_max_tokens: int) -> ParsedRequest:
-    """What the body of `/v1/chat/completions` asks of a server whose engine has these features.
+    """The request in a body of `/v1/chat/completions`.
 
     Args:
-        model: the server's.
-        window: its longest prompt and reply, in tokens.
-        default: longest reply where none is given.
+        model: the server's model.
+        features: the options that its engine supports.
+        window: longest prompt with its reply, in tokens.
+        default_max_tokens: longest reply of a request that names no limit, in tokens.
 
     Raises:
-        Refused: which field cannot be honoured, and why.
+        ApiError: names the field that is not supported, and the reason.
     """
     body = parse_body(ChatBody, _drop_null_fields(data))
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
@@ -444,7 +461,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
 
 
 def parse_text(data: Any, model: str, features: Collection[str], window: int) -> ParsedRequest:
-    """What the body of `/v1/completions` asks; see `chat`."""
+    """The request in a body of `/v1/completions`; see `parse_chat`."""
     body = parse_body(TextBody, _drop_null_fields(data))
     if "raw" not in features:
         raise ApiError("this model only chats; use /v1/chat/completions", param="prompt", code="unsupported_parameter")
@@ -464,7 +481,7 @@ def parse_text(data: Any, model: str, features: Collection[str], window: int) ->
 
 
 def _drop_null_fields(data: Any) -> Any:
-    """The body without OpenAI's other fields where they are null; one that is not is refused."""
+    """The body without the fields of `UNSUPPORTED`. Raises an `ApiError` if one of them is not null."""
     if not isinstance(data, dict):
         return data
     for name in UNSUPPORTED.keys() & data.keys():
@@ -474,7 +491,7 @@ def _drop_null_fields(data: Any) -> Any:
 
 
 def _adapter_name(model_name: str, model: str) -> str:
-    """Which adapter of the model; none: the empty string."""
+    """The adapter that a model's name contains; empty: none."""
     if model_name == model:
         return ""
     if model_name.startswith(f"{model}:") and len(model_name) > len(model) + 1:
@@ -483,7 +500,7 @@ def _adapter_name(model_name: str, model: str) -> str:
 
 
 def unknown_model(name: str) -> ApiError:
-    """There is no such model, or not for this tenant."""
+    """The error for a model that does not exist, or not for this tenant."""
     return ApiError(
         f"there is no model {name[:100]!r} here; GET /v1/models lists them", 404, param="model", code="model_not_found"
     )
@@ -501,7 +518,7 @@ def _sampling(body: RequestBody, max_tokens: int, window: int) -> Sampling:
 
 
 def _extra_options(body: RequestBody, features: Collection[str]) -> dict[str, Any]:
-    """Options that are not the default, all of them known to the engine."""
+    """Options that are set. Raises an `ApiError` for one that the engine does not support."""
     found = {}
     for name in ("presence_penalty", "frequency_penalty", "logit_bias"):
         if value := getattr(body, name):
@@ -512,7 +529,7 @@ def _extra_options(body: RequestBody, features: Collection[str]) -> dict[str, An
 
 
 def _repeat_requests(requests: Sequence[ChatRequest], n: int) -> tuple[ChatRequest, ...]:
-    """Each request n times, the i-th with seed + i where there is a seed: the same again would be the same reply."""
+    """Each request n times. With a seed the i-th has seed + i, since the same seed would give the same reply."""
 
     def nth(request: ChatRequest, i: int) -> ChatRequest:
         seed = request.sampling.seed
@@ -554,7 +571,7 @@ def _tool_choice(body: ChatBody, features: Collection[str]) -> Any:
 
 
 def _message(message: SystemMessageBody | UserMessageBody | AssistantMessageBody | ToolMessageBody) -> dict[str, Any]:
-    """A message as an engine gets it: `developer` is `system`, and the content one text."""
+    """A message for the engine: `developer` becomes `system`, and the parts of the content one text."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
@@ -572,11 +589,11 @@ def _message(message: SystemMessageBody | UserMessageBody | AssistantMessageBody
     return found
 
 
-# What is answered
+# Answers
 
 
 def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
-    """Tokens of a request with this many prompts and their replies, prompt after prompt: each prompt counts once."""
+    """OpenAI's `usage` of a request: the tokens of its prompts, each counted once, and of its replies, prompt after prompt."""
     each = max(1, len(replies) // max(1, prompts))
     first = replies[::each]
     asked, said = sum(len(reply.prompt_ids) for reply in first), sum(len(reply.token_ids) for reply in replies)
@@ -590,7 +607,7 @@ def usage(replies: Sequence[Reply], prompts: int) -> dict[str, Any]:
 
 
 def reply_calls(reply: Reply, first_only: bool) -> list[dict[str, Any]]:
-    """The reply's tool calls, in OpenAI's shape; `one`: the first."""
+    """The reply's tool calls in OpenAI's shape; with `first_only`, only the first."""
     return [dict(call) for call in (reply.tool_calls[:1] if first_only else reply.tool_calls)]
 
 
@@ -610,7 +627,7 @@ def text_choice(index: int, reply: Reply, logprobs: Sequence[Mapping[str, Any]] 
 
 
 def text_logprobs(tokens: Sequence[Mapping[str, Any]], offset: int) -> dict[str, Any]:
-    """Log-probabilities as `/v1/completions` shows them; `offset`: characters of the reply before these."""
+    """Log-probabilities as `/v1/completions` shows them. `offset`: number of the reply's characters before these tokens."""
     starts = []
     for token in tokens:
         starts.append(offset)
@@ -623,42 +640,29 @@ def text_logprobs(tokens: Sequence[Mapping[str, Any]], offset: int) -> dict[str,
     }
 
 
-STATUSES: dict[str, tuple[int, str]] = {
-    "WindowError": (400, "context_length_exceeded"),
-    "UnknownAdapter": (404, "adapter_not_found"),
-    "UnknownVersion": (404, "version_not_found"),
-    "UnknownExchange": (404, "response_not_found"),
-    "UnknownJob": (404, "job_not_found"),
-    "ExpiredExchange": (410, "response_expired"),
-    "FeedbackConflict": (409, "feedback_conflict"),
-    "AdapterConflict": (409, "adapter_conflict"),
-    "GateFailed": (409, "gate_failed"),
-    "AdapterError": (500, "adapter_error"),
-    "EngineFailed": (500, "model_failed"),
-    "ReplayError": (503, "storage_failed"),
-    "ReplayFull": (503, "replay_full"),
-    "Unavailable": (503, "unavailable"),
-    "Busy": (503, "busy"),
+STATUSES: dict[type[UserError], tuple[int, str]] = {
+    WindowError: (400, "context_length_exceeded"),
+    UnknownAdapter: (404, "adapter_not_found"),
+    UnknownVersion: (404, "version_not_found"),
+    UnknownExchange: (404, "response_not_found"),
+    ExpiredExchange: (410, "response_expired"),
+    FeedbackConflict: (409, "feedback_conflict"),
+    AdapterConflict: (409, "adapter_conflict"),
+    AdapterError: (500, "adapter_error"),
+    EngineFailed: (500, "model_failed"),
+    ReplayError: (503, "storage_failed"),
+    ReplayFull: (503, "replay_full"),
+    Unavailable: (503, "unavailable"),
 }
-"""Class name of a `UserError` -> status and code. By name: what raises them lies in layers that tools do not see."""
-
-PUBLIC = {
-    "AdapterError": "the service has a problem with this adapter's files",
-    "ReplayError": "the service cannot read or write what it keeps",
-}
-"""What is told of errors whose own words name files; others have their attribute `public`."""
+"""Class of a `UserError` -> HTTP status and the envelope's `code`. A subclass has its parent's, unless it has its own."""
 
 
 def user_error_as_api_error(error: UserError) -> ApiError:
-    """What a `UserError` of the service is to a client; one that is not in `STATUSES` is a bad request.
+    """The answer to a request that ended in a `UserError`; one whose class is not in `STATUSES` is a bad request (400).
 
-    One with words for the public is a fault of ours: it gets these and a status from 500 on, and its own words are for the log.
+    Where the error has a public message, clients get that one; the error's own words are for the log.
     """
-    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in STATUSES), "")
-    status, code = STATUSES.get(name, (400, None))
-    public = str(getattr(error, "public", "") or PUBLIC.get(name, ""))
-    if public and status < 500:
-        status, code = STATUSES["Unavailable"]
-    wait = getattr(error, "retry_after", 1.0)
-    headers = {"retry-after": str(max(1, math.ceil(wait)))} if status == 503 else {}
-    return ApiError(public or str(error), status, code=code, headers=headers)
+    kind = next((kind for kind in type(error).__mro__ if kind in STATUSES), None)
+    status, code = (400, None) if kind is None else STATUSES[kind]
+    headers = {"retry-after": str(max(1, math.ceil(error.retry_after)))} if status == 503 else {}
+    return ApiError(error.public_message or str(error), status, code=code, headers=headers)

@@ -1,6 +1,6 @@
 """Replies while they are made: several at once, cancelled when the client hangs up, as one body or as server-sent events.
 
-Knows nothing of the web framework: `chat_server.py` carries what this makes.
+This file knows nothing of the web framework; `chat_server.py` carries what it makes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Mutable
 from contextlib import AsyncExitStack, ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from ...memory.records import ChatRequest, Exchange, Piece, UserError
-from .metrics import Meter
+from ...memory.errors import UserError
+from ...memory.records import ChatCall, Exchange, Piece
+from .backend import ChatBackend
+from .metrics import ServerMetrics
 from .openai_wire import (
     ApiError,
     ParsedRequest,
@@ -36,8 +38,6 @@ __all__ = [
     "ClientDisconnected",
     "ConcurrentReplies",
     "FullResponse",
-    "ReplyBackend",
-    "ReplyItem",
     "StreamedResponse",
     "as_api_error",
     "respond",
@@ -47,58 +47,29 @@ __all__ = [
 LOG = logging.getLogger("learngraph.chat_server")
 REQUEST_ID: ContextVar[str] = ContextVar("request", default="without an id")
 """Id of the request that is being answered."""
-ReplyItem = Piece | Exchange
-
-
-class ReplyBackend(Protocol):
-    """What replies: the part of `chat_server.Backend` that a chat needs."""
-
-    async def models(self, tenant: str) -> list[dict[str, Any]]:
-        """`id` (`<model>` is the adapter `default`, `<model>:<adapter>` another), `created` (Unix seconds), `version`."""
-
-    def version(self, tenant: str, adapter: str, id: str) -> str:
-        """Label of the version that will answer request `id`; empty: the base model."""
-
-    def chat(
-        self,
-        tenant: str,
-        adapter: str,
-        request: ChatRequest,
-        *,
-        id: str,
-        family: str = "",
-        scenario: str = "",
-        turn: int = 0,
-        store: bool = True,
-    ) -> AsyncIterator[ReplyItem]:
-        """Pieces, whose texts together begin the reply's text, and last the `Exchange`, durable by then. Closing it cancels."""
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+"""ASGI's `receive`, after the body was read: reports that the client hung up."""
 
 
 class ClientDisconnected(Exception):
-    """The client has hung up."""
+    """The client hung up."""
 
 
 class ConcurrentReplies:
-    """The replies of one request, made at once: `(choice, item)` in the order in which they come.
+    """The replies of one request, made at the same time.
 
     Each is iterated and closed in a task of its own. When the client hangs up, or `close` is called, they are cancelled.
-
-    Raises (from `next`):
-        Gone: the client has hung up.
-        Exception: the first error of any choice.
     """
 
-    def __init__(
-        self, streams: Sequence[AsyncIterator[ReplyItem]], receive: Callable[[], Awaitable[MutableMapping[str, Any]]]
-    ) -> None:
-        self._queue: asyncio.Queue[tuple[int, ReplyItem | BaseException | None]] = asyncio.Queue(maxsize=64)
+    def __init__(self, streams: Sequence[AsyncIterator[Piece | Exchange]], receive: Receive) -> None:
+        self._queue: asyncio.Queue[tuple[int, Piece | Exchange | BaseException | None]] = asyncio.Queue(maxsize=64)
         self._open = len(streams)
         self._tasks = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(streams)]
         self._watch = asyncio.create_task(self._watch_disconnect(receive))
         self.num_pieces = 0
-        """Pieces so far: about as many tokens."""
+        """Pieces so far; about as many tokens."""
 
-    async def _pump(self, index: int, stream: AsyncIterator[ReplyItem]) -> None:
+    async def _pump(self, index: int, stream: AsyncIterator[Piece | Exchange]) -> None:
         try:
             done = False
             async with AsyncExitStack() as stack:
@@ -113,16 +84,21 @@ class ConcurrentReplies:
         except BaseException as error:
             await self._queue.put((index, error))
 
-    async def _watch_disconnect(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+    async def _watch_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         for task in self._tasks:
             task.cancel()
         await self._queue.put((-1, ClientDisconnected()))
 
-    async def next_items(self) -> list[tuple[int, ReplyItem]]:
-        """What has come since, at least one item; nothing: all are finished."""
-        found: list[tuple[int, ReplyItem]] = []
+    async def next_items(self) -> list[tuple[int, Piece | Exchange]]:
+        """The (choice, item) pairs that came since the last call, in their order; waits for the first. Empty: all are finished.
+
+        Raises:
+            ClientDisconnected: the client hung up.
+            Exception: the first error of any choice.
+        """
+        found: list[tuple[int, Piece | Exchange]] = []
         while self._open and (not found or not self._queue.empty()):
             index, item = await self._queue.get()
             if item is None:
@@ -135,20 +111,20 @@ class ConcurrentReplies:
         return found
 
     async def close(self) -> None:
-        """Cancel what is still going on, and wait for its end."""
+        """Cancel replies that are not finished, and wait for their end."""
         for task in (*self._tasks, self._watch):
             task.cancel()
         await asyncio.gather(*self._tasks, self._watch, return_exceptions=True)
 
 
 def sse_event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
-    """A server-sent event. All ASCII: some clients take U+2028 or U+0085 for the end of a line."""
+    """A server-sent event, in ASCII: some clients take U+2028 or U+0085 for the end of a line."""
     body = data if isinstance(data, str) else json.dumps(data, separators=(",", ":"))
     return f"event: {name}\ndata: {body}\n\n".encode() if name else f"data: {body}\n\n".encode()
 
 
 def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told of an error; ours are not told, but logged by whoever calls this."""
+    """The error as clients see it. The text of a bug is not shown; the caller logs it."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RateLimitExceeded):
@@ -161,12 +137,12 @@ def as_api_error(error: BaseException) -> ApiError:
         if found.message != str(error):
             LOG.error("request %s: %s", REQUEST_ID.get(), error)
         return found
-    return ApiError("the server failed; its log says why, under the id in x-request-id", 500, code="internal_error")
+    return ApiError("the server failed; its log has the reason, under the id in x-request-id", 500, code="internal_error")
 
 
 @dataclass(frozen=True)
 class FullResponse:
-    """A finished answer."""
+    """A finished answer: its JSON and its headers."""
 
     body: dict[str, Any]
     headers: dict[str, str]
@@ -174,7 +150,7 @@ class FullResponse:
 
 @dataclass(frozen=True)
 class StreamedResponse:
-    """An answer as it is made. Whoever has it calls `close`, however it ends."""
+    """An answer while it is made. The caller calls `close` at the end, also after an error."""
 
     chunks: AsyncIterator[bytes]
     close: Callable[[], Awaitable[None]]
@@ -182,163 +158,218 @@ class StreamedResponse:
 
 
 async def respond(
-    backend: ReplyBackend,
+    backend: ChatBackend,
     tenants: Tenants,
-    meter: Meter,
+    metrics: ServerMetrics,
+    *,
     tenant: Tenant,
     parsed: ParsedRequest,
     model: str,
     kind: Literal["chat", "text"],
-    receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
+    receive: Receive,
 ) -> FullResponse | StreamedResponse:
-    """Make what is asked for. Errors before the first token are raised, so that they have an HTTP status of their own.
+    """Make the replies that a request asks for. Errors before the first token are raised, so that they have an HTTP status.
 
     Args:
-        model: as the client named it.
-        receive: ASGI's, after the body was read: says when the client hangs up.
+        model: the model as the client named it.
+        receive: reports that the client hung up.
 
     Raises:
-        Refused: there is no such adapter, or more choices than the tenant may ever have at once.
-        TooMany: the tenant's quota is used up, or it has too many replies under way.
-        Gone: the client has hung up.
-        UserError: the speaker refuses.
+        ApiError: there is no such adapter, or the request has more choices than the tenant may ever have at once.
+        RateLimitExceeded: the tenant's tokens of the day are used up, or too many replies are being made.
+        ClientDisconnected: the client hung up.
+        UserError: the backend's.
     """
     if parsed.adapter and all(row["id"] != model for row in await backend.models(tenant.name)):
         raise unknown_model(model)
-    adapter = parsed.adapter or "default"
+    if len(parsed.requests) > tenant.limits.streams:
+        count, most = len(parsed.requests), tenant.limits.streams
+        raise ApiError(f"{count} choices; this key may have {most} replies being made at once", param="n")
     began = time.monotonic()
-    id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
-    ids = [f"{id}-{i}" if i else id for i in range(len(parsed.requests))]
-    if len(ids) > tenant.limits.streams:
-        raise ApiError(f"{len(ids)} choices; this key may have {tenant.limits.streams} replies being made at once", param="n")
-    with ExitStack() as stack:
-        stack.enter_context(tenants.reserve_streams(tenant, len(ids)))
-        # Behind the quotas: the service keeps the versions for those that it was asked about.
-        fingerprint = ",".join(dict.fromkeys(backend.version(tenant.name, adapter, each) or "base" for each in ids))
-        streams = [
-            backend.chat(tenant.name, adapter, request, id=one, store=parsed.store, **parsed.metadata)
-            for one, request in zip(ids, parsed.requests, strict=True)
-        ]
-        replies = ConcurrentReplies(streams, receive)
-        held = stack.pop_all()
-    exchanges: dict[int, Exchange] = {}
-    meter.change("learngraph_replies_in_progress", {}, len(ids))
-
-    async def close() -> None:
-        try:
-            await replies.close()
-        finally:
-            held.close()
-            meter.change("learngraph_replies_in_progress", {}, -len(ids))
-            done = [exchange.reply for _, exchange in sorted(exchanges.items())]
-            tokens = usage(done, parsed.num_prompts)["total_tokens"] if len(done) == len(ids) else 0
-            tokens = max(tokens, replies.num_pieces)  # hanging up before the end is not free
-            tenants.spend(tenant, tokens)
-            meter.add("learngraph_tokens_total", {"tenant": tenant.name}, tokens)
-
-    frame = {
-        "id": id,
-        "object": "chat.completion" if kind == "chat" else "text_completion",
-        "created": int(time.time()),
-        "model": model,
-        "system_fingerprint": fingerprint,
-    }
-    headers = {"x-policy-version": fingerprint} | ({"x-experience-id": id} if parsed.store else {})
+    answer = _Answer(tenants, metrics, tenant, parsed, kind)
+    answer.start(backend, model, receive)
     try:
-        items = await replies.next_items()
-        meter.observe("learngraph_first_token_seconds", {}, time.monotonic() - began)
+        items = await answer.replies.next_items()
+        metrics.first_token_seconds.observe(time.monotonic() - began)
         if parsed.stream:
-            return StreamedResponse(
-                _StreamedAnswer(parsed, frame, kind, replies, exchanges, meter).events(items), close, headers
-            )
-        logprobs: dict[int, list[Any]] = {i: [] for i in range(len(ids))}
+            return StreamedResponse(_StreamedAnswer(answer).events(items), answer.close, answer.headers)
+        logprobs = await answer.collect(items)
+    except BaseException:
+        await answer.close()
+        raise
+    await answer.close()
+    return answer.full_response(logprobs)
+
+
+@dataclass
+class _Answer:
+    """The answer to one request while its replies are made."""
+
+    tenants: Tenants
+    metrics: ServerMetrics
+    tenant: Tenant
+    parsed: ParsedRequest
+    kind: Literal["chat", "text"]
+    replies: ConcurrentReplies = field(init=False)
+    _reserved: ExitStack = field(init=False)
+    exchanges: dict[int, Exchange] = field(default_factory=dict)
+    """Choice -> its exchange, once it is finished."""
+    frame: dict[str, Any] = field(default_factory=dict)
+    """The fields that the body, or each chunk of the stream, begins with."""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def start(self, backend: ChatBackend, model: str, receive: Receive) -> None:
+        """Reserve the tenant's streams and begin to make the replies."""
+        id = f"{'chatcmpl' if self.kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
+        ids = [f"{id}-{i}" if i else id for i in range(len(self.parsed.requests))]
+        adapter = self.parsed.adapter or "default"
+        with ExitStack() as stack:
+            stack.enter_context(self.tenants.reserve_streams(self.tenant, len(ids)))
+            # After the quotas, since the service pins a version for each id that it is asked about.
+            labels = [backend.version(self.tenant.name, adapter, each) for each in ids]
+            streams = [
+                backend.chat(
+                    ChatCall(
+                        id=one,
+                        tenant=self.tenant.name,
+                        request=request,
+                        adapter=adapter,
+                        store=self.parsed.store,
+                        **self.parsed.metadata,
+                    )
+                )
+                for one, request in zip(ids, self.parsed.requests, strict=True)
+            ]
+            self.replies = ConcurrentReplies(streams, receive)
+            self._reserved = stack.pop_all()
+        self.metrics.replies_in_progress.inc(len(ids))
+        self.frame = {
+            "id": id,
+            "object": "chat.completion" if self.kind == "chat" else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": _fingerprint(labels),
+        }
+        self.headers = {"x-policy-version": self.frame["system_fingerprint"]}
+        if self.parsed.store:
+            self.headers["x-experience-id"] = id
+
+    @property
+    def count(self) -> int:
+        """Number of choices."""
+        return len(self.parsed.requests)
+
+    async def close(self) -> None:
+        """Cancel replies that are not finished, and charge the tenant for the tokens."""
+        try:
+            await self.replies.close()
+        finally:
+            self._reserved.close()
+            self.metrics.replies_in_progress.dec(self.count)
+            done = [exchange.reply for _, exchange in sorted(self.exchanges.items())]
+            tokens = usage(done, self.parsed.num_prompts)["total_tokens"] if len(done) == self.count else 0
+            tokens = max(tokens, self.replies.num_pieces)  # a client that hangs up early pays for the pieces that it got
+            self.tenants.spend(self.tenant, tokens)
+            self.metrics.tokens.labels(self.tenant.name).inc(tokens)
+
+    async def collect(self, items: list[tuple[int, Piece | Exchange]]) -> dict[int, list[Any]]:
+        """Wait for the end of all replies. Returns the log-probabilities of each choice's tokens."""
+        logprobs: dict[int, list[Any]] = {i: [] for i in range(self.count)}
         while items:
             for index, item in items:
                 if isinstance(item, Exchange):
-                    exchanges[index] = item
+                    self.exchanges[index] = item
                 else:
                     logprobs[index].extend(item.logprobs)
-            items = await replies.next_items()
-    except BaseException:
-        await close()
-        raise
-    await close()
-    found = [exchanges[i].reply for i in range(len(ids))]
-    choices = []
-    for i, reply in enumerate(found):
-        shown = logprobs[i] if parsed.with_logprobs else None
-        choices.append(text_choice(i, reply, shown) if kind == "text" else chat_choice(i, reply, shown, parsed.one_call))
-    # The version that did answer: it may have become another between the question and the answer.
-    fingerprint = ",".join(dict.fromkeys(reply.version or "base" for reply in found))
-    body = frame | {"system_fingerprint": fingerprint, "choices": choices, "usage": usage(found, parsed.num_prompts)}
-    return FullResponse(body, headers | {"x-policy-version": fingerprint})
+            items = await self.replies.next_items()
+        return logprobs
+
+    def full_response(self, logprobs: Mapping[int, Sequence[Any]]) -> FullResponse:
+        """The body with all choices."""
+        replies = [self.exchanges[i].reply for i in range(self.count)]
+        choices = []
+        for i, reply in enumerate(replies):
+            shown = logprobs[i] if self.parsed.with_logprobs else None
+            if self.kind == "text":
+                choices.append(text_choice(i, reply, shown))
+            else:
+                choices.append(chat_choice(i, reply, shown, self.parsed.one_call))
+        # The versions that did answer: another one may have gone live between the question and the answer.
+        fingerprint = _fingerprint([reply.version for reply in replies])
+        numbers = usage(replies, self.parsed.num_prompts)
+        body = self.frame | {"system_fingerprint": fingerprint, "choices": choices, "usage": numbers}
+        return FullResponse(body, self.headers | {"x-policy-version": fingerprint})
+
+
+def _fingerprint(labels: Sequence[str]) -> str:
+    """The versions that answer, each once; `base` for the base model."""
+    return ",".join(dict.fromkeys(label or "base" for label in labels))
 
 
 @dataclass
 class _StreamedAnswer:
-    """A streamed answer."""
+    """An answer as server-sent events."""
 
-    parsed: ParsedRequest
-    frame: dict[str, Any]
-    kind: str
-    replies: ConcurrentReplies
-    exchanges: dict[int, Exchange]
-    meter: Meter
+    answer: _Answer
     sent_text: dict[int, str] = field(default_factory=dict)
     """Choice -> its text so far."""
 
-    async def events(self, items: list[tuple[int, ReplyItem]]) -> AsyncIterator[bytes]:
-        """OpenAI's chunks, several in one piece where they come faster than they are taken; an error is an event, too."""
-        count = len(self.parsed.requests)
-        if self.kind == "chat":
-            self.frame["object"] = "chat.completion.chunk"
-        if self.parsed.with_usage:
-            self.frame["usage"] = None
+    async def events(self, items: list[tuple[int, Piece | Exchange]]) -> AsyncIterator[bytes]:
+        """OpenAI's chunks. Several are sent together if they come faster than the client reads; an error is an event, too."""
+        answer, count = self.answer, self.answer.count
+        if answer.kind == "chat":
+            answer.frame["object"] = "chat.completion.chunk"
+        if answer.parsed.with_usage:
+            answer.frame["usage"] = None
         try:
-            if self.kind == "chat":
+            if answer.kind == "chat":
                 yield b"".join(self.chunk(i, {"role": "assistant", "content": "", "refusal": None}) for i in range(count))
             while items:
                 out = b""
                 for index, item in items:
                     if isinstance(item, Exchange):
                         out += self.final_chunks(index, item)
-                        self.exchanges[index] = item
+                        answer.exchanges[index] = item
                     elif item.text or item.logprobs:
                         out += self.text_chunk(index, item.text, item.logprobs)
                 if out:
                     yield out
-                items = await self.replies.next_items()
-            if self.parsed.with_usage:
-                numbers = usage([self.exchanges[i].reply for i in range(count)], self.parsed.num_prompts)
-                yield sse_event(self.frame | {"choices": [], "usage": numbers})
+                items = await answer.replies.next_items()
+            if answer.parsed.with_usage:
+                numbers = usage([answer.exchanges[i].reply for i in range(count)], answer.parsed.num_prompts)
+                yield sse_event(answer.frame | {"choices": [], "usage": numbers})
             yield sse_event("[DONE]")
         except ClientDisconnected:
-            self.meter.add("learngraph_disconnects_total", {})
+            answer.metrics.disconnects.inc()
         except Exception as error:
             if not isinstance(error, UserError | ApiError):
-                LOG.exception("the stream %s failed", self.frame["id"])
+                LOG.exception("the stream %s failed", answer.frame["id"])
             yield sse_event(as_api_error(error).body, "error")
 
     def chunk(self, index: int, delta: Any, logprobs: Any = None, finish: str | None = None) -> bytes:
-        content = {"delta": delta} if self.kind == "chat" else {"text": delta}
+        """The event for a part of a choice."""
+        content = {"delta": delta} if self.answer.kind == "chat" else {"text": delta}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
-        return sse_event(self.frame | {"choices": [choice]})
+        return sse_event(self.answer.frame | {"choices": [choice]})
 
     def text_chunk(self, index: int, more: str, tokens: Sequence[Mapping[str, Any]] = ()) -> bytes:
+        """The event for more text of a choice."""
         logprobs: Any = None
         before = self.sent_text.get(index, "")
-        if self.parsed.with_logprobs:
+        if self.answer.parsed.with_logprobs:
             shown = [dict(token) for token in tokens]
-            logprobs = {"content": shown, "refusal": None} if self.kind == "chat" else text_logprobs(shown, len(before))
+            logprobs = {"content": shown, "refusal": None} if self.answer.kind == "chat" else text_logprobs(shown, len(before))
         self.sent_text[index] = before + more
-        return self.chunk(index, {"content": more} if self.kind == "chat" else more, logprobs)
+        return self.chunk(index, {"content": more} if self.answer.kind == "chat" else more, logprobs)
 
     def final_chunks(self, index: int, exchange: Exchange) -> bytes:
-        reply, out, shown = exchange.reply, b"", self.sent_text.get(index, "")
+        """The events that end a choice: text that was not sent yet, tool calls, and the reason for the end."""
+        reply, out = exchange.reply, b""
+        shown = self.sent_text.get(index, "")
         if len(reply.text) > len(shown) and reply.text.startswith(shown):
             out = self.text_chunk(index, reply.text[len(shown) :])
-        if self.kind == "text":
+        if self.answer.kind == "text":
             return out + self.chunk(index, "", None, reply.finish)
-        for at, call in enumerate(reply_calls(reply, self.parsed.one_call)):
+        for at, call in enumerate(reply_calls(reply, self.answer.parsed.one_call)):
             out += self.chunk(index, {"tool_calls": [{"index": at, **call}]})
         return out + self.chunk(index, {}, None, reply.finish)

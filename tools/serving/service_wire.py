@@ -1,4 +1,5 @@
-"""What our own endpoints read and answer, and what the OpenAPI schema says of answers: feedback, training, adapters, health."""
+"""The bodies and answers of endpoints beyond OpenAI's (feedback, training, adapters, health), and answers for the OpenAPI
+document."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from pydantic import BaseModel, Field
 from .openai_wire import StrictBody
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
-"""Names of tenants and adapters."""
+"""Pattern of the names of tenants and adapters."""
 
 
 class FeedbackBody(StrictBody):
-    """What somebody says of a reply: a reward, or whether it was a success, or words; words go with either."""
+    """Feedback on a reply: a reward or a success flag, a text, or both."""
 
     response_id: Annotated[str, Field(min_length=1, max_length=256)]
     choice: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -24,7 +25,7 @@ class FeedbackBody(StrictBody):
 
 
 class TrainBody(StrictBody):
-    """Take gradient steps now, without waiting for more feedback."""
+    """A request for gradient steps now, without waiting for more feedback."""
 
     adapter: Annotated[str, Field(pattern=NAME_PATTERN)] = "default"
     steps: Annotated[int, Field(ge=1, le=1000)] = 1
@@ -37,13 +38,13 @@ class AdapterBody(StrictBody):
 
 
 class VersionBody(StrictBody):
-    """A version by its label, or its name."""
+    """A version, by its label or its name."""
 
     version: Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RollBackBody(StrictBody):
-    """Where to: a version, `base`, or (null) the one that was live before."""
+    """The target of a rollback: a version, `base`, or (null) the version that was live before."""
 
     to: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
@@ -92,12 +93,12 @@ class ListResponse(BaseModel):
 
 
 class AcceptedJob(BaseModel):
-    """Work that is done later; GET /v1/jobs/{job} says how it went."""
+    """A job that is done later; GET /v1/jobs/{job} shows its state."""
 
     job: str
     state: str
     note: str | None = None
-    """What would teach more."""
+    """Advice on feedback that would teach more."""
 
 
 class Health(BaseModel):

@@ -1,10 +1,10 @@
-"""Who asks, and how much they may: bearer keys, request rates, tokens per day and concurrent replies, tenant by tenant.
+"""Tenants with their bearer keys and limits: request rates, tokens per day, concurrent replies, adapters.
 
-    tenants = read(["secret"])                       # one tenant, `default`
-    tenants = read((), "keys.yaml")                  # several
-    tenant = tenants.who("secret")                   # None: nobody's key
+    tenants = read_tenants(["secret"])               # one tenant, `default`
+    tenants = read_tenants((), "keys.yaml")          # several
+    tenant = tenants.tenant_for_key("secret")        # None: no tenant has this key
 
-A key file names tenants and what they may:
+A key file names tenants and their limits:
 
     acme:
       keys: [some-long-secret, "sha256:9f86d081…"]   # in clear, or the hex digest of a key
@@ -14,7 +14,11 @@ A key file names tenants and what they may:
       adapters: 8
     prometheus: {keys: [another-secret], metrics: true}   # may read /metrics and nothing else
 
-Counts live in the process: a restart begins the day and the minute anew.
+The counts are kept in memory: after a restart the day and the minute begin again.
+
+The package `limits` does not have these rules, so they are written here: a bucket that fills steadily, at rates below one
+request a minute too; a day that begins at midnight UTC and is charged after each reply; and replies that are being made at the
+same time.
 """
 
 from __future__ import annotations
@@ -28,11 +32,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ...memory.records import UserError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from ...memory.errors import UserError
 
 __all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenants"]
 
@@ -41,11 +47,11 @@ _DAY = 86_400
 
 
 class RateLimitExceeded(UserError):
-    """A limit is reached.
+    """A tenant has reached one of its limits.
 
     Attributes:
-        retry_after: seconds until it is worth while to ask again.
-        code: `rate_limit_exceeded`, or `insufficient_quota` where asking again today is of no use.
+        retry_after: seconds until a request may be admitted again.
+        code: `rate_limit_exceeded`, or `insufficient_quota` if no request will be admitted today.
     """
 
     def __init__(self, message: str, retry_after: float, code: str = "rate_limit_exceeded") -> None:
@@ -56,45 +62,51 @@ class RateLimitExceeded(UserError):
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """What one tenant may."""
+    """The limits of one tenant."""
 
     requests_per_minute: float | None = None
-    """Requests of any kind, as a bucket that fills steadily and holds a minute's worth; None: any number."""
+    """Requests of any kind. The bucket fills steadily and holds the requests of one minute; None: no limit."""
     tokens_per_day: int | None = None
-    """Prompt and reply tokens of a day (UTC). The reply under way when they run out is finished; None: any number."""
+    """Prompt and reply tokens of a day (UTC). A reply that is being made when they run out is finished; None: no limit."""
     streams: int = 256
     """Replies being made at once; each of a request's `n` choices counts."""
     adapters: int = 32
-    """Adapters that there may be, `default` among them."""
+    """Adapters that the tenant may have, including `default`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Whose a key is."""
+    """A tenant, as its keys identify it."""
 
     name: str
     limits: TenantLimits = field(default_factory=TenantLimits)
     metrics_only: bool = False
-    """Its keys read /metrics, of all tenants, and do nothing else."""
+    """Its keys may read /metrics, of all tenants, and nothing else."""
 
 
 @dataclass
 class _Counts:
-    """What a tenant has used."""
+    """What a tenant has used of its limits."""
 
     bucket: float = 0.0
     filled: float = -math.inf
-    """When `bucket` was right, in seconds of the monotonic clock."""
+    """Time at which `bucket` was computed, in seconds of the monotonic clock."""
     day: int = -1
+    """Days since 1970, UTC."""
     tokens: int = 0
+    """Tokens of that day."""
     streams: int = 0
 
 
 class Tenants:
-    """The tenants of a service and their counts; safe to use from any thread.
+    """The tenants of a service and their counts. Safe for threads.
 
-    Keys are compared as keyed digests, each with every key there is, whether it fits or not: how long that takes says nothing
-    of a key but how many there are.
+    A key is compared with all keys, as keyed digests, so that the time it takes reveals only the number of keys.
+
+    Args:
+        keys: a key, in clear or as `sha256:` and its hex digest -> its tenant.
+        clock: Unix seconds.
+        monotonic: seconds.
     """
 
     def __init__(
@@ -103,7 +115,6 @@ class Tenants:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: keys: a key, in clear or as `sha256:` and its hex digest, -> whose it is."""
         self._secret = secrets.token_bytes(32)
         self._keys = [(self._digest(_plain_digest(key)), tenant) for key, tenant in keys.items()]
         self._clock, self._monotonic = clock, monotonic
@@ -114,7 +125,7 @@ class Tenants:
         return hmac.digest(self._secret, plain, "sha256")
 
     def tenant_for_key(self, key: str) -> Tenant | None:
-        """Whose key this is; None: nobody's."""
+        """The tenant with this key; None: there is none."""
         asked = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
         found = None
         for digest, tenant in self._keys:
@@ -124,18 +135,18 @@ class Tenants:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All tenants that can chat."""
+        """The tenants that may chat."""
         return tuple(dict.fromkeys(tenant.name for _, tenant in self._keys if not tenant.metrics_only))
 
     def tenant_by_name(self, name: str) -> Tenant | None:
-        """The tenant of this name."""
+        """The tenant of this name, if it may chat; else None."""
         return next((tenant for _, tenant in self._keys if tenant.name == name and not tenant.metrics_only), None)
 
     def admit(self, tenant: Tenant) -> None:
         """Count one request.
 
         Raises:
-            TooMany: it is one too many for this minute.
+            RateLimitExceeded: the bucket is empty.
         """
         rate = tenant.limits.requests_per_minute
         if rate is None:
@@ -154,10 +165,10 @@ class Tenants:
 
     @contextmanager
     def reserve_streams(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
-        """Around the making of so many replies.
+        """Count this many replies as being made, within the `with` block.
 
         Raises:
-            TooMany: too many are being made, or the tokens of the day are used up.
+            RateLimitExceeded: too many are being made, or the tokens of the day are used up.
         """
         limits = tenant.limits
         with self._lock:
@@ -189,7 +200,7 @@ class Tenants:
             counts.tokens += tokens
 
     def usage(self, tenant: Tenant) -> dict[str, int | None]:
-        """Tokens of today and of each day, replies being made and how many may be."""
+        """The tokens used today, the replies being made, and the limits of both."""
         with self._lock:
             counts = self._counts_for(tenant)
             self._roll_day(counts)
@@ -204,17 +215,22 @@ class Tenants:
         return self._counts.setdefault(tenant.name, _Counts())
 
     def _roll_day(self, counts: _Counts) -> None:
-        """Begin a new day, if one has begun."""
+        """Set the tokens to 0 if a new day has begun."""
         today = int(self._clock() // _DAY)
         if counts.day != today:
             counts.day, counts.tokens = today, 0
 
 
 def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys: Sequence[str] = ()) -> Tenants:
-    """The tenants of a service: `keys` are those of the tenant `default`, `file` names others (see above).
+    """The tenants of a service.
+
+    Args:
+        keys: keys of the tenant `default`.
+        file: a key file with further tenants, as shown above.
+        metrics_keys: keys that may read /metrics and nothing else.
 
     Raises:
-        UserError: no key at all, one that no HTTP header can carry, one key for two tenants, or a file that cannot be read so.
+        UserError: there is no key, a key that no HTTP header can carry, a key of two tenants, or a file that is no key file.
     """
     found: dict[str, Tenant] = {}
 
@@ -240,7 +256,7 @@ def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metri
 
 
 def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
-    """Name -> (keys, tenant) of a key file."""
+    """The tenants of a key file, with their keys: name -> (keys, tenant)."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     try:
@@ -249,33 +265,48 @@ def _read_key_file(path: Path) -> dict[str, tuple[list[Any], Tenant]]:
         raise UserError(f"cannot read the keys in {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UserError(f"the keys in {path} are not UTF-8") from error
-    except yaml.YAMLError as error:  # its own words quote the line, and a key may stand there
+    except yaml.YAMLError as error:  # its own words quote the line, which may hold a key
         mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}" if mark is not None else "somewhere"
         raise UserError(f"the keys in {path} are not YAML ({where}: {what or type(error).__name__})") from None
     if not isinstance(data, dict) or not data:
         raise UserError(f"{path}: names tenants, each with its keys, as in `acme: {{keys: [secret]}}`")
-    known = {item.name for item in fields(TenantLimits)}
     found = {}
-    for name, entry in data.items():
+    for name, data_of_tenant in data.items():
         if not isinstance(name, str) or not NAME_PATTERN.fullmatch(name):
             raise UserError(f"{path}: a tenant's name is of a-z, 0-9, _ and -, at most 63 characters, got {name!r}")
-        if not isinstance(entry, dict) or not isinstance(entry.get("keys"), list) or not entry["keys"]:
-            raise UserError(f"{path}: {name} has no list `keys`, as in `{name}: {{keys: [secret]}}`")
-        if unknown := sorted(set(map(str, entry)) - known - {"keys", "metrics"}):
-            raise UserError(f"{path}: {name} has {unknown[0]!r}; known are keys, metrics, {', '.join(sorted(known))}")
-        limits = {}
-        for limit in known & set(entry):
-            value = entry[limit]
-            whole = limit != "requests_per_minute"
-            good = isinstance(value, int) if whole else isinstance(value, int | float) and math.isfinite(value)
-            if isinstance(value, bool) or not good or value <= 0:
-                raise UserError(f"{path}: {name}: {limit} is a number above 0, got {value!r}")
-            limits[limit] = value
-        if not isinstance(entry.get("metrics", False), bool):
-            raise UserError(f"{path}: {name}: metrics is true or false, got {entry['metrics']!r}")
-        found[name] = (entry["keys"], Tenant(name, TenantLimits(**limits), entry.get("metrics", False)))
+        try:
+            entry = _TenantEntry.model_validate(data_of_tenant)
+        except ValidationError as error:
+            raise UserError(f"{path}: {_describe_invalid(name, error)}") from None  # its own words may show a key
+        limits = TenantLimits(**entry.model_dump(exclude={"keys", "metrics"}, exclude_unset=True))
+        found[name] = (entry.keys, Tenant(name, limits, entry.metrics))
     return found
+
+
+class _TenantEntry(BaseModel):
+    """A tenant in the key file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    keys: Annotated[list[Any], Field(min_length=1)]
+    metrics: bool = False
+    adapters: PositiveInt = 1
+    requests_per_minute: PositiveFloat = 1
+    streams: PositiveInt = 1
+    tokens_per_day: PositiveInt = 1
+
+
+def _describe_invalid(name: str, error: ValidationError) -> str:
+    """What is wrong with a tenant's entry, and what would do."""
+    first = error.errors(include_url=False)[0]
+    field = str(first["loc"][0]) if first["loc"] else "keys"
+    if field == "keys":
+        return f"{name} has no list `keys`, as in `{name}: {{keys: [secret]}}`"
+    if field not in _TenantEntry.model_fields:
+        return f"{name} has {field!r}; known are {', '.join(_TenantEntry.model_fields)}"
+    wanted = "true or false" if field == "metrics" else "a number above 0"
+    return f"{name}: {field} is {wanted}, got {first['input']!r}"
 
 
 def _plain_digest(key: str) -> bytes:
@@ -284,5 +315,5 @@ def _plain_digest(key: str) -> bytes:
 
 
 def _describe_key(key: object) -> str:
-    """What of a bad key may be shown: no more than its kind and length."""
+    """A bad key as errors may show it: its type and length only."""
     return f"a text of {len(key)} characters" if isinstance(key, str) else type(key).__name__

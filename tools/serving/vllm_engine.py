@@ -1,19 +1,19 @@
-"""CLaaS on a vLLM server: any OpenAI-compatible one with runtime LoRA answers, and versions come and go beside each other.
+"""An engine on a vLLM server, or another OpenAI-compatible server that loads and unloads LoRA adapters at runtime.
 
     vllm serve Qwen/Qwen3-8B --enable-lora --max-lora-rank 32 --max-loras 4 --logprobs-mode processed_logprobs
     # with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment; it must be able to read the versions' folders
 
     engine = VllmEngine("Qwen/Qwen3-8B", "http://127.0.0.1:8001/v1", base=fingerprint)
 
-What could go wrong there, and does not:
+Traps of such a server, and what is done about them:
 
-- KV caches are kept by an adapter's name: the same name for new weights may answer with the old ones' (vLLM issues 30931, 42125).
-  Here a name is a version's label, which has the hash of its contents in it, and is never used for anything else.
-- By default log-probabilities are those before temperature and top-p (`raw_logprobs`): not what a reply was drawn from. This is
-  found out at the start; then replies at another temperature or top_p than 1 are refused.
-- A model's generation_config.json may set top_k and the like behind our back: all of that is sent with every request.
-- `/pause` stops everybody, and `/sleep` too: neither is ever called, nor any path that a client could name.
-- A version is unloaded when the requests on it have ended, and never before another one is there.
+- The server caches keys and values by an adapter's name, so new weights under an old name may answer with the old ones (vLLM
+  issues 30931, 42125). Here the name is a version's label, which contains a hash of its contents and is never used again.
+- By default log-probabilities are those before temperature and top-p (`raw_logprobs`), not those that a reply was drawn from.
+  The engine finds this out at the start; then it refuses replies at another temperature or top_p than 1.
+- A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
+- `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
+- A version is unloaded when the requests on it have ended, and not before another one is loaded.
 """
 
 from __future__ import annotations
@@ -30,41 +30,27 @@ from typing import Any
 
 import aiohttp
 
-from ...memory.records import ChatRequest, Piece, Reply, UserError
+from ...memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
+from ...memory.records import ChatRequest, Piece, Reply
 from ..models.api_posts import run_in_background
 
-__all__ = ["AdapterError", "Unavailable", "UnknownVersion", "VllmEngine", "WindowError"]
+__all__ = ["VllmEngine"]
 
 log = logging.getLogger(__name__)
 
 FEATURES = ("tools", "tool_choice", "response_format", "logit_bias", "presence_penalty", "frequency_penalty", "raw")
 NEUTRAL_SAMPLING = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What would change the distribution, set so that it does not."""
+"""Values of options that would change the distribution, at which they do not."""
 PROBES = ("The", "Once upon a time", "1 2", "a")
-"""What the server is asked at the start; the first answer that leaves room for doubt tells its log-probabilities' kind."""
+"""Prompts sent at the start to find out the kind of log-probabilities. The first whose answer is not certain decides."""
 MAX_LINE_BYTES = 1 << 22
 """Longest line of a stream, in bytes."""
 
 
-class Unavailable(UserError):
-    """The server cannot be reached, is overloaded, or broke off; nobody's request is at fault."""
-
-    public = "the model's server does not answer just now; try again"
-    """What clients are told of it: where the server is, and which key it wants, is not for them."""
-
-
-class UnknownVersion(UserError):
-    """A version that is not loaded."""
-
-    public = "the version that was to answer has just been unloaded; try again"
-
-
-class WindowError(UserError, ValueError):
-    """A prompt that is longer than the model's window."""
-
-
-class AdapterError(UserError):
-    """A version that the server, or this engine, will not take."""
+def _unavailable(message: str) -> Unavailable:
+    """The error for a server that cannot be reached, is overloaded or broke off. Clients are not told where it is or which key
+    it wants."""
+    return Unavailable(message, "the model's server does not answer just now; try again")
 
 
 @dataclass
@@ -79,22 +65,22 @@ class _Version:
     num_running: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     unload_task: asyncio.Task[None] | None = None
-    """Its unloading, once, however many ask for it."""
+    """The task that unloads it, one for all callers."""
 
 
 class VllmEngine:
-    """A vLLM server behind `stream`, `load`, `unload`: what `nodes.serving` calls an engine.
+    """A vLLM server as an `Engine` (nodes/learn/chat_turn.py).
 
     Args:
         model: name of the base model, as the server lists it.
-        url: of its API, ending in `/v1`.
-        base: fingerprint of the base model. Versions of another are refused; empty: not known, and not looked at.
-        key: that the server asks for; default: VLLM_API_KEY of the environment.
-        timeout: seconds between two pieces of a reply, and of any other answer.
-        patience: seconds that a version may take to load.
+        url: URL of its API, ending in `/v1`.
+        base: fingerprint of the base model. Versions of another one are refused; empty: it is not known and not checked.
+        key: the server's API key; default: VLLM_API_KEY of the environment.
+        timeout: longest wait for the next piece of a reply, or for another answer, in seconds.
+        load_timeout: longest time that a version may take to load, in seconds.
 
     Raises:
-        UserError: the server is not there, has not the model, or does not return token ids.
+        UserError: the server does not answer, does not have the model, or does not return token ids.
     """
 
     def __init__(
@@ -122,7 +108,7 @@ class VllmEngine:
     # At the start
 
     async def _inspect_server(self) -> tuple[int, bool]:
-        """The window, and whether log-probabilities are those of the distribution sampled from."""
+        """The window in tokens, and whether log-probabilities are those of the distribution that was sampled from."""
         try:
             cards = (await self._json("GET", f"{self._url}/models"))["data"]
             card = next((card for card in cards if card["id"] == self.model), None)
@@ -136,7 +122,7 @@ class VllmEngine:
             await self._sessions.pop(asyncio.get_running_loop()).close()
 
     async def _probe_logprobs_mode(self) -> bool:
-        """Ask the same at two temperatures: raw log-probabilities do not change, processed ones do."""
+        """Whether log-probabilities are processed: at two temperatures they differ, raw ones do not."""
         for text in PROBES:
             found: list[float] = []
             for temperature in (1.0, 2.0):
@@ -166,7 +152,7 @@ class VllmEngine:
         """A reply as it grows, and at last as a whole. Closing the iterator ends the generation on the server, too.
 
         Raises:
-            UnknownVersion: it was not loaded.
+            VersionNotLoaded: the version was not loaded.
             WindowError: the prompt leaves no room in the model's window.
             UserError: what the server refuses, in its words; log-probabilities that would not be those sampled from.
             Unavailable: the server is gone, overloaded, or broke off.
@@ -183,23 +169,23 @@ class VllmEngine:
                         if (piece := growing.take(event)) is not None:
                             yield piece
                     break
-                except _ModelMissing as error:  # the server was started anew since
+                except _ModelMissing as error:  # the server was restarted
                     if growing.has_begun or not again or version not in self._versions:
-                        raise UnknownVersion(f"the server has no version {version or self.model!r}: {error}") from error
+                        raise VersionNotLoaded(f"the server has no version {version or self.model!r}: {error}") from error
                     self._versions[version].is_listed = False
                     await self._load_on_server(self._versions[version])
                 except _WindowExceeded as error:
                     room = await self._reply_room(request, name)
                     if growing.has_begun or not again or room < 1 or room >= body["max_tokens"]:
                         raise WindowError(str(error)) from error
-                    body["max_tokens"] = room  # a reply ends at the window's end
+                    body["max_tokens"] = room  # the reply may fill the rest of the window
                 again -= 1
             yield growing.reply()
 
     def _check(self, request: ChatRequest) -> None:
         sampling = request.sampling
         if self._closed:
-            raise Unavailable("the engine is closed")
+            raise _unavailable("the engine is closed")
         bent = sampling.temperature not in (0, 1) or sampling.top_p != 1 or any(request.more.get(name) for name in FEATURES)
         if bent and not self.has_processed_logprobs:
             raise UserError(
@@ -237,7 +223,7 @@ class VllmEngine:
         return body
 
     async def _reply_room(self, request: ChatRequest, name: str) -> int:
-        """Tokens that a reply to this prompt may have."""
+        """The number of tokens that a reply to this prompt may have."""
         body: dict[str, Any] = {"model": name}
         if request.raw is not None:
             body["prompt"] = request.raw
@@ -253,15 +239,15 @@ class VllmEngine:
     # Versions
 
     def loaded_versions(self) -> tuple[str, ...]:
-        """Labels that can be asked for."""
+        """The labels that requests may name."""
         return tuple(label for label, version in self._versions.items() if version.is_listed and not version.is_leaving)
 
     async def load(self, version: str, folder: Path | str) -> None:
-        """Make the server load a version under its label, beside the others, and see that it is listed. Twice is once. One that is
-        being unloaded is loaded again when that is done.
+        """Make the server load a version under its label, and check that it is listed. A second call does nothing. A version
+        that is being unloaded is loaded again afterwards.
 
         Raises:
-            AdapterError: of another base, or the server refuses it; nothing else has changed.
+            AdapterError: the version is of another base model, or the server refuses it; nothing else has changed.
             Unavailable: the server does not answer, or says that it has loaded the version and does not list it.
         """
         folder = Path(folder)
@@ -300,11 +286,13 @@ class VllmEngine:
             limit = aiohttp.ClientTimeout(total=self._load_timeout)
             try:
                 await self._json("POST", f"{self._url}/load_lora_adapter", body, limit, read=False)
-            except _RequestRefused as error:  # "already loaded": by an engine before us; a label has one content
+            except (
+                _RequestRefused
+            ) as error:  # it may say "already loaded", by an earlier engine: a label always has the same contents
                 if version.label not in await self._fetch_labels():
                     raise AdapterError(f"the server does not load version {version.label}: {error}") from error
             if version.label not in await self._fetch_labels():
-                raise Unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
+                raise _unavailable(f"the server says that it has loaded version {version.label}, and does not list it")
             version.is_listed = True
 
     async def _fetch_labels(self) -> set[str]:
@@ -312,13 +300,13 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _use_version(self, label: str) -> AsyncIterator[str]:
-        """The name to ask for, while nobody unloads it."""
+        """The name of a version on the server. It is not unloaded within the block."""
         if not label:
             yield self.model
             return
         version = self._versions.get(label)
         if version is None or version.is_leaving or not version.is_listed:
-            raise UnknownVersion(f"version {label} is not loaded; there are {list(self.loaded_versions())}")
+            raise VersionNotLoaded(f"version {label} is not loaded; there are {list(self.loaded_versions())}")
         version.num_running += 1
         try:
             yield label
@@ -328,7 +316,7 @@ class VllmEngine:
                 version.idle.set()
 
     async def unload(self, version: str) -> None:
-        """Forget a version once the requests on it are over. New ones are refused from now on; unknown labels are nothing."""
+        """Unload a version when the requests on it have ended. New requests are refused at once; unknown labels are ignored."""
         found = self._versions.get(version)
         if found is None:
             return
@@ -348,7 +336,7 @@ class VllmEngine:
             self._versions.pop(version.label, None)
 
     async def close(self) -> None:
-        """Let go of the connections. Versions stay on the server, for whoever comes next."""
+        """Close the connections. Versions stay on the server, for the next engine."""
         self._closed = True
         for loop, session in list(self._sessions.items()):
             if loop is asyncio.get_running_loop():
@@ -381,9 +369,9 @@ class VllmEngine:
                 _raise_for_status(response.status, content)
                 return json.loads(content) if read else None
         except TimeoutError as error:
-            raise Unavailable(f"{self._url} does not answer in time") from error
+            raise _unavailable(f"{self._url} does not answer in time") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{self._url} cannot be reached: {error}") from error
+            raise _unavailable(f"{self._url} cannot be reached: {error}") from error
 
     async def _events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """The objects of an SSE stream, to its `[DONE]`."""
@@ -403,29 +391,29 @@ class VllmEngine:
                         _raise_for_status(int(event["error"].get("code") or 500), text)
                     yield event
         except TimeoutError as error:
-            raise Unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
+            raise _unavailable(f"{self._url} has stopped answering in the middle of a reply") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{self._url} broke off: {error}") from error
-        raise Unavailable(f"{self._url} broke off in the middle of a reply")
+            raise _unavailable(f"{self._url} broke off: {error}") from error
+        raise _unavailable(f"{self._url} broke off in the middle of a reply")
 
 
 # Answers
 
 
 class _RequestRefused(UserError):
-    """The server says that the request is wrong."""
+    """The server refused the request as wrong."""
 
 
 class _ModelMissing(_RequestRefused):
-    """... that it has no such model."""
+    """The server has no such model."""
 
 
 class _WindowExceeded(_RequestRefused):
-    """... that prompt and reply do not fit its window."""
+    """The prompt and the reply do not fit the server's window."""
 
 
 def _raise_for_status(status: int, content: bytes) -> None:
-    """The server's errors as ours: what is the request's fault stays so, in the server's words; all else is unavailability."""
+    """Raise the server's error: a wrong request in the server's words, anything else as `Unavailable`."""
     if status < 400:
         return
     text = content.decode(errors="replace")
@@ -435,17 +423,17 @@ def _raise_for_status(status: int, content: bytes) -> None:
         text = str(said.get("message", said) if isinstance(said, dict) else said)
     text = text.strip()[:500] or "no text"
     if status in (401, 403):
-        raise Unavailable(f"the vLLM server refuses our key (status {status}); VLLM_API_KEY is where it comes from")
+        raise _unavailable(f"the vLLM server refuses the key (status {status}); set VLLM_API_KEY")
     if status == 404:
         raise _ModelMissing(text)
     if status in (400, 413, 422):
         long = any(phrase in text.lower() for phrase in ("maximum context length", "max_model_len", "max_tokens is too large"))
         raise (_WindowExceeded if long else _RequestRefused)(text)
-    raise Unavailable(f"the vLLM server answers with status {status}: {text}")
+    raise _unavailable(f"the vLLM server answers with status {status}: {text}")
 
 
 class _StreamedReply:
-    """A reply as its events come in."""
+    """A reply that grows with the server's events."""
 
     def __init__(self, version: str, shown: bool) -> None:
         self.version, self.shows_logprobs, self.has_begun = version, shown, False
@@ -458,7 +446,7 @@ class _StreamedReply:
         self.cached = 0
 
     def take(self, event: Mapping[str, Any]) -> Piece | None:
-        """What an event adds, if anybody should see it."""
+        """Add an event; returns the piece to show, if there is one."""
         usage = event.get("usage") or {}
         self.cached = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or self.cached)
         self.prompt = list(event.get("prompt_token_ids") or self.prompt)
@@ -489,9 +477,9 @@ class _StreamedReply:
 
     def reply(self) -> Reply:
         if not self.finish:
-            raise Unavailable("the vLLM server ended a reply without saying why")
+            raise _unavailable("the vLLM server ended a reply without a finish reason")
         exact = len(self.logprobs) == len(self.tokens)
-        if not exact:  # served all the same; the learner says why it cannot use it
+        if not exact:  # the reply is served all the same; the learner cannot use it
             log.warning("a reply of %d tokens has %d log-probabilities", len(self.tokens), len(self.logprobs))
         return Reply(
             self.text,
@@ -506,7 +494,7 @@ class _StreamedReply:
 
 
 def _entries(logprobs: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Log-probabilities in the shape of chats, also where they come in that of completions."""
+    """Log-probabilities in the shape of chat completions, from either that shape or that of text completions."""
     if not logprobs:
         return []
     if "content" in logprobs:

@@ -40,8 +40,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...memory.records import ChatRequest, Correction, Exchange, Measured, Minibatch, Update, UserError
-from ..local.model import LocalChatModel, WindowError, fingerprint
+from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest, Correction, Exchange, Measured, Minibatch, Update
+from ..local.model import LocalChatModel, fingerprint
 from ..models.models import open_model
 from .lora import (
     Example,

@@ -28,8 +28,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...memory.records import Correction, Exchange, Measured, Minibatch, Update, UserError
-from ..local.model import LocalChatModel, WindowError
+from ...memory.errors import UserError, WindowError
+from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
+from ..local.model import LocalChatModel
 from ..models.models import open_model
 from .learner import LoRATrainer, VersionError, scratch_folder
 from .lora import LoRA

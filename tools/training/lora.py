@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 from .losses import LossInputs, Objective, blend, entropy, kl_to, objective_loss, token_logprobs
 
 __all__ = [

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ...memory.records import UserError
+from ...memory.errors import UserError
 
 __all__ = [
     "BatchAdvantages",

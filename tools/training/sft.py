@@ -28,8 +28,8 @@ from typing import Any
 
 from langchain_core.messages import ChatMessage
 
-from ...memory.records import UserError
-from ..local.model import LocalChatModel, WindowError
+from ...memory.errors import UserError, WindowError
+from ..local.model import LocalChatModel
 from .lora import Example, LoRA, attach_lora, make_optimizer, step, write_adapter
 
 __all__ = ["Chat", "DataError", "FineTuningReport", "encode_chat", "learning_rate_factor", "read_chats", "train"]

@@ -15,7 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Rollout, Task, Usage, UserError
+from ....memory.errors import UserError
+from ....memory.records import Rollout, Task, Usage
 from .models import SeedModels
 from .setup import DERIVED_ARMS, Arm, ProblemSplit, TrainingFreeSetup
 
@@ -140,7 +141,7 @@ class SeedWorker(SeedModels):
     ) -> tuple[str, Usage]:
         """The name of the version that is tested, and the usage of learning it."""
         from ....memory.library import Library
-        from ....nodes.act.advantage import seeded_random
+        from ....nodes.act.choose import seeded_random
         from ....nodes.extract.rule_critic import random_lessons, shuffle_lessons
         from ...wiring.learning_run import library_limits
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from ....memory.records import Usage, UserError
+from ....memory.errors import UserError
+from ....memory.records import Usage
 from ...wiring.flags import CommandError
 from .digests import initial_libraries
 from .models import SeedModels

@@ -9,7 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Rollout, Task, Usage, UserError
+from ....memory.errors import UserError
+from ....memory.records import Rollout, Task, Usage
 from .bench import complete_rows, learning_step
 from .models import spending_meter
 from .setup import Arm, TrainingFreeSetup, shared_world

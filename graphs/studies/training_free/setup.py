@@ -16,7 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task
 from ...wiring.flags import CommandError
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from learngraph.graphs.baselines import react, reasoning_bank
 from learngraph.graphs.baselines.reasoning_bank import ReasoningBank, open_lessons
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.errors import UserError
 from learngraph.memory.lessons import Lessons
-from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition, UserError
+from learngraph.memory.records import Candidate, Lesson, Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
@@ -33,8 +34,9 @@ from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
+from learngraph.nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from learngraph.nodes.retrieve.attempts import Layout
-from learngraph.nodes.synthesize.reasoning_bank import AttemptOutcome, AttemptSheet, ReasoningBankPrompt
+from learngraph.nodes.synthesize.reasoning_bank import ReasoningBankPrompt
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 TOY = KeywordKeep(horizon=4)

@@ -18,7 +18,8 @@ from learngraph.graphs.baselines import react, synapse
 from learngraph.graphs.baselines.synapse import Synapse
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Candidate, Precedent, Task, Trajectory, Transition
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import write_jsonl

@@ -28,8 +28,9 @@ from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.parts import MethodInputs
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryVersions
-from learngraph.memory.records import Lesson, Observation, Task, Usage, UserError
+from learngraph.memory.records import Lesson, Observation, Task, Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.memory.storage.checkpoints import serializer
 from learngraph.memory.storage.journal import Journal

@@ -18,7 +18,7 @@ from learngraph.graphs.cli import adamem as adamem_cli
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli.adamem import CounterfactualAgent, FilterOptions, adamem
 from learngraph.graphs.studies import sweep
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
 from learngraph.memory.trajectories import read_bank
 from learngraph.nodes.synthesize import mft

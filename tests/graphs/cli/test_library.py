@@ -9,8 +9,9 @@ import pytest
 from filelock import FileLock
 
 from learngraph.graphs.cli.library import library
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryLimits, LibraryVersions
-from learngraph.memory.records import Edit, UserError
+from learngraph.memory.records import Edit
 
 Say = Callable[..., str]
 

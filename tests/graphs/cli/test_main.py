@@ -22,7 +22,7 @@ from learngraph.graphs.icrl import ICRL
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.studies import sweep
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage.shelf import write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.keyword_keep import KeywordKeep

@@ -25,7 +25,8 @@ from learngraph.graphs.cli import serve as serve_cli
 from learngraph.graphs.cli.serve import LazyLearner, ServeOptions
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
-from learngraph.memory.records import ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatCall, ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling
 
 pytest.importorskip("fastapi")
 
@@ -277,7 +278,7 @@ def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
 
 async def said(service: Service, id: str, seed: int) -> Exchange:
     request = ChatRequest(({"role": "user", "content": "what now?"},), Sampling(max_tokens=6, seed=seed))
-    *_, exchange = [item async for item in service.chat("acme", "default", request, id=id)]
+    *_, exchange = [item async for item in service.chat(ChatCall(id, "acme", request))]
     assert isinstance(exchange, Exchange)
     return exchange
 

@@ -28,8 +28,9 @@ from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.studies.training_free import digests as training_free_digests
 from learngraph.graphs.studies.training_free import setup as training_free_setup
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryVersions
-from learngraph.memory.records import Rollout, Task, UserError
+from learngraph.memory.records import Rollout, Task
 from learngraph.nodes.ask import BadReply
 from learngraph.nodes.extract.rollouts import RolloutTimeout
 from learngraph.tools.agent_tools import interpreter

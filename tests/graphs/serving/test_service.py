@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import tempfile
 import time
 from collections import Counter
@@ -21,10 +22,20 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
-from learngraph.graphs.serving.service import Service, Unavailable, UnknownAdapter, _AdapterState, hash_fraction, steps_of
-from learngraph.memory.claas.adapters import AdapterConflict, AdapterError, UnknownVersion
-from learngraph.memory.claas.replay import FeedbackConflict, Replay, ReplayLimits, UnknownExchange
-from learngraph.memory.records import Exchange, Feedback, UserError
+from learngraph.graphs.serving.service import Service
+from learngraph.graphs.serving.versions import AdapterState, gradient_steps_of, hash_fraction
+from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.errors import (
+    AdapterConflict,
+    AdapterError,
+    FeedbackConflict,
+    Unavailable,
+    UnknownAdapter,
+    UnknownExchange,
+    UnknownVersion,
+    UserError,
+)
+from learngraph.memory.records import ChatCall, Exchange, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
 
 FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
@@ -53,9 +64,20 @@ async def turns(service: Service, n: int, tenant: str = "acme", start: int = 0, 
 
 
 def idle(service: Service) -> bool:
-    trainer = service._trainer
+    trainer = service._learning
     assert trainer is not None
     return trainer.busy is None and not any(turn.due for turn in trainer._turns.values())
+
+
+async def metric(service: Service, name: str, **labels: str) -> float:
+    """The value of one metric."""
+    (value,) = [
+        sample.value
+        for family in await service.metrics()
+        for sample in family.samples
+        if (sample.name, sample.labels) == (name, labels)
+    ]
+    return float(value)
 
 
 async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
@@ -68,7 +90,7 @@ async def test_it_learns_from_feedback_while_it_answers(tmp_path: Path) -> None:
         last = [await urn.say(service, f"say {i}", f"last-{i}") for i in range(40)]
         right = [sum(e.reply.text == "blue" for e in some) / len(some) for some in (first, last)]
         assert right[1] > 0.9 > right[0]
-        assert all(e.step == steps_of(e.reply.version) for e in [*first, *later, *last])
+        assert all(e.step == gradient_steps_of(e.reply.version) for e in [*first, *later, *last])
         made = {version.label for version in service.versions("acme").versions()}
         assert {e.reply.version for e in last} <= made
         log = service.replay.updates("acme", "default", 500)
@@ -84,10 +106,10 @@ async def test_stops_when_there_is_nothing_left_and_does_not_spin(tmp_path: Path
         seen = len(service.learner.seen)
         assert 1 <= seen <= 12 * 8
         assert service.replay.counts("acme").get("ready", 0) < 8
-        assert service._trainer is not None
-        turn = service._trainer._turns["acme", "default"].served
+        assert service._learning is not None
+        turn = service._learning._turns["acme", "default"].served
         await asyncio.sleep(0.2)
-        assert service._trainer._turns["acme", "default"].served == turn
+        assert service._learning._turns["acme", "default"].served == turn
 
 
 async def test_a_chat_costs_little(tmp_path: Path) -> None:
@@ -107,7 +129,7 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
         service.engine.pause = 0.01
         before = len(asyncio.all_tasks())
         for i in range(5):
-            stream = service.chat("acme", "default", urn.request("hello"), id=f"gone-{i}")
+            stream = service.chat(ChatCall(f"gone-{i}", "acme", urn.request("hello")))
             async for _ in stream:
                 break
             await stream.aclose()
@@ -125,7 +147,8 @@ async def test_a_client_that_goes_away_leaves_nothing_behind(tmp_path: Path) -> 
 
 async def test_what_is_yielded_last_is_kept_already(tmp_path: Path) -> None:
     async with serving(tmp_path, learns=False) as service:
-        async for item in service.chat("acme", "default", urn.request("x"), id="one", family="f", scenario="s", turn=2):
+        call = ChatCall("one", "acme", urn.request("x"), family="f", scenario="s", turn=2)
+        async for item in service.chat(call):
             if isinstance(item, Exchange):
                 row = service.replay.get("acme", "one")
                 assert row is not None
@@ -145,7 +168,7 @@ async def test_feedback_counts_once(tmp_path: Path) -> None:
         assert (first.job, first.is_repeat, again.job, again.is_repeat) == (again.job, False, first.job, True)
         other = await service.feedback("acme", "one", Feedback(-1.0, "on second thoughts"))
         assert other.job != first.job
-        assert service._scope("acme", "default").by_version() == {exchange.reply.version: [-1.0]}
+        assert service._live.state("acme", "default").rewards_by_version() == {exchange.reply.version: [-1.0]}
         job = await service.job("acme", other.job)
         assert job is not None
         assert (job["kind"], job["response_id"], job["state"]) == ("feedback", "one", "ready")
@@ -154,8 +177,7 @@ async def test_feedback_counts_once(tmp_path: Path) -> None:
             with pytest.raises(UnknownExchange) as caught:
                 await service.feedback("rival", foreign, Feedback(1.0))
             assert "acme" not in str(caught.value)
-        metrics = (await service.metrics())["counters"]
-        assert metrics["learngraph_feedbacks_total"] == [[{}, 2.0]]
+        assert await metric(service, "learngraph_feedbacks_total") == 2
 
 
 def rounds(loop: Any) -> list[int]:
@@ -189,13 +211,13 @@ async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: P
 async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path, replace(FREE, watch=4), learns=False) as service:
         looks = []
-        by_version = _AdapterState.by_version
-        monkeypatch.setattr(_AdapterState, "by_version", lambda scope: looks.append(1) or by_version(scope))
+        by_version = AdapterState.rewards_by_version
+        monkeypatch.setattr(AdapterState, "rewards_by_version", lambda scope: looks.append(1) or by_version(scope))
         exchanges = [await urn.say(service, "x", f"b-{i}") for i in range(40)]
         await asyncio.gather(*(urn.like(service, exchange) for exchange in exchanges))
-        await urn.until(lambda: not service._tasks)
+        await urn.until(lambda: not service._live.tasks)
         assert 1 <= len(looks) <= 40
-        assert len(by_version(service._scope("acme", "default"))[""]) == 40
+        assert len(by_version(service._live.state("acme", "default"))[""]) == 40
 
 
 async def test_closing_waits_for_no_engine_that_is_in_the_middle_of_something(tmp_path: Path) -> None:
@@ -268,7 +290,7 @@ async def test_live_feedback_that_falls_brings_a_version_back_where_versions_com
         while not backs:
             await turns(service, 1, start=i)
             i += 1
-            await urn.until(lambda: idle(service) and not service._tasks)
+            await urn.until(lambda: idle(service) and not service._live.tasks)
             backs = [line for line in service.versions("acme").log() if line.get("back")]
             assert i < 100
         assert "live feedback fell from" in backs[0]["why"]
@@ -286,15 +308,15 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
         used = next(f"chat-{i}" for i in range(8) if service.replay.uses("acme", f"chat-{i}"))
         assert canary in (await service.forget("acme", used))["tainted"]
         await turns(service, 1, start=8)
-        await urn.until(lambda: not service._tasks and service.versions("acme").version(canary).state == "dropped")
-        assert service._scope("acme", "default").live == ""
+        await urn.until(lambda: not service._live.tasks and service.versions("acme").version(canary).state == "dropped")
+        assert service._live.state("acme", "default").live == ""
 
 
 async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path: Path) -> None:
     async with serving(tmp_path, replace(FREE, watch=8, recent=16, gate=False, reuse=1, keep=100)) as service:
         await turns(service, 64)
         await urn.until(lambda: idle(service))
-        scope, good = service._scope("acme", "default"), service.versions("acme").current
+        scope, good = service._live.state("acme", "default"), service.versions("acme").current
         assert good
         # From here on it says "green"; there is no gate.
         service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
@@ -302,14 +324,14 @@ async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path:
         while not backs:
             await turns(service, 1, start=i)
             i += 1
-            await urn.until(lambda: idle(service) and not service._tasks)
+            await urn.until(lambda: idle(service) and not service._live.tasks)
             backs = [line for line in service.versions("acme").log() if line.get("back")]
             assert i < 120
         assert "live feedback fell from" in backs[0]["why"]
         assert i - 64 <= 8 + 8 + 4  # feedback that makes the bad version, that shows it, and a little more
         for more in range(i, i + 30):  # the first return may be to a bad one still
             await turns(service, 1, start=more)
-            await urn.until(lambda: idle(service) and not service._tasks)
+            await urn.until(lambda: idle(service) and not service._live.tasks)
         assert service.learner.logits(scope.live)[2] > 1
         assert scope.live in lineage_of(service, service.replay.head("acme", "default"))
 
@@ -352,15 +374,15 @@ async def test_gates_every_n_steps(tmp_path: Path) -> None:
         await urn.until(lambda: idle(service))
         lives = [line["label"] for line in service.versions("acme").log() if line["state"] == "live"]
         assert lives
-        assert all(steps_of(label) % 3 == 0 for label in lives)
+        assert all(gradient_steps_of(label) % 3 == 0 for label in lives)
         assert {v.state for v in service.versions("acme").versions()} <= {"candidate", "live", "retired"}
 
 
 async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Path) -> None:
     async with serving(tmp_path, replace(FREE, watch=6, canary=0.4)) as service:
         await turns(service, 12)
-        await urn.until(lambda: bool(service._scope("acme", "default").canary))
-        canary = service._scope("acme", "default").canary
+        await urn.until(lambda: bool(service._live.state("acme", "default").canary))
+        canary = service._live.state("acme", "default").canary
         found = [await urn.say(service, "x", f"share-{i}") for i in range(300)]
         assert all((e.reply.version == canary) == (hash_fraction(e.id) < 0.4) for e in found)
         assert 0.3 < sum(e.reply.version == canary for e in found) / 300 < 0.5
@@ -376,8 +398,8 @@ async def test_a_bad_canary_is_dropped(tmp_path: Path) -> None:
     async with serving(tmp_path, replace(FREE, watch=6, canary=0.5, gate=False), rate=60.0) as service:
         service.learner.flip = -1.0
         await turns(service, 12)
-        await urn.until(lambda: bool(service._scope("acme", "default").canary))
-        scope = service._scope("acme", "default")
+        await urn.until(lambda: bool(service._live.state("acme", "default").canary))
+        scope = service._live.state("acme", "default")
         canary = scope.canary
         for i in range(300):
             e = await urn.say(service, f"{i}", f"share-{i}")
@@ -395,8 +417,7 @@ async def test_a_poisoned_batch_is_let_go(tmp_path: Path) -> None:
             e = await urn.say(service, f"{i}", f"p-{i}")
             await urn.like(service, e, text="poison" if i == 5 else "")
         await urn.until(lambda: idle(service))
-        counters = (await service.metrics())["counters"]
-        assert counters["learngraph_skipped_total"][0][1] > 0
+        assert await metric(service, "learngraph_skipped_total") > 0
         await turns(service, 60, start=100)
         await urn.until(lambda: idle(service))
         assert service.replay.step("acme", "default") > 0
@@ -416,7 +437,7 @@ async def test_failures_of_the_machine_pause_and_lose_nothing(tmp_path: Path, mo
         await urn.until(lambda: bool(service.versions("acme").current))
         await urn.until(lambda: idle(service))
         assert service.learner.seen[0][0] == "acme/default/1"
-        assert (await service.metrics())["counters"]["learngraph_learner_errors_total"] == [[{}, 4.0]]
+        assert await metric(service, "learngraph_learner_errors_total") == 4
         assert (await service.status("acme"))["scopes"][0]["paused"] == ""
 
 
@@ -424,7 +445,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.learner.fails = [RuntimeError("no room on the card")] * 3
         await turns(service, 10)
-        await urn.until(lambda: bool(service._trainer.pause_reason("acme", "default")))
+        await urn.until(lambda: bool(service._learning.pause_reason("acme", "default")))
         status = await service.status("acme")
         assert "no room on the card" in status["scopes"][0]["paused"]
         other = await service.status("rival")
@@ -521,10 +542,10 @@ async def test_goes_on_where_it_was_after_a_restart(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         await turns(service, 20)
         await urn.until(lambda: idle(service))
-        live, rewards = service.versions("acme").current, service._scope("acme", "default").by_version()
+        live, rewards = service.versions("acme").current, service._live.state("acme", "default").rewards_by_version()
     async with serving(tmp_path) as service:
         assert service.engine.loaded_versions() == (live,)
-        assert service._scope("acme", "default").by_version() == rewards
+        assert service._live.state("acme", "default").rewards_by_version() == rewards
         assert (await urn.say(service, "x", "again")).reply.version == live
     with pytest.raises(Unavailable):
         await urn.say(service, "x", "closed")
@@ -538,7 +559,7 @@ async def test_a_damaged_version_is_withdrawn(tmp_path: Path) -> None:
         folder = service.versions("acme").folder(live)
     (folder / "policy.json").write_text("[9, 9, 9, 9]")
     async with serving(tmp_path) as service:
-        assert service._scope("acme", "default").live == back
+        assert service._live.state("acme", "default").live == back
         assert (await urn.say(service, "x", "again")).reply.version == back
         assert "cannot be loaded" in service.versions("acme").log()[-1]["why"]
 
@@ -551,7 +572,7 @@ async def test_an_adapter_of_another_base_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(urn.UrnEngine, "base", "urn-2")
     monkeypatch.setattr(urn.UrnLearner, "base", "urn-2")
     async with serving(tmp_path) as service:
-        assert service._scope("acme", "default").live == ""
+        assert service._live.state("acme", "default").live == ""
         assert (await urn.say(service, "x", "again")).reply.version == ""
 
 
@@ -580,8 +601,7 @@ async def test_chats_go_on_while_versions_change(tmp_path: Path) -> None:
         await urn.until(lambda: len(labels) > 5)
         stop.set()
         await asyncio.gather(*talkers)
-        counters = (await service.metrics())["counters"]
-        assert "learngraph_unfinished_total" not in counters
+        assert await metric(service, "learngraph_unfinished_total") == 0
 
 
 @settings(max_examples=4)
@@ -624,20 +644,23 @@ def test_a_conflict_is_said(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-async def test_metrics_are_plain_numbers(tmp_path: Path) -> None:
+async def test_metrics_count_what_happened(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
+        loss = await metric(service, "learngraph_loss")
         await turns(service, 10)
         await urn.until(lambda: idle(service))
-        told = await service.metrics()
-        json.dumps(told)
-        names = {name for kind in ("counters", "gauges", "histograms") for name in told[kind]}
-        assert names <= set(told["help"])
-        assert all(name.startswith("learngraph_") for name in names)
-        _, histogram = told["histograms"]["learngraph_ttft_seconds"][0]
-        assert histogram["count"] == 10
-        counts = [n for _, n in histogram["buckets"]]
+        families = await service.metrics()
+        assert all(family.name.startswith("learngraph_") and family.documentation.endswith(".") for family in families)
+        assert await metric(service, "learngraph_requests_total") == 10
+        assert await metric(service, "learngraph_ttft_seconds_count") == 10
+        (durations,) = [family for family in families if family.name == "learngraph_ttft_seconds"]
+        counts = [sample.value for sample in durations.samples if sample.name.endswith("_bucket")]
         assert counts == sorted(counts)
-        assert told["counters"]["learngraph_requests_total"] == [[{}, 10.0]]
+        assert len(counts) == 17
+        assert await metric(service, "learngraph_replay_records", state="consumed") > 0
+        assert await metric(service, "learngraph_gate_total", check="kl", result="passed") > 0
+        assert math.isnan(loss)  # before the first step
+        assert not math.isnan(await metric(service, "learngraph_loss"))
         status = await service.status("acme")
         assert status["scopes"][0]["updates"][-1]["outcome"] == "live"
         assert status["scopes"][0]["updates"][0]["step"] == 1
@@ -688,7 +711,7 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
         await service.create("acme", "tmp")
         await urn.say(service, "hello", "kept", adapter="tmp")
         await service.create("acme", "busy")
-        trainer = service._trainer
+        trainer = service._learning
         assert trainer is not None
         trainer.busy = ("acme", "busy")
         with pytest.raises(Unavailable, match="at work"):
@@ -718,7 +741,7 @@ async def test_what_answers_is_not_deleted_and_what_is_deleted_stays_so(tmp_path
 
 async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
-        trainer = service._trainer
+        trainer = service._learning
         assert trainer is not None
         trainer._turns["bob", "secret"] = _Turn(due=False, failures=5, error="corrupt: /srv/bob/secret/states.jsonl")
         trainer.busy = ("bob", "secret")

@@ -19,7 +19,7 @@ from learngraph.graphs.cli import main as cli
 from learngraph.graphs.studies import calibration, sweep
 from learngraph.graphs.studies.benchmark import interval, mean
 from learngraph.graphs.studies.calibration import RatedAttempt, auroc, calibrate, isotonic, reward_bins, spearman
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.nodes.evaluate.judge import NO_REWARDS_REASON
 
 few = st.integers(0, 4).map(float)

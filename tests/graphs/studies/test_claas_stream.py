@@ -9,7 +9,7 @@ import pytest
 
 from learngraph.graphs.studies import claas_stream as claas_study
 from learngraph.graphs.studies.claas_stream import claas
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 
 SMALL = "study --scenarios-per-split 2 --steps-per-scenario 1 --shuffles 1 --seeds 1 --workers 1 --batch-size 4"
 

@@ -17,7 +17,7 @@ from learngraph.graphs.studies.continual import (
     matrix_table,
     table,
 )
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 
 P = ((0.2, 0.3, 0.4), (0.6, 0.5, 0.5), (0.7, 0.8, 0.6), (0.4, 0.9, 0.8))
 """Untrained, and after splits 1, 2 and 3."""

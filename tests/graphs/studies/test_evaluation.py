@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.studies import evaluation
 from learngraph.graphs.studies.evaluation import LearningStep, Outcome
-from learngraph.memory.records import Rollout, Task, Usage, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Rollout, Task, Usage
 
 
 def rollout(task: str, number: int, reward: float | None, error: str = "", **more: object) -> Rollout:

@@ -12,7 +12,7 @@ from learngraph.graphs.cli import main as cli
 from learngraph.graphs.jitrl import JitRL
 from learngraph.graphs.methods import METHODS
 from learngraph.graphs.wiring import flow, picture, run
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 
 PICTURES = Path(__file__).parents[2] / "pictures"
 MODES = {f"adamem-{mode}": f"adamem:{mode}" for mode in adamem.MODES}

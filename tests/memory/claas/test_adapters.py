@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.claas.adapters import (
-    AdapterConflict,
-    AdapterError,
-    Adapters,
-    AdapterVersion,
-    UnknownVersion,
-    list_adapters,
-    split_label,
-)
+from learngraph.memory.claas.adapters import Adapters, AdapterVersion, list_adapters, split_label
+from learngraph.memory.errors import AdapterConflict, AdapterError, UnknownVersion
 
 FILES = ("adapter_config.json", "adapter_model.safetensors", "optimizer.safetensors", "teacher.safetensors", "learner.json")
 

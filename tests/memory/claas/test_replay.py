@@ -20,17 +20,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.claas.replay import (
-    ExpiredExchange,
-    FeedbackConflict,
-    Replay,
-    ReplayError,
-    ReplayFull,
-    ReplayLimits,
-    UnknownExchange,
-    stratified_sample,
-)
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
+from learngraph.memory.claas.replay import Replay, ReplayLimits, stratified_sample
+from learngraph.memory.errors import ExpiredExchange, FeedbackConflict, ReplayError, ReplayFull, UnknownExchange, UserError
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 
 GOOD, BAD = Feedback(reward=1.0), Feedback(reward=-1.0, text="too long")
 ALL = ReplayLimits(held_out=0.0)

@@ -25,8 +25,9 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.claas.adapters import AdapterError, Adapters, split_label
-from learngraph.memory.claas.replay import Replay, ReplayLimits, UnknownExchange
+from learngraph.memory.claas.adapters import Adapters, split_label
+from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.errors import AdapterError, UnknownExchange
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply
 
 SHIM = r"""

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.embeddings import Embeddings
 
-from learngraph.memory.records import Precedent, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search import vectors
 from learngraph.memory.search.vectors import BadVectors, CosineSimilarity, SentenceEncoder
 from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key
@@ -338,7 +339,7 @@ def test_what_an_encoder_must_not_return(returned: Any, said: str) -> None:
 def test_bad_settings_are_refused_in_words():
     with pytest.raises(BadVectors, match="vectors of 0 numbers: dims is at least 1"):
         CosineSimilarity(Counts(), dims=0)
-    with pytest.raises(BadMemory, match=r"a floor of -1\.5: similarities are between -1 and 1"):
+    with pytest.raises(BadMemory, match=r"a least similarity of -1\.5: similarities are between -1 and 1"):
         Trajectories(similarity=CosineSimilarity(Counts())).search("door", 1, min_similarity=-1.5)
 
 

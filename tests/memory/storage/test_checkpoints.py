@@ -19,7 +19,8 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from learngraph.memory.records import RECORDS, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import RECORDS, Task
 from learngraph.memory.storage.checkpoints import open_checkpoints, open_checkpoints_async, serializer
 
 THREAD: Any = {"configurable": {"thread_id": "1"}}

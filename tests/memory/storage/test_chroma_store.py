@@ -23,7 +23,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 from langgraph.store.base import GetOp, PutOp, SearchOp
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.memory.storage import chroma_store
 from learngraph.memory.storage.chroma_store import ChromaStore
 

@@ -16,7 +16,8 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.store.sqlite import SqliteStore
 
-from learngraph.memory.records import Experience, Task, Trajectory, Transition, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Experience, Task, Trajectory, Transition
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.shelf import BadRecord, RecordStore, from_json, to_json
 

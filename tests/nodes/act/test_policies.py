@@ -11,12 +11,12 @@ from langchain_core.messages import AIMessage
 
 from learngraph.memory.records import Candidate, Observation, Task, Transition
 from learngraph.memory.storage.journal import Journal
+from learngraph.nodes.act.choose import log_softmax
 from learngraph.nodes.act.policies import (
     LocalPolicy,
     PolicyError,
     RecentStepsPrompt,
     UniformPolicy,
-    log_softmax,
     logprobs_policy,
     verbalized_policy,
 )

@@ -22,7 +22,8 @@ from learngraph.graphs.baselines import best_of_n
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
-from learngraph.memory.records import Task, Transition, Usage, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Task, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.ask import Ask, text

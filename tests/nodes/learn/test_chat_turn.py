@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from learngraph.memory.records import ChatRequest, Feedback, Piece, Reply, Sampling, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Feedback, Piece, Reply, Sampling
 from learngraph.nodes.learn.chat_turn import Respond, chat_request, make_exchange, read_feedback, scope
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply, Sampling, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply, Sampling
 from learngraph.nodes.learn.gate import (
     DROP_STANDARD_ERRORS,
     GateThresholds,

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.shelf import from_json, to_json
 from learngraph.nodes.synthesize import mft
 from learngraph.nodes.synthesize.mft import MftError, Pair, PromptMessage
@@ -142,8 +143,8 @@ def test_the_outcome_arm_is_drawn_by_the_seed_and_evenly() -> None:
     assert mft.sample_pairs(made, 99) == made
 
 
-def test_without_a_bound_nobody_knows_what_a_success_is() -> None:
-    with pytest.raises(MftError, match=r"task keep-train-0 is solved; say it with --success"):
+def test_without_a_threshold_success_is_an_error() -> None:
+    with pytest.raises(MftError, match=r"task keep-train-0 is solved is unknown; give it with --success"):
         mft.step_set([replace(PAIR, solved=None)])
     assert mft.step_set([replace(PAIR, solved=None)], 9.5)
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryVersions
-from learngraph.memory.records import Lesson, Probe, Task, UserError
+from learngraph.memory.records import Lesson, Probe, Task
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.retrieve.lessons import SameLessonsShown
 from learngraph.nodes.update import accept_test as trial

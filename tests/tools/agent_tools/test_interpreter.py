@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import interpreter as module
 from learngraph.tools.agent_tools.interpreter import Cell, Interpreter, InterpreterError, Toolbox, python_tool
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.agent_tools import search as module
 from learngraph.tools.agent_tools.search import SearchError, search_tool, web_search_tool
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.tools.environments.alfworld import SPLITS, TASK_TYPES, AlfWorld
 from learngraph.tools.environments.catalogue import open_environment

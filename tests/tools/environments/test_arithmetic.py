@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import arithmetic
 from learngraph.tools.environments.arithmetic import DEMONSTRATIONS, Game24, demonstration, reachable, refusal
 from learngraph.tools.environments.tree_of_thoughts import tree_of_thoughts_file

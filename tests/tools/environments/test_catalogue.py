@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments.catalogue import ENVIRONMENTS, open_environment
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress

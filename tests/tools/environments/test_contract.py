@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.alfworld import AlfWorld
 from learngraph.tools.environments.arithmetic import Game24
 from learngraph.tools.environments.jericho import Jericho

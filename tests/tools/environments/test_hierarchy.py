@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments import hierarchy
 from learngraph.tools.environments.hierarchy import (
     CODES,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments.jericho import Jericho, find_valid_actions
 
 BESIDE = Path(__file__).parents[4] / "shared" / "data" / "jericho"

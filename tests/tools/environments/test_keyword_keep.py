@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments.keyword_keep import ANSWERS, MOVES, KeywordKeep, PosteriorExpert, domain
 
 KNOWN_PLACES = ("door red", "door silver", "door violet", "gate giant", "gate monk", "fork snake", "fork oak", "chest gem")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.records import Observation, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation
 from learngraph.tools.environments import passages
 from learngraph.tools.environments.passages import HELP, Passages, exact_match, f1, normalise_answer
 from learngraph.tools.environments.support.ranking import Ranking, words

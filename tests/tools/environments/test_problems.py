@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments import exercises
 from learngraph.tools.environments.problems import Problems, final_answer
 from learngraph.tools.environments.support.verifying import Unverified, Workers

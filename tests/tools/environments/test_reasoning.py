@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.environments import reasoning
 from learngraph.tools.environments.reasoning import UNUSABLE_GENERATORS, Reasoning, written_answer
 from learngraph.tools.environments.support.verifying import Workers

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.science_world import OFFICIAL_STEP_LIMITS, Grounding, ScienceWorld, _state
 from learngraph.tools.environments.support.java import Java

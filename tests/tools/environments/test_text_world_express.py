@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from learngraph.memory.records import Observation, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation
 from learngraph.tools.environments.text_world_express import TextWorldExpress
 
 pytestmark = pytest.mark.skipif(

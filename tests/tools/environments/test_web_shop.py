@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments import web_shop
 from learngraph.tools.environments.support.shop_server import ShopServer
 from learngraph.tools.environments.web_shop import (

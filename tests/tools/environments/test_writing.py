@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.records import Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Task
 from learngraph.tools.environments import writing
 from learngraph.tools.environments.tree_of_thoughts import tree_of_thoughts_file
 from learngraph.tools.environments.writing import Writing, check_endings

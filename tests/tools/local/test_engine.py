@@ -14,9 +14,10 @@ import pytest
 import torch
 from langchain_core.messages import HumanMessage
 
-from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from learngraph.tools.local.engine import AdapterError, EngineFailed, LocalEngine, Unavailable, UnknownVersion
-from learngraph.tools.local.model import LocalChatModel, WindowError, fingerprint
+from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
+from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
+from learngraph.tools.local.engine import LocalEngine
+from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.local.replies import StreamingDecoder, read_calls
 from learngraph.tools.models.models import POCKET
 
@@ -144,10 +145,10 @@ async def test_what_the_model_fails_at_is_no_fault_of_the_request(engine: LocalE
     monkeypatch.setattr(engine, "_passes", full)
     with pytest.raises(EngineFailed, match="out of memory") as caught:
         await reply(engine, ask("hi"))
-    assert "memory" not in caught.value.public
-    with pytest.raises(UnknownVersion) as unknown:
+    assert "memory" not in caught.value.public_message
+    with pytest.raises(VersionNotLoaded) as unknown:
         await reply(engine, ask("hi"), "rival/default@000001-aaaaaaaaaaaa")
-    assert "rival" not in unknown.value.public
+    assert "rival" not in unknown.value.public_message
 
 
 async def test_a_reply_does_not_depend_on_what_runs_beside_it(tiny: str, adapters: list[Path]) -> None:
@@ -334,7 +335,7 @@ async def test_versions_that_lost_their_slot_come_back(engine: LocalEngine, adap
     await engine.load("v1", adapters[1])
     with pytest.raises(UserError, match="another folder"):
         await engine.load("v1", adapters[2])
-    with pytest.raises(UnknownVersion, match="v9"):
+    with pytest.raises(VersionNotLoaded, match="v9"):
         await reply(engine, ask("hello"), "v9")
 
 
@@ -346,7 +347,7 @@ async def test_unloading_waits_for_those_who_began(tiny: str, engine: LocalEngin
     await asyncio.sleep(0.01)
     assert not leaving.done()
     assert engine.loaded_versions() == ()
-    with pytest.raises(UnknownVersion):
+    with pytest.raises(VersionNotLoaded):
         await reply(engine, ask("hello"), "v0")
     back = asyncio.create_task(engine.load("v0", adapters[1]))  # another one, when this one has gone
     _, said, _ = await rest(stream)
@@ -619,7 +620,7 @@ async def test_clients_and_versions_come_and_go(tiny: str, adapters: list[Path],
                     break
                 if rng.random() < 0.05:
                     await asyncio.sleep(0.02)
-        except UnknownVersion:
+        except VersionNotLoaded:
             pass
         finally:
             await stream.aclose()

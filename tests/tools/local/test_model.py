@@ -10,8 +10,8 @@ import torch
 import transformers
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from learngraph.memory.records import UserError
-from learngraph.tools.local.model import LocalChatModel, ModelUsage, WindowError, fingerprint
+from learngraph.memory.errors import UserError, WindowError
+from learngraph.tools.local.model import LocalChatModel, ModelUsage, fingerprint
 
 VERBS = ["go", "take", "open", "look at", "eat"]
 NOUNS = ["north", "the lamp", "the door", "", "the map", "naïve café"]
@@ -401,7 +401,7 @@ def test_a_fingerprint_ignores_changes_of_lora(tiny: str) -> None:
     pytest.importorskip("peft")
     model = LocalChatModel(model=tiny)
     base = fingerprint(LocalChatModel(model=tiny))
-    lora.adapt(model.network, lora.LoRA(rank=2))
+    lora.attach_lora(model.network, lora.LoRA(rank=2))
     assert fingerprint(model) == base
 
 

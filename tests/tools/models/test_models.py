@@ -12,7 +12,7 @@ import pytest
 from langchain_core.messages import HumanMessage
 from pydantic import BaseModel
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models import models
 from learngraph.tools.models.models import MODELS, open_model

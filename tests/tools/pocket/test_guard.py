@@ -10,7 +10,7 @@ import pytest
 import torch
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.environments import hierarchy
 from learngraph.tools.local.model import LocalChatModel

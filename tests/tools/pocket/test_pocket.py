@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from langchain_core.messages import HumanMessage
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.keyword_keep import ANSWERS, KEYS, MOVES, KeywordKeep, domain
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.pocket import evaluate, lessons, strategies, transcripts

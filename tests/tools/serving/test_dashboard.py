@@ -20,7 +20,8 @@ import browser
 import chat_backend
 
 from learngraph.tools.serving import dashboard
-from learngraph.tools.serving.dashboard import Sessions, ages, ago, chart, curves, finite_number
+from learngraph.tools.serving.dashboard import Sessions
+from learngraph.tools.serving.dashboard_rows import ages, ago, chart, curves, finite_number
 
 FakeBackend, serving, two = chat_backend.FakeBackend, chat_backend.serving, chat_backend.two
 HOSTILE = "</p><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\x00\ud800{{ 7*7 }}"

@@ -8,6 +8,8 @@ from typing import Any
 import chat_backend
 import pytest
 
+from learngraph.memory.errors import WindowError
+
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
 import openai
@@ -32,7 +34,7 @@ def say(request: Any) -> Any:
     if request.response_format is not None:
         return '{"mood": "good"}'
     if request.messages and request.messages[-1]["content"] == "too long":
-        raise chat_backend.WindowError("600 tokens, the window has 512")
+        raise WindowError("600 tokens, the window has 512")
     if request.messages and request.messages[-1]["content"] == "break":
         raise RuntimeError("secret")
     said: str = chat_backend.hello(request)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.serving.tenants import RateLimitExceeded, Tenant, TenantLimits, Tenants, read_tenants
 
 DIGEST = "sha256:2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"

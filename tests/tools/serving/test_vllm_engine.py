@@ -14,8 +14,9 @@ import aiohttp
 import pytest
 import vllm_server
 
-from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling, UserError
-from learngraph.tools.serving.vllm_engine import AdapterError, Unavailable, UnknownVersion, VllmEngine, WindowError
+from learngraph.memory.errors import AdapterError, Unavailable, UserError, VersionNotLoaded, WindowError
+from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
+from learngraph.tools.serving.vllm_engine import VllmEngine
 
 ONE, TWO = "acme/default@000001-aaaaaaaaaaaa", "acme/default@000002-bbbbbbbbbbbb"
 
@@ -195,7 +196,7 @@ async def test_each_version_has_a_name_of_its_own_and_answers_with_its_own_weigh
     assert engine.loaded_versions() == (ONE, TWO)
     await engine.unload(ONE)
     assert engine.loaded_versions() == (TWO,)
-    with pytest.raises(UnknownVersion, match="is not loaded"):
+    with pytest.raises(VersionNotLoaded, match="is not loaded"):
         await heard(engine, asked(), ONE)
     assert made_by((await heard(engine, asked(), TWO))[1], "where to now", contents(folders[TWO]))
     assert server.paths.count("/v1/load_lora_adapter") == 2
@@ -236,7 +237,7 @@ async def test_a_load_that_the_server_only_says_it_did_is_found_out(
     server.lists = False
     with pytest.raises(Unavailable, match="does not list it") as caught:  # another replica of it, perhaps
         await engine.load(ONE, folders[ONE])
-    assert server.url not in caught.value.public
+    assert server.url not in caught.value.public_message
     assert engine.loaded_versions() == ()
 
 
@@ -245,7 +246,7 @@ async def test_a_slow_load_holds_nobody_up(engine: VllmEngine, server: Any, fold
     server.loads.clear()
     loading = asyncio.create_task(engine.load(TWO, folders[TWO]))
     await asyncio.sleep(0.05)
-    with pytest.raises(UnknownVersion):  # not before it is there
+    with pytest.raises(VersionNotLoaded):  # not before it is there
         await heard(engine, asked(), TWO)
     await heard(engine, asked(), ONE)
     assert not loading.done()
@@ -274,7 +275,7 @@ async def test_unload_waits_for_what_runs_and_does_not_mind_a_404(
     unloading = asyncio.create_task(engine.unload(ONE))
     await asyncio.sleep(0.05)
     assert "/v1/unload_lora_adapter" not in server.paths
-    with pytest.raises(UnknownVersion):  # no new ones
+    with pytest.raises(VersionNotLoaded):  # no new ones
         await heard(engine, asked(), ONE)
     again = asyncio.create_task(engine.load(ONE, folders[ONE]))  # wanted again meanwhile: that waits, too
     await asyncio.sleep(0.05)

@@ -20,7 +20,7 @@ from learngraph.graphs.claas import CLaaS, pick_fields
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay, ReplayLimits
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
+from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
@@ -186,7 +186,7 @@ async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalCh
     ]
     async with service:
         for n, request in enumerate(requests):
-            *_, last = [item async for item in service.chat("acme", "default", request, id=f"c{n}")]
+            *_, last = [item async for item in service.chat(ChatCall(f"c{n}", "acme", request))]
             assert isinstance(last, Exchange)
             assert not any(message["role"] == "system" for message in last.request.messages)
             receipt = await service.feedback("acme", f"c{n}", Feedback(1.0 if n % 2 else -1.0, "take the lamp"))
@@ -198,6 +198,6 @@ async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalCh
         assert service.versions("acme").current == version
         (update,) = replay.updates("acme", "default")
         assert update["kept"] >= 3
-        *_, after = [item async for item in service.chat("acme", "default", asked, id="after")]
+        *_, after = [item async for item in service.chat(ChatCall("after", "acme", asked))]
         assert isinstance(after, Exchange)
         assert after.reply.version == version

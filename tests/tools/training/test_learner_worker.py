@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.learner import InProcessLearner, VersionError

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from learngraph.memory.records import UserError
+from learngraph.memory.errors import UserError
 from learngraph.tools.training import losses
 from learngraph.tools.training.losses import LossInputs, Objective, RewardMoments
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....memory.records import UserError
+from ....memory.errors import UserError
 
 __all__ = ["GameServer", "Java"]
 

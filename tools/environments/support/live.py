@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ....memory.records import Observation, Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Observation, Task
 
 __all__ = ["LiveGame", "LiveGames"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from ....memory.records import UserError
+from ....memory.errors import UserError
 
 __all__ = ["Ranking", "words"]
 

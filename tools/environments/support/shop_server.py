@@ -31,7 +31,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs
 
-from ....memory.records import Task, UserError
+from ....memory.errors import UserError
+from ....memory.records import Task
 from ..web_shop import PageElement, WebShop
 
 __all__ = ["ShopServer", "main"]

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from learngraph.memory.records import Observation, Task, UserError
+from learngraph.memory.errors import UserError
+from learngraph.memory.records import Observation, Task
 from learngraph.tools.environments.support.live import LiveGames
 
 TASK = Task("count-0", "count", 0)

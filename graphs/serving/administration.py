@@ -1,0 +1,333 @@
+"""What a tenant does besides chatting: look at exchanges, delete them, train, and manage adapters and their versions.
+
+All rows are plain data, as the HTTP API returns them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...memory.claas.replay import Replay, ReplayRow
+from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter
+from ...nodes.learn.chat_turn import Engine
+from .learning_task import LearningTask
+from .metrics import ServiceMetrics
+from .versions import AdapterState, LiveVersions
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+__all__ = ["Administration"]
+
+RECORD_STATES = ("pending", "ready", "held", "leased", "consumed", "rejected")
+
+
+class Administration:
+    """The part of a service that tenants manage their records and adapters with.
+
+    Args:
+        model: the model's public name.
+        engine: answers.
+        replay: the buffer of all tenants.
+        live: the versions that answer.
+        learning: the task that learns; None: nothing learns.
+        metrics: of the service.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        engine: Engine,
+        replay: Replay,
+        live: LiveVersions,
+        learning: LearningTask | None,
+        metrics: ServiceMetrics,
+    ) -> None:
+        self.model = model
+        self.engine = engine
+        self.replay = replay
+        self._live = live
+        self._learning = learning
+        self._metrics = metrics
+        self._state = "new"
+        self._running: Counter[str] = Counter()
+
+    def _require_open(self) -> None:
+        if self._state != "open":
+            raise Unavailable(f"the service is {'shutting down' if self._state == 'closed' else 'starting'}; try again")
+
+    # -- exchanges --------------------------------------------------------------------------------------------------------
+
+    async def experiences(
+        self,
+        tenant: str,
+        adapter: str | None = None,
+        state: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[dict[str, Any]]:
+        """A tenant's exchanges, newest first.
+
+        Args:
+            adapter: only this adapter's.
+            state: only those in this state of the replay buffer.
+            before: id of the exchange after which the list goes on.
+        """
+        return [_exchange_row(row) for row in await asyncio.to_thread(self.replay.rows, tenant, adapter, state, limit, before)]
+
+    async def experience(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """An exchange with its tokens and the versions that learned from it; None: the tenant has none of this id."""
+        row = await asyncio.to_thread(self.replay.get, tenant, id)
+        if row is None:
+            return None
+        uses = await asyncio.to_thread(self.replay.uses, tenant, id)
+        reply = row.exchange.reply
+        return {
+            **_exchange_row(row),
+            "uses": [list(use) for use in uses],
+            "prompt_ids": list(reply.prompt_ids),
+            "token_ids": list(reply.token_ids),
+            "logprobs": list(reply.logprobs),
+        }
+
+    async def forget(self, tenant: str, id: str | None) -> dict[str, Any]:
+        """Delete an exchange, or all of a tenant's (None). Versions that learned from it are marked as tainted, not withdrawn.
+
+        Returns:
+            `deleted`, how many exchanges, and `tainted`, the versions' labels.
+        """
+        counts = await asyncio.to_thread(self.replay.counts, tenant)
+        tainted = await asyncio.to_thread(self.replay.delete, tenant, id)
+        await asyncio.to_thread(self._live.taint, tenant, tainted)
+        for state in self._live.states_of(tenant):
+            if id is None:
+                state.rewards.clear()
+            else:
+                state.rewards.pop(id, None)
+        return {"deleted": 1 if id is not None else sum(counts.values()), "tainted": list(tainted)}
+
+    # -- learning ---------------------------------------------------------------------------------------------------------
+
+    async def job(self, tenant: str, id: str) -> dict[str, Any] | None:
+        """The state of a feedback's job, or of a `train` job; None: the tenant has no such job."""
+        if self._learning is not None and (asked := self._learning.job(tenant, id)) is not None:
+            return asked
+        row = await asyncio.to_thread(self.replay.job, tenant, id)
+        if row is None:
+            return None
+        uses = await asyncio.to_thread(self.replay.uses, tenant, row.exchange.id)
+        return {
+            "job": id,
+            "kind": "feedback",
+            "state": row.state,
+            "reason": row.reason,
+            "response_id": row.exchange.id,
+            "adapter": row.exchange.adapter,
+            "versions": list(dict.fromkeys(version for _, version in uses)),
+        }
+
+    async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
+        """Take this many gradient steps as soon as the learner is free. A step needs at least two ready exchanges."""
+        self._require_open()
+        self._live.existing_state(tenant, adapter)
+        if self._learning is None:
+            raise Unavailable("this service only answers: it was started with --trainer off")
+        return self._learning.request_steps(tenant, adapter, steps)
+
+    # -- adapters ---------------------------------------------------------------------------------------------------------
+
+    async def adapters(self, tenant: str) -> list[dict[str, Any]]:
+        """A tenant's adapters with their versions, newest first."""
+        return [await asyncio.to_thread(self._adapter_row, tenant, adapter) for adapter in self._live.names(tenant)]
+
+    def _adapter_row(self, tenant: str, adapter: str) -> dict[str, Any]:
+        state = self._live.state(tenant, adapter)
+        reasons = {line["label"]: line["why"] for line in state.versions.log() if line.get("why")}
+        rewards = state.rewards_by_version()
+        rows = []
+        for version in state.versions.versions():
+            mine = rewards.get(version.label, [])
+            rows.append(
+                {
+                    "label": version.label,
+                    "name": version.name,
+                    "step": version.step,
+                    "parent": version.parent,
+                    "state": version.state,
+                    "tainted": version.tainted,
+                    "created": version.created,
+                    "why": reasons.get(version.label, ""),
+                    "gate": version.about.get("gate", []),
+                    "reward": sum(mine) / len(mine) if mine else None,
+                    "feedbacks": len(mine),
+                }
+            )
+        return {"adapter": adapter, "live": state.live, "canary": state.canary, "versions": rows}
+
+    async def create(self, tenant: str, adapter: str) -> dict[str, Any]:
+        """Make an adapter, which is the base model until it learns.
+
+        Raises:
+            AdapterConflict: there is one of this name.
+        """
+        if adapter in self._live.names(tenant):
+            raise AdapterConflict(f"there is an adapter {adapter!r} already")
+        self._live.state(tenant, adapter, create=True)
+        return await asyncio.to_thread(self._adapter_row, tenant, adapter)
+
+    async def promote(self, tenant: str, adapter: str, version: str) -> dict[str, Any]:
+        """Make a version live without the gate, and learn on from it.
+
+        Raises:
+            AdapterConflict: the gate failed it, or it learned from an exchange that was deleted.
+        """
+        label = self._live.find_label(tenant, adapter, version)
+        await self._live.promote(tenant, adapter, label, "asked for")
+        return await asyncio.to_thread(self._adapter_row, tenant, adapter)
+
+    async def roll_back(self, tenant: str, adapter: str, to: str | None = None) -> dict[str, Any]:
+        """Go back to a version, to the base model (empty), or to the version that was live before (None)."""
+        target = self._live.find_label(tenant, adapter, to) if to else to
+        async with self._live.existing_state(tenant, adapter).switch_lock:
+            await self._live.switch_back(tenant, adapter, target, "asked for")
+        return await asyncio.to_thread(self._adapter_row, tenant, adapter)
+
+    async def remove(self, tenant: str, adapter: str, version: str | None = None) -> dict[str, Any]:
+        """Delete a version that is neither live nor the canary; without a version, the adapter and all its exchanges.
+
+        Raises:
+            Unavailable: a gradient step of the adapter is under way.
+        """
+        state = self._live.existing_state(tenant, adapter)
+        if version is not None:
+            async with state.switch_lock:
+                label = self._live.find_label(tenant, adapter, version)
+                await asyncio.to_thread(state.versions.delete, label)  # refused for what answers
+            await self.engine.unload(label)
+            return await asyncio.to_thread(self._adapter_row, tenant, adapter)
+        with self._learning.exclude(tenant, adapter) if self._learning is not None else nullcontext(True) as is_free:
+            if not is_free:
+                raise Unavailable("the learner is at work on this adapter; try again in a moment")
+            async with state.switch_lock:
+                if not self._live.is_current(state):
+                    raise UnknownAdapter(f"there is no adapter {adapter!r} any more")
+                await self._remove_adapter(tenant, adapter, state)
+        for label in self.engine.loaded_versions():
+            if label.startswith(f"{tenant}/{adapter}@"):
+                await self.engine.unload(label)
+        return {"adapter": adapter, "live": "", "canary": "", "versions": []}
+
+    async def _remove_adapter(self, tenant: str, adapter: str, state: AdapterState) -> None:
+        """Delete the exchanges first, then the folder: if the service is killed in between, an adapter without exchanges is
+        left."""
+        await asyncio.to_thread(state.versions.roll_back, "", "the adapter is deleted")
+        state.refresh()
+        await asyncio.to_thread(self.replay.set_head, tenant, adapter, "")
+        await self._delete_exchanges(tenant, adapter)
+        await asyncio.to_thread(state.versions.remove)
+        self._live.forget_state(tenant, adapter)
+        await self._delete_exchanges(tenant, adapter)  # those whose replies were being made meanwhile
+
+    async def _delete_exchanges(self, tenant: str, adapter: str) -> None:
+        while rows := await asyncio.to_thread(self.replay.rows, tenant, adapter, None, 200):
+            for row in rows:
+                await asyncio.to_thread(self.replay.delete, tenant, row.exchange.id)
+
+    async def export(self, tenant: str, adapter: str, version: str) -> Path:
+        """A zip that PEFT can open, alone in a temporary folder. The caller deletes both."""
+        label = self._live.find_label(tenant, adapter, version)
+        folder = Path(tempfile.mkdtemp(prefix="learngraph-"))
+        try:
+            path = folder / f"{label.rpartition('@')[2]}.zip"
+            return await asyncio.to_thread(self._live.state(tenant, adapter).versions.export, label, path)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    # -- status -----------------------------------------------------------------------------------------------------------
+
+    async def status(self, tenant: str | None = None) -> dict[str, Any]:
+        """The state of the service; with a tenant, also of its adapters (`scopes`), and nothing of other tenants."""
+        learner = self._learning.status(tenant) if self._learning is not None else {"state": "off", "error": ""}
+        loaded = [label for label in self.engine.loaded_versions() if tenant is None or label.startswith(f"{tenant}/")]
+        why = learner["error"] if learner["state"] == "failed" else "" if self._state == "open" else self._state
+        found = {
+            "state": "degraded" if why else "ok",
+            "why": why,
+            "model": self.model,
+            "base": self.engine.base,
+            "learner": learner,
+            "loaded": len(loaded),
+            "running": self._running.total() if tenant is None else self._running[tenant],
+        }
+        if tenant is not None:
+            names = self._live.names(tenant)
+            found["scopes"] = [await asyncio.to_thread(self._learning_row, tenant, adapter) for adapter in names]
+        return found
+
+    def _learning_row(self, tenant: str, adapter: str) -> dict[str, Any]:
+        """How far an adapter has learned, with its newest 500 gradient steps."""
+        state = self._live.state(tenant, adapter)
+        outcomes = {version.label: version.state for version in state.versions.versions()}
+        outcomes |= {line["label"]: line["state"] for line in state.versions.log() if line["label"] not in outcomes}
+        updates = []
+        for update in reversed(self.replay.updates(tenant, adapter, 500)):
+            outcome = outcomes.get(update["version"], "candidate")
+            updates.append({**update, "created": update["time"], "outcome": outcome})
+        return {
+            "tenant": tenant,
+            "adapter": adapter,
+            "live": state.live,
+            "canary": state.canary,
+            "paused": self._learning.pause_reason(tenant, adapter) if self._learning is not None else "",
+            "step": self.replay.step(tenant, adapter),
+            "head": self.replay.head(tenant, adapter),
+            "counts": self.replay.counts(tenant, adapter),
+            "ages": {str(age): n for age, n in self.replay.ages(tenant, adapter).items()},
+            "updates": updates,
+        }
+
+    async def metrics(self) -> list[Metric]:
+        """The service's metric families, for prometheus_client."""
+        counts = await asyncio.to_thread(self.replay.counts)
+        self._metrics.running.set(self._running.total())
+        self._metrics.loaded_versions.set(len(self.engine.loaded_versions()))
+        for state in RECORD_STATES:
+            self._metrics.replay_records.labels(state).set(counts.get(state, 0))
+        if self._learning is not None:
+            self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
+        return list(self._metrics.registry.collect())
+
+
+def _exchange_row(row: ReplayRow) -> dict[str, Any]:
+    exchange = row.exchange
+    reply = exchange.reply
+    return {
+        "id": exchange.id,
+        "adapter": exchange.adapter,
+        "version": reply.version,
+        "state": row.state,
+        "reason": row.reason,
+        "created": exchange.created,
+        "messages": list(exchange.request.messages),
+        "raw": exchange.request.raw,
+        "reply": reply.text,
+        "tool_calls": list(reply.tool_calls),
+        "finish": reply.finish,
+        "feedback": asdict(exchange.feedback) if exchange.feedback is not None else None,
+        "family": exchange.family,
+        "scenario": exchange.scenario,
+        "turn": exchange.turn,
+        "step": exchange.step,
+        "age": row.age,
+        "times": row.sample_count,
+        "job": row.job,
+        "kl": row.kl,
+    }

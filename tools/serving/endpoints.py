@@ -1,0 +1,315 @@
+"""The endpoints of the chat API: from an HTTP request to the backend, and back.
+
+`chat_server.py` puts them on their paths and checks keys; the tenant of a request stands in `request.state.tenant`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import Header, Query, Request
+from fastapi import Path as InPath
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...memory.records import Feedback
+from .backend import ChatBackend
+from .metrics import ServerMetrics, render_metrics
+from .openai_wire import ApiError, ParsedRequest, parse_body, parse_chat, parse_json, parse_text, unknown_model
+from .replies import ClientDisconnected, FullResponse, StreamedResponse, respond
+from .service_wire import NAME_PATTERN, AdapterBody, FeedbackBody, RollBackBody, TrainBody, VersionBody
+from .tenants import Tenant, Tenants
+
+__all__ = ["ChatApi", "error_response", "json_response"]
+
+LOG = logging.getLogger("learngraph.chat_server")
+BODY_SECONDS = 30.0
+"""Longest time that a client may take to send a request's body."""
+STALL_SECONDS = 60.0
+"""Longest time that a client may read nothing of a stream."""
+AdapterName = Annotated[str, InPath(pattern=NAME_PATTERN)]
+VersionName = Annotated[str, Query(min_length=1, max_length=256)]
+
+
+class EventStreamResponse(Response):
+    """A response of server-sent events."""
+
+    def __init__(self, stream: StreamedResponse) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **stream.headers})
+        del self.headers["content-length"]
+        self.headers["content-type"] = "text/event-stream; charset=utf-8"
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in self._stream.chunks:
+                async with asyncio.timeout(STALL_SECONDS):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            LOG.warning("a client read nothing of its stream for %g s; its connection is closed", STALL_SECONDS)
+            raise ClientDisconnected from None
+        finally:
+            await self._stream.close()
+
+
+def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response in JSON. Numbers that JSON does not have (NaN, infinity) become null."""
+    try:
+        body = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        body = json.dumps(_replace_nonfinite(data), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    content = body.encode("utf-8", "replace")
+    return Response(content, status, headers=dict(headers or {}), media_type="application/json")
+
+
+def _replace_nonfinite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(key): _replace_nonfinite(value) for key, value in data.items()}
+    return [_replace_nonfinite(item) for item in data] if isinstance(data, list | tuple) else data
+
+
+def error_response(error: ApiError) -> Response:
+    """A response with an error in OpenAI's envelope."""
+    return json_response(error.body, error.status, error.headers)
+
+
+@dataclass
+class ChatApi:
+    """The endpoints of one server.
+
+    Args:
+        backend: answers and learns.
+        tenants: who may ask, and how much.
+        server_metrics: counts requests.
+        max_body_bytes: longest request body.
+        default_max_tokens: longest reply of a chat request that names no limit, in tokens.
+    """
+
+    backend: ChatBackend
+    tenants: Tenants
+    server_metrics: ServerMetrics
+    max_body_bytes: int
+    default_max_tokens: int
+    creation_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def read_json(self, request: Request) -> Any:
+        """The JSON of a request's body; an empty body is an empty object.
+
+        Raises:
+            ApiError: it is too long, too slow or no JSON.
+        """
+        too_long = ApiError(
+            f"the body is longer than {self.max_body_bytes} bytes",
+            413,
+            code="request_too_large",
+            headers={"connection": "close"},
+        )
+        length = request.headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self.max_body_bytes:
+            raise too_long
+        found = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    found += chunk
+                    if len(found) > self.max_body_bytes:
+                        raise too_long
+        except TimeoutError:
+            raise ApiError(f"the body took longer than {BODY_SECONDS:g} s", 408, headers={"connection": "close"}) from None
+        return parse_json(bytes(found)) if found else {}
+
+    # Chat
+
+    async def chat(self, request: Request) -> Response:
+        data = await self.read_json(request)
+        asked = parse_chat(data, self.backend.model, self.backend.features, self.backend.window, self.default_max_tokens)
+        return await self.reply(request, asked, data["model"], "chat")
+
+    async def text(self, request: Request) -> Response:
+        data = await self.read_json(request)
+        asked = parse_text(data, self.backend.model, self.backend.features, self.backend.window)
+        return await self.reply(request, asked, data["model"], "text")
+
+    async def reply(self, request: Request, parsed: ParsedRequest, model: str, kind: Literal["chat", "text"]) -> Response:
+        tenant: Tenant = request.state.tenant
+        found = await respond(
+            self.backend,
+            self.tenants,
+            self.server_metrics,
+            tenant=tenant,
+            parsed=parsed,
+            model=model,
+            kind=kind,
+            receive=request.receive,
+        )
+        if isinstance(found, FullResponse):
+            return json_response(found.body, headers=found.headers)
+        return EventStreamResponse(found)
+
+    async def models(self, request: Request) -> Response:
+        return json_response(
+            {"object": "list", "data": [_model_row(row) for row in await self.backend.models(request.state.tenant.name)]}
+        )
+
+    async def model(self, request: Request, model: str) -> Response:
+        for row in await self.backend.models(request.state.tenant.name):
+            if row["id"] == model:
+                return json_response(_model_row(row))
+        raise unknown_model(model)
+
+    # Feedback and what is kept
+
+    async def feedback(
+        self,
+        request: Request,
+        idempotency_key: Annotated[str, Header(alias="Idempotency-Key", max_length=256)] = "",
+    ) -> Response:
+        began = time.monotonic()
+        body = parse_body(FeedbackBody, await self.read_json(request))
+        if body.success is not None and body.reward is not None:
+            raise ApiError("reward and success mean the same; send one of them", param="success")
+        reward = body.reward if body.success is None else (1.0 if body.success else -1.0)
+        feedback = Feedback(reward=None if reward is None else float(reward), text=body.text or "", source=body.source)
+        id = f"{body.response_id}-{body.choice}" if body.choice else body.response_id
+        receipt = await self.backend.feedback(request.state.tenant.name, id, feedback, idempotency_key)
+        self.server_metrics.feedback_seconds.observe(time.monotonic() - began)
+        found = {"job": receipt.job, "response_id": receipt.exchange, "state": receipt.state, "repeated": receipt.is_repeat}
+        if note := self.backend.advice(feedback):
+            found["note"] = note
+        return json_response(found, 202, {"location": f"/v1/jobs/{quote(receipt.job)}"})
+
+    async def job(self, request: Request, job: str) -> Response:
+        return json_response(
+            _require_row(await self.backend.job(request.state.tenant.name, job), f"no job {job[:100]!r}", "job_not_found")
+        )
+
+    async def experiences(
+        self,
+        request: Request,
+        adapter: Annotated[str | None, Query(pattern=NAME_PATTERN)] = None,
+        state: Annotated[Literal["pending", "ready", "leased", "consumed", "rejected", "held"] | None, Query()] = None,
+        limit: Annotated[int, Query(ge=1, le=200)] = 50,
+        before: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+    ) -> Response:
+        rows = await self.backend.experiences(request.state.tenant.name, adapter, state, limit + 1, before)
+        return json_response({"object": "list", "data": rows[:limit], "has_more": len(rows) > limit})
+
+    async def experience(self, request: Request, id: str) -> Response:
+        row = await self.backend.experience(request.state.tenant.name, id)
+        return json_response(_require_row(row, f"no experience {id[:100]!r}", "response_not_found"))
+
+    async def forget(self, request: Request, id: str) -> Response:
+        tenant = request.state.tenant.name
+        _require_row(await self.backend.experience(tenant, id), f"no experience {id[:100]!r}", "response_not_found")
+        return json_response(await self.backend.forget(tenant, id))
+
+    async def forget_all(self, request: Request, confirm: Annotated[Literal["all"], Query()]) -> Response:
+        return json_response(await self.backend.forget(request.state.tenant.name, None))
+
+    # Learning
+
+    async def train(self, request: Request) -> Response:
+        body = parse_body(TrainBody, await self.read_json(request))
+        found = await self.backend.train(request.state.tenant.name, body.adapter, body.steps)
+        return json_response(found, 202, {"location": f"/v1/jobs/{quote(str(found.get('job', '')))}"})
+
+    async def adapters(self, request: Request) -> Response:
+        rows = await self.backend.adapters(request.state.tenant.name)
+        return json_response({"object": "list", "data": rows, "has_more": False})
+
+    async def adapter(self, request: Request, adapter: AdapterName) -> Response:
+        rows = await self.backend.adapters(request.state.tenant.name)
+        row = next((row for row in rows if row.get("adapter") == adapter), None)
+        return json_response(_require_row(row, f"no adapter {adapter!r}", "adapter_not_found"))
+
+    async def create(self, request: Request) -> Response:
+        body, tenant = parse_body(AdapterBody, await self.read_json(request)), request.state.tenant
+        async with self.creation_lock:  # two requests at once must not both find room for one more
+            rows, most = await self.backend.models(tenant.name), tenant.limits.adapters
+            if len(rows) >= most:
+                raise ApiError(
+                    f"there are {len(rows)} adapters, and this key may have {most}; DELETE /v1/adapters/NAME makes room",
+                    409,
+                    param="adapter",
+                    code="too_many_adapters",
+                )
+            return json_response(await self.backend.create(tenant.name, body.adapter), 201)
+
+    async def promote(self, request: Request, adapter: AdapterName) -> Response:
+        body = parse_body(VersionBody, await self.read_json(request))
+        return json_response(await self.backend.promote(request.state.tenant.name, adapter, body.version))
+
+    async def roll_back(self, request: Request, adapter: AdapterName) -> Response:
+        to = parse_body(RollBackBody, await self.read_json(request)).to
+        return json_response(await self.backend.roll_back(request.state.tenant.name, adapter, "" if to == "base" else to))
+
+    async def remove(
+        self,
+        request: Request,
+        adapter: AdapterName,
+        version: Annotated[str | None, Query(min_length=1, max_length=256)] = None,
+    ) -> Response:
+        return json_response(await self.backend.remove(request.state.tenant.name, adapter, version))
+
+    async def export(
+        self,
+        request: Request,
+        adapter: AdapterName,
+        version: VersionName,
+    ) -> Response:
+        path = await self.backend.export(request.state.tenant.name, adapter, version)
+        try:
+            content = await asyncio.to_thread(path.read_bytes)  # an adapter: a few MB
+        finally:
+            with suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()  # it was alone in there
+        name = f"{adapter}-{path.stem}.zip".encode("ascii", "replace").decode()
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in name)
+        return Response(
+            content, media_type="application/zip", headers={"content-disposition": f'attachment; filename="{safe}"'}
+        )
+
+    async def status(self, request: Request) -> Response:
+        found = await self.backend.status(request.state.tenant.name)
+        return json_response(found | {"tenant": request.state.tenant.name, "usage": self.tenants.usage(request.state.tenant)})
+
+    async def metrics(self, request: Request) -> Response:
+        tenant: Tenant | None = request.state.tenant
+        sees_all = tenant is None or tenant.metrics_only or self.tenants.names == (tenant.name,)  # it is the only tenant
+        own = None if sees_all or tenant is None else tenant.name
+        families = [*self.server_metrics.registry.collect(), *await self.backend.metrics()]
+        return Response(render_metrics(families, own), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def health(self) -> Response:
+        """`ok`, or `degraded` when the service answers and no longer learns."""
+        try:
+            found = await self.backend.status(None)
+        except Exception as error:
+            LOG.exception("the service does not report its status")
+            raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
+        good = found.get("state", "ok") == "ok"
+        return json_response({"status": "ok" if good else "degraded", "why": "" if good else "the learner has failed"})
+
+
+def _require_row(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:
+    if row is None:
+        raise ApiError(message, 404, code=code)
+    return row
+
+
+def _model_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"object": "model", "created": 0, "owned_by": "learngraph", **row}
