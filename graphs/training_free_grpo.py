@@ -32,8 +32,8 @@ every edit gets a ruling that is written down, and every earlier version can com
     propose      the semantic advantage as edits of the library
     offer        the group's comparison
 
-Groups run in parallel up to `consolidate`. Rollouts and replies are cached, so a run that resumes from any checkpoint gives the
-same result at no further cost. No result depends on which rollout ends first.
+Rollouts and replies are cached: a run that resumes from any checkpoint gives the same result at no further cost. No result
+depends on which rollout ends first.
 """
 
 from __future__ import annotations
@@ -161,8 +161,7 @@ class TrainingFreeGRPO(ComparisonSettings):
     def paper(cls) -> TrainingFreeGRPO:
         """The published run: three epochs of one step, every candidate accepted, nothing held out, no limit on the library.
 
-        One thing that the paper asks for in a prompt only is enforced: a lesson of more than 32 words is asked for again, and
-        rejected in the end.
+        The paper's limit of 32 words stands in a prompt only; here longer lessons are rejected, too.
         """
         tested = {"held_out": 0, "accept": "always", "keep_best": False, "patience": 0, "min_groups": 0}
         return cls(**tested, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)  # type: ignore[arg-type]
@@ -217,8 +216,9 @@ class TrainingFreeGRPO(ComparisonSettings):
 
 
 _LEAST: Mapping[str, float] = {
-    **dict.fromkeys(("problems", "epochs", "max_insights", "trial_rollouts"), 1),
-    **dict.fromkeys(("max_words", "max_lessons", "max_library_tokens"), 1),
+    **dict.fromkeys(
+        ("problems", "epochs", "max_insights", "trial_rollouts", "max_words", "max_lessons", "max_library_tokens"), 1
+    ),
     **dict.fromkeys(("held_out", "batch_size", "patience", "min_groups", "lessons_per_prompt"), 0),
     **dict.fromkeys(("temperature", "trial_temperature", "min_reward_std", "token_cost", "action_cost"), 0),
     "group_size": 2,
@@ -314,6 +314,7 @@ class _AcceptTest:
 
 
 def _run_graph(run: _Run, test: _AcceptTest, chain: bool, compile: Mapping[str, Any]) -> Graph:
+    """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens
     mode = feasible_mode(settings.consolidate, run.critic.line_only)
@@ -393,10 +394,10 @@ def group_graph(
     return compile_graph(wired, name="training-free-grpo-group", checkpointer=False)
 
 
-NOT_IN_GROUP_KEY = frozenset(
-    (
-        *("problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm"),
-        *("temperature", "trial_temperature", "timeout", "consolidate", "accept", "trial_rollouts", "keep_best"),
-    )
-)
+# fmt: off
+NOT_IN_GROUP_KEY = frozenset((
+    "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
+    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best",
+))
+# fmt: on
 """Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""
