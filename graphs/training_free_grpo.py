@@ -39,7 +39,7 @@ depends on which rollout ends first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
@@ -64,6 +64,7 @@ from .wiring.learning_run import (
     RolloutGraphs,
     RunResources,
     StageModel,
+    group_settings,
     make_critic,
     make_players,
 )
@@ -216,9 +217,8 @@ class TrainingFreeGRPO(ComparisonSettings):
 
 
 _LEAST: Mapping[str, float] = {
-    **dict.fromkeys(
-        ("problems", "epochs", "max_insights", "trial_rollouts", "max_words", "max_lessons", "max_library_tokens"), 1
-    ),
+    **dict.fromkeys(("problems", "epochs", "max_insights", "trial_rollouts"), 1),
+    **dict.fromkeys(("max_words", "max_lessons", "max_library_tokens"), 1),
     **dict.fromkeys(("held_out", "batch_size", "patience", "min_groups", "lessons_per_prompt"), 0),
     **dict.fromkeys(("temperature", "trial_temperature", "min_reward_std", "token_cost", "action_cost"), 0),
     "group_size": 2,
@@ -319,8 +319,7 @@ def _run_graph(run: _Run, test: _AcceptTest, chain: bool, compile: Mapping[str, 
     limits, count = run.critic.limits, run.parts.count_tokens
     mode = feasible_mode(settings.consolidate, run.critic.line_only)
     batch = steps.BeginStep(schedule)
-    used = {name: value for name, value in asdict(settings).items() if name not in NOT_IN_GROUP_KEY}
-    fingerprint = group_fingerprint(run.critic, run.model, used)
+    fingerprint = group_fingerprint(run.critic, run.model, group_settings(settings))
     inventor = None
     if settings.arm == "self-generated":
         inventor = invent(run.model("invent"), run.critic, settings.max_lessons)
@@ -392,12 +391,3 @@ def group_graph(
     flow = GROUP_FLOW_WITHOUT_SUMMARIES if critic.line_only else GROUP_FLOW
     wired = wire(builder, flow, nodes, {"reward": groups.route_comparison}, fan_outs, chain=chain)
     return compile_graph(wired, name="training-free-grpo-group", checkpointer=False)
-
-
-# fmt: off
-NOT_IN_GROUP_KEY = frozenset((
-    "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
-    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best",
-))
-# fmt: on
-"""Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""

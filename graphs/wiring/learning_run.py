@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast
 
 from langchain_core.runnables import Runnable
@@ -32,6 +32,7 @@ __all__ = [
     "RolloutGraphs",
     "RunResources",
     "StageModel",
+    "group_settings",
     "library_limits",
     "make_critic",
     "make_players",
@@ -216,3 +217,17 @@ def make_critic(
         line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
     )
+
+
+# fmt: off
+NOT_IN_GROUP_KEY = frozenset((
+    "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
+    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best",
+))
+# fmt: on
+"""Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""
+
+
+def group_settings(settings: ComparisonSettings) -> dict[str, Any]:
+    """The settings that a group depends on, by name."""
+    return {name: value for name, value in asdict(settings).items() if name not in NOT_IN_GROUP_KEY}

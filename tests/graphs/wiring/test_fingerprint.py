@@ -19,7 +19,7 @@ from learngraph.graphs.baselines import lesson_react
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring.fingerprint import group_fingerprint, rollout_fingerprint
 from learngraph.graphs.wiring.flow import compile_graph, wire
-from learngraph.graphs.wiring.learning_run import CriticModel, RunResources, make_critic
+from learngraph.graphs.wiring.learning_run import NOT_IN_GROUP_KEY, CriticModel, RunResources, make_critic
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.library import LibraryVersions
 from learngraph.memory.storage.journal import Journal
@@ -177,4 +177,4 @@ def test_a_group_is_known_by_the_texts_of_its_critics_prompts(tmp_path: Path) ->
 
 
 def test_settings_that_a_groups_key_leaves_out_are_settings() -> None:
-    assert {item.name for item in fields(TrainingFreeGRPO)} >= training_free_grpo.NOT_IN_GROUP_KEY
+    assert {item.name for item in fields(TrainingFreeGRPO)} >= NOT_IN_GROUP_KEY
