@@ -124,7 +124,7 @@ class TrainingFreeGRPO(ComparisonSettings):
     held_out: int = 20
     """Number of problems of the accept test, never learned on; 0: none. Paper: none."""
     epochs: int = 3
-    """How often every problem is tried. Paper: 3."""
+    """The number of times that every problem is tried. Paper: 3."""
     batch_size: int = 0
     """Problems of a step; 0: all. The last batch of an epoch may be smaller. Paper: all, one step an epoch."""
     patience: int = 2
@@ -134,7 +134,7 @@ class TrainingFreeGRPO(ComparisonSettings):
     library: str = ""
     """A YAML file of lessons to start from, or the folder of a run whose product it is. Paper: none."""
     arm: Literal["learned", "empty", "self-generated", "random", "shuffled"] = "learned"
-    """How the library is made. `learned`, or a control: `empty`; `self-generated`, as many lessons as `max_lessons` says,
+    """The way in which the library is made: `learned`, or a control: `empty`; `self-generated`, as many lessons as `max_lessons` says,
     written without rollouts; `random` steps of the rollouts, as many as were learned; the learned lessons `shuffled`."""
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a run that learns a library of lessons is given: its files and limits, the graphs that play, the model that compares."""
+"""The inputs of a run that learns a library of lessons: stores and limits, the graphs that play, the model that compares."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ComparisonSettings(AcceptSettings, LibrarySettings, CriticSettings, Reward
 
 @dataclass(frozen=True)
 class RunResources:
-    """Where a run keeps what it learns, and what it may spend. By default all of it is in memory, without a limit."""
+    """The stores of a run, and its limits. By default everything is in memory, without a limit."""
 
     versions: LibraryVersions = field(default_factory=LibraryVersions)
     """The versions of the library. The product of a run is `versions.at(result["best"])`."""
@@ -70,7 +70,7 @@ class RunResources:
 
 @dataclass(frozen=True)
 class RolloutGraphs:
-    """The graphs that play rollouts, and what else there is to say of them."""
+    """The graphs that play rollouts."""
 
     learning: Runnable[Any, Any] | None = None
     """Plays what is learned from: from `LessonReActInput` to `EpisodeResult`, with the journal of the run's `MethodInputs`. None:
@@ -78,7 +78,7 @@ class RolloutGraphs:
     trial: Runnable[Any, Any] | None = None
     """Plays the accept test; None: `learning`, or lesson_react.py at the temperature of the accept test."""
     name: str = ""
-    """What rollouts depend on beside what their graphs show (graphs/wiring/fingerprint.py); part of their keys in the cache."""
+    """Text in the keys of rollouts, for anything they depend on that their graphs do not show (graphs/wiring/fingerprint.py)."""
     close: Callable[[str, str, int], None] | None = None
     """Called with run, task id and number when a rollout has ended, also where it failed: closes its tools."""
 
@@ -193,7 +193,7 @@ def make_critic(
     critic: CriticModel,
     tasks: Sequence[Task],
 ) -> Critic:
-    """What the nodes that compare and edit need to know.
+    """The settings and functions of the nodes that compare and edit.
 
     Args:
         parts: the environment, the prompts, the window.

@@ -59,11 +59,11 @@ class CriticSettings:
     """Settings of the comparison of a group."""
 
     author: Literal["model", "rule"] = "model"
-    """Who compares: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
+    """The author of insights: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
     max_insights: int = 2
     """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
     objective: str = ""
-    """What the agent is for and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
+    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
 
 
 def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
@@ -77,7 +77,7 @@ def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
 
 @dataclass(frozen=True)
 class Critic:
-    """What the nodes that compare rollouts and edit the library need to know."""
+    """The settings and functions of the nodes that compare rollouts and edit the library."""
 
     versions: LibraryVersions
     prompts: Mapping[str, Prompt] = field(default_factory=critic_prompts, repr=False)
@@ -86,9 +86,9 @@ class Critic:
     max_insights: int = 2
     """Insights and edits of a group at most."""
     truth: Truth = "given"
-    """Where rewards come from (`RewardSettings`)."""
+    """The source of rewards (`RewardSettings`)."""
     objective: str = ""
-    """What the agent is for and what it is to learn, in words; part of every prompt."""
+    """The agent's purpose and what it is to learn, in words; part of every prompt."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """Gives the true answer of a problem. Used with ground truth only."""
     count: Callable[[str], int] = field(default=estimate_tokens, repr=False)

@@ -227,7 +227,7 @@ class _EditReader:
         return [id for id in ids if self.library.resolve(id)]
 
     def fault(self, edit: Edit, op: str, verb: str) -> str:
-        """What is wrong with an edit; empty if it can be used."""
+        """The reason why an edit cannot be used; empty if it can."""
         if not op:
             there = ", ".join(OPS)
             return f"there is no operation {_short(verb)}; there are {there}" if verb else f"an edit has an op: {there}"

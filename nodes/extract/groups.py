@@ -61,7 +61,7 @@ class RewardSettings:
     """Settings of the rewards of a group."""
 
     truth: Truth = "given"
-    """Where rewards come from: the environment, or without ground truth the agreement of the group's answers, or a model's
+    """The source of rewards: the environment, or without ground truth the agreement of the group's answers, or a model's
     opinion. Without ground truth no label decides anything: it goes with `accept="always"` and `keep_best=False` only. Paper:
     given; in an ablation none, without a rule for what takes its place."""
     min_agreement: float = 0.6

@@ -56,7 +56,7 @@ _MAX_DEPTH = 50
 _RAW = 400
 """Characters of a broken value that are kept for messages."""
 _MAX_RESTARTS = 20
-"""How often reading goes on after a string without an end. Each time may search all of the remaining text."""
+"""The number of times that reading goes on after a string without an end. Each time may search all of the remaining text."""
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
 _SKIP = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|,|\.\.+|…)+")
 _BARE = re.compile(r"[^\s,:{}\[\]\"'#]+(?:'[^\s,:{}\[\]\"'#]+)*")
@@ -67,7 +67,7 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None, "nil": None,
 _ENDS = {
     quote: re.compile(rf"\s*(?:[,:}}\]#…]|\.\.\.|//|/\*|\Z|{quote}\w+{quote}\s*:)|[ \t]*\n\s*[{quote}{{\[]") for quote in "\"'"
 }
-"""What may follow the end of a string. A quotation mark before anything else is part of the text."""
+"""The text that may follow the end of a string. A quotation mark before anything else is part of the text."""
 _MARKS = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 

@@ -160,7 +160,7 @@ class RolloutPlayer(Runnable[Any, Any]):
     lessons_per_prompt: int = 0
     """Lessons that are shown at most; 0: all."""
     layout: Layout = field(default=Layout(clip=None), repr=False)
-    """How transcripts are written; without rewards where there is no ground truth."""
+    """The layout of transcripts; without rewards where there is no ground truth."""
     count: Callable[[str], int] = field(default=len, repr=False)
     max_transcript_tokens: int = 2**31
     """Tokens of a transcript at most; longer ones lose their middle."""

@@ -53,7 +53,7 @@ class LibrarySettings:
     """Settings of the library, and of how edits are consolidated into it."""
 
     consolidate: ConsolidationMode = "model"
-    """How the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
+    """The way in which the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
     or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
     max_words: int = 32
     """Words of a lesson at most. Paper: 32, in a prompt only."""
@@ -92,7 +92,7 @@ class EditDecision:
     merges: tuple[tuple[Edit, Edit], ...] = ()
     """Pairs of a group's edit and the edit among `edits` that it went into, whose ruling it gets."""
     why: str = ""
-    """How the decision was made, as text."""
+    """The way in which the decision was made, as text."""
     note: str = ""
     """Text that is added to every ruling."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SeedWorker", "complete_rows", "learning_step", "play_seed"]
 
 SECRET_PATTERN = re.compile(r"\bsk-[\w-]{4,}")
-"""What a key looks like."""
+"""The form of an API key."""
 
 
 def _redact_keys(text: str) -> str:

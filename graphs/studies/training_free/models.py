@@ -66,7 +66,7 @@ class SeedModels:
         self.rollouts = ConcurrencyLimit(limit)
 
     def resources(self, versions: LibraryVersions, log: Any = None) -> RunResources:
-        """Where a run keeps what it learns, and the limits that all arms share."""
+        """The stores of a run, and the limits that all arms share."""
         from ....memory.storage.rows import Rows
         from ...wiring.learning_run import RunResources
 
@@ -147,7 +147,7 @@ class SeedModels:
         return replace(model, stage=stage)
 
     def fingerprint(self, arm: Arm) -> str:
-        """What rollouts depend on beside graph, model and prompts: another method's name, and the tools. Arms with libraries share
+        """A fingerprint beside graph, model and prompts: another method's name, and the tools. Arms with libraries share
         rollouts with the same lessons."""
         options = self.options
         tools = [

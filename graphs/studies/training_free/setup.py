@@ -65,7 +65,7 @@ class TrainingFreeOptions:
     test_temperature: float | None = None
     """Temperature of the test; that of the accept test (--trial-temperature) if not given. The paper tests at 0.3."""
     seeds: str = "5"
-    """How many seeds, or which ones: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Each has problems of its own, and learns anew."""
+    """The number of seeds, or a list of them: `5` is `0,1,2,3,4`; `7,` is seed 7 alone. Each has problems of its own, and learns anew."""
     compare: tuple[str, ...] = ()
     """Further arms on the same unseen problems. Controls: `training-free-grpo:empty` (no lessons), `:self-generated-lessons` (as many
     lessons, written without any rollout), `:random` and `:shuffled-lessons` (made of what this seed has learned). Other ways to learn:
@@ -75,7 +75,7 @@ class TrainingFreeOptions:
     test_rollouts: int = 5
     """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
     test_env: str | None = None
-    """Where the unseen problems come from, if not from --env: `math?dataset=NAME`."""
+    """The environment of the unseen problems, if not --env: `math?dataset=NAME`."""
     splits: str = "train,dev,test"
     """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
     tasks of one fold for each, where folds have nothing in common that could be learned."""
@@ -87,9 +87,9 @@ class TrainingFreeOptions:
     """Tools that a model may call while it works on a problem with one written answer, joined by commas: `python`, `search` (of
     --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
     corpus: Path | None = None
-    """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
+    """The passages that the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
     tool_turns: int | None = None
-    """How often a model with tools is asked at most in a rollout, also in an arm tool-agent; 20 if not given. The paper: 50 for
+    """The number of times that a model with tools is asked in a rollout at most, also in an arm tool-agent; 20 if not given. The paper: 50 for
     mathematics, 20 for the web."""
     horizon: int | None = None
     """Steps after which a rollout ends; the environment's own if not given."""
@@ -210,7 +210,7 @@ class Arm:
 
     @property
     def library_source(self) -> str:
-        """How its library is made (`TrainingFreeGRPO.arm`); `method` for another method, which has no library."""
+        """The way in which its library is made (`TrainingFreeGRPO.arm`); `method` for another method, which has no library."""
         return str(getattr(self.settings, "arm", "method"))
 
     @property
