@@ -266,7 +266,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     print_line(f"{setup.folder}: no model was asked. If nothing of it were in the cache, the run would take at most about\n")
     print_line(usage_table({stage.name: stage.usage for stage in stages}, dollars if sum(dollars.values()) else {}))
     print_line(
-        f"\nassumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; a rollout is {turns} calls; nobody "
+        f"\nassumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; a rollout is {turns} calls; no run "
         f"stops early; arms share nothing (in truth they share what is the same){measured}"
     )
     for stage in stages:
