@@ -54,7 +54,7 @@ class LibraryLimits:
 
     def __post_init__(self) -> None:
         if min(self.max_lesson_words, self.max_lessons, self.max_library_tokens) < 1 or not self.duplicate_similarity > 0:
-            raise LibraryError(f"words, lessons and tokens are at least 1 and similar is above 0, got {self}")
+            raise LibraryError(f"limits of a library are at least 1 and duplicate_similarity is above 0, got {self}")
 
 
 _BROKEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of characters

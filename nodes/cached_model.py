@@ -77,7 +77,9 @@ class SpendingLimit:
     def __post_init__(self) -> None:
         for name, limit in (("max_dollars", self.max_dollars), ("max_tokens", self.max_tokens)):
             if limit is not None and not limit > 0:
-                raise UserError(f"a budget is a positive number of {name}, got {limit}; without one, nothing is limited")
+                raise UserError(
+                    f"a budget is a positive number of {name.removeprefix('max_')}, got {limit}; without one, nothing is limited"
+                )
         if self.max_dollars is not None and not any(
             p.input > 0 or p.output > 0 for p in (self.prices, *self.stage_prices.values())
         ):
