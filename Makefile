@@ -12,7 +12,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 , := ,
-CODE := graphs nodes memory tools tests
+CODE := graphs nodes memory tools tests src
 JOBS ?= 2
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 

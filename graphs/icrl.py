@@ -1,27 +1,28 @@
 """ICRL prompting: in-context reinforcement learning (arXiv:2506.06303). The model sees its own attempts with scalar rewards.
 
 The model answers the same task round after round. Every round's prompt holds the buffer of earlier attempts, the reward next
-to the step that earned it, and an instruction to explore or to exploit. The only feedback is a number. Nothing is trained,
-nothing is put into words for the model: it improves because it reads what earned what. A round is an episode of this graph,
-and the run (graphs/wiring/run.py) goes on to the next one: Algorithm 1.
+to the step that earned it, and an instruction to explore or to exploit. The only feedback is a number: nothing is trained, and no
+advice is written. The model improves because it reads which steps earned how much. A round is an episode of this graph, and the run
+(graphs/wiring/run.py) goes on to the next one: Algorithm 1.
 
-    compose   what the prompt shows: buffer B within a budget of tokens, s_task, s_ICRL     Alg. 1: S_0
-    propose   the model's attempt, one action at a time, or a whole answer at once          A_t ~ pi
-    act       carry it out                                                                  S_{t+1}
-    judge     r_{t+1}: environment, rule, the model itself, or several                      R_{t+1}
-    push      the attempt with its rewards joins B; failures too                            Alg. 1: push
+    compose   S_0 = (s_task, B, s_ICRL): the task, buffer B within a budget of tokens, the instruction   Alg. 1
+    propose   A_t ~ pi( . | S_t): one action at a time, or a whole answer at once                        Alg. 1
+    act       carry the action out: S_{t+1}                                                              Alg. 1
+    judge     R_{t+1} of every step, from the environment, a rule, the model itself, or several          Alg. 1
+    push      B <- B + (S_0, A_0, R_1, A_1, R_2, ...), failed attempts too                               Alg. 1
+
+s_ICRL of the default asks to exploit in every round. The paper's `preset` explores in even rounds and exploits in odd ones.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.buffer import Buffer
-from ..memory.errors import UserError
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
 from ..nodes.evaluate.judge import ZeroJudge
@@ -37,7 +38,7 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
-from .wiring.parts import MethodInputs, check_literals
+from .wiring.parts import SHARED, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -55,41 +56,41 @@ class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, R
 class ICRL:
     """Hyper-parameters. `paper` is the published setting.
 
-    On the toy with `pocket`, exploiting, letting the model pick, and no instruction at all are equal within their intervals, and
-    the preset loses what its exploring rounds cost (README); the other defaults were not tuned.
+    On the toy world with the model `pocket`, exploiting, letting the model pick, and no instruction are equal within their
+    intervals; `preset` loses what its exploring rounds cost. The other defaults were not tuned.
     """
 
+    # The prompt's instruction and rewards
     instruction: InstructionStrategy = "exploit"
-    """s_ICRL: `preset` explores in even rounds and exploits in odd ones, `autonomous` lets the model pick, `explore`,
-    `exploit` and `none` (no instruction) stay the same. Paper: preset and autonomous."""
+    """s_ICRL: `preset` explores in even rounds and exploits in odd ones; `autonomous` lets the model pick; `explore`, `exploit`
+    and `none` (no instruction) are the same in every round. Paper: preset and autonomous."""
     one_based: bool = False
-    """Count rounds from 1 for `preset`, as the paper's Algorithm 1 does (its code counts from 0)."""
+    """True if `preset` counts rounds from 1, as the paper's Algorithm 1 does (its code counts from 0)."""
     rewards: Literal["dense", "sparse", "zero"] = "dense"
-    """Show r_t next to each step and their sum, the sum alone, or zeros for all (the paper's ablation; then nothing is chosen
-    by rewards either)."""
+    """The rewards in the prompt: `dense`, r_t next to each step and their sum; `sparse`, the sum alone; `zero`, zeros for all (the
+    paper's ablation; then nothing is chosen by rewards either)."""
+
+    # The attempts that a prompt shows
     selection: Literal["budget", "all", "last"] = "budget"
-    """Which attempts a prompt shows: the best, the newest and what tells most within a budget of tokens
-    (nodes/retrieve/budget.py), `all` as in the paper, or the `last` ones."""
+    """The attempts in a prompt: with `budget` the best, the newest and the most telling ones within a budget of tokens
+    (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones."""
     max_memory_tokens: int | None = None
-    """Tokens of earlier attempts in a prompt (`keep=budget`); half of the model's window if not given. Paper: no limit."""
+    """Tokens of earlier attempts in a prompt with `selection="budget"`; half of the model's window if not given. Paper: no
+    limit."""
     last_n: int = 3
-    """Attempts shown with `keep=last`. Paper's ablation: 3."""
+    """Attempts shown with `selection="last"`. Paper's ablation: 3."""
     rearrange_every: int = 5
-    """Rounds between two rearrangements of older attempts (`keep=budget`): a stable prompt in between."""
+    """Rounds between two rearrangements of older attempts with `selection="budget"`; prompts are stable in between."""
     max_state_chars: int = 200
     """Characters of a past state that attempts keep. Paper: actions cut to 100, observations whole."""
-    temperature: float = 1.0
-    """Of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
+
+    # The choice among scored actions
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own temperature."""
 
     def __post_init__(self) -> None:
         check_literals(self, "icrl")
-        for name in ("last_n", "rearrange_every", "max_state_chars"):
-            if getattr(self, name) < 1:
-                raise UserError(f"icrl: {name} is at least 1, got {getattr(self, name)}")
-        if self.temperature < 0 or (self.max_memory_tokens is not None and self.max_memory_tokens < 0):
-            raise UserError(
-                f"icrl: temperature and max_memory_tokens are at least 0, got {self.temperature} and {self.max_memory_tokens}"
-            )
+        check_least(self, "icrl", last_n=1, rearrange_every=1, max_state_chars=1, temperature=0, max_memory_tokens=0)
 
     @classmethod
     def paper(cls) -> ICRL:
@@ -118,11 +119,11 @@ class ICRL:
 
     @classmethod
     def no_instruction(cls) -> ICRL:
-        """No s_ICRL."""
+        """No instruction in any round."""
         return cls(instruction="none")
 
     ablations: ClassVar[tuple[str, ...]] = ("zero_reward", "short_context")
-    """Methods that change one thing in whatever the settings are: `--compare icrl:zero-reward` changes it in those of the run."""
+    """Methods that return these settings with one thing changed."""
 
     def zero_reward(self) -> ICRL:
         """The paper's ablation: every reward in the prompt is 0."""
@@ -136,32 +137,32 @@ class ICRL:
 def build(
     parts: MethodInputs, settings: ICRL | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one round: from `Attempt` (task, run, episode) to `Played`.
+    """The graph of one round: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        parts: environment, policy, journal, judge, shelf for the buffer, and how the model counts tokens.
+        parts: environment, policy, journal, judge, the shelf that keeps the buffer, and the tokens that the model can read.
         settings: hyper-parameters.
-        chain: run the steps between two choices as one super-step (graphs/wiring/flow.py).
+        chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)
-    layout = Layout(settings.rewards, settings.max_state_chars)
+    layout = Layout(rewards=settings.rewards, clip=settings.max_state_chars)
     brief = Prompt.load("icrl/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
             buffer,
-            layout.attempt,
-            parts.count_tokens,
-            parts.max_prompt_tokens - parts.count_tokens(brief),
-            settings.selection,
-            settings.max_memory_tokens,
-            settings.last_n,
-            settings.rearrange_every,
-            settings.instruction,
-            settings.one_based,
-            parts.list_actions,
+            render=layout.attempt,
+            count_tokens=parts.count_tokens,
+            window=parts.max_prompt_tokens - parts.count_tokens(brief),
+            keep=settings.selection,
+            budget=settings.max_memory_tokens,
+            last=settings.last_n,
+            block=settings.rearrange_every,
+            strategy=settings.instruction,
+            one_based=settings.one_based,
+            list_actions=parts.list_actions,
         ),
         "propose": parts.make_policy(
             AttemptsPrompt(buffer=buffer, earlier_layout=layout, **parts.prompt_arguments(layout, brief))

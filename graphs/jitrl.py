@@ -4,20 +4,35 @@ The agent plays a task again and again. Before every action it recalls what simi
 or worse than usual each candidate action turned out (the advantage), and adds that to the model's logits. After every episode
 each step is credited with its discounted return and remembered. No gradients: it learns by what it can look up.
 
-    recall    N(s), the k most similar remembered states                         Eq. 24
-    propose   candidates with logits z(s, a) from the policy                     Sec. 4
-    augment   + actions that only the memory knows                               Eq. 23
-    advise    V(s), Q(s, a), A(s, a), scaled                                     Eq. 4-7, 25
-    modulate  z' = z + beta A: the optimum of a KL-regularised objective         Eq. 8-10
-    choose    draw from softmax(z')
+The default estimator, `shrunk`. G_i: mean return of neighbour i over its n_i visits; w_i: its similarity; a ranges over the
+candidates; G_avg and S^2: mean and variance of all returns in scope.
+
+    recall    N(s): the k remembered states most like s, Jaccard similarity >= min_similarity        Eq. 24
+    propose   candidates with logits z(s, a) in nats, from the policy                                Sec. 4
+    augment   + admissible actions that only the memory knows, at the lowest logit                   Eq. 23
+    advise    n(a)    = sum of w_i n_i over the neighbours with action a
+              Q(s, a) = (sum of w_i n_i G_i + kappa G_avg) / (n(a) + kappa)                          Eq. 5'
+              V(s)    = mean of Q(s, a) over the candidates                                          Eq. 4'
+              A(s, a) = Q(s, a) - V(s)                                                               Eq. 7
+              sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1)
+              A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
+                         + bonus / sqrt(1 + n(a))                                                    Eq. 6'
+    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a); z as it is if N(s) is empty    Eq. 10
+    choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
-    remember  G_t = r_t + gamma G_{t+1}                                          Eq. 3
+    remember  G_t = r_t + gamma G_{t+1}                                                              Eq. 3
+
+The equations with a prime are ours and take the place of the paper's of that number: few visits count for little, and an action
+that was never tried is worth the average. kappa is `shrinkage_visits`, bonus `exploration_bonus`. `JitRL.paper()` has the paper's,
+over single visits: V the mean return of N(s) (Eq. 4), Q the mean return of the action (Eq. 5), V + alpha / |N(s)| with probability
+lambda and else 0 for an untried one (Eq. 6), A~ = A / max |A| (Eq. 25), no min_prior, and logit 0 for what only the memory knows.
+The arithmetic stands in nodes/act/decide.py and nodes/act/advantage.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
@@ -26,11 +41,10 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.errors import UserError
 from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
 from ..memory.search.similarity import bag, ngrams, reference_words, words
-from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
-from ..nodes.evaluate.judge import EnvironmentJudge
+from ..nodes.act.policies import RecentStepsPrompt
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import (
     AdviceChannels,
@@ -43,6 +57,7 @@ from ..nodes.state import (
     RewardChannels,
 )
 from .wiring.flow import Node, compile_graph, wire
+from .wiring.parts import SHARED, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -53,7 +68,7 @@ flowchart LR
 
 
 DECISION_CHANNELS = ("prior", "candidates", "estimates")
-"""The channels of one decision, written into the journal with the step."""
+"""The channels of one decision that the journal keeps with the step."""
 
 
 class JitRLState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels, LogitUpdateChannels, RewardChannels):
@@ -64,31 +79,39 @@ class JitRLState(EpisodeChannels, RecallChannels, ChoiceChannels, AdviceChannels
 class JitRL:
     """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
 
+    # Which formulas
     advantage_estimator: Literal["shrunk", "paper", "reference"] = "shrunk"
-    """How advantages are made of returns: `shrunk` (ours), `paper` (Eq. 4-7, 25 to the letter), `reference` (what the
-    authors' code does, defects included)."""
-    beta: float = 10.0
-    """beta, Eq. 10: nats by which the largest advantage moves a logit. Paper: not given."""
-    gamma: float = 0.8
-    """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
-    k: int = 10
-    """k: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
+    """The formulas from returns to advantages: `shrunk` (ours), `paper` (Eq. 4 to 7 and 25 to the letter), `reference` (the
+    authors' code, with its defects)."""
+
+    # Memory: what is recalled, and what a step is worth
+    k: int = field(default=10, metadata=SHARED)
+    """k, Eq. 24: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
-    shrinkage_visits: float = 0.5
-    """Pseudo-visits by which a mean return is shrunk towards the average (ours only)."""
-    exploration_bonus: float = 0.5
-    """The shift of an untried action, in units of the largest advantage, falling with the visits (ours only)."""
+    cross_task: bool = field(default=False, metadata=SHARED)
+    """True if experience from other tasks of the same environment is recalled too."""
+    gamma: float = 0.8
+    """gamma, Eq. 3: discount per step. Paper: 0.5 (Jericho), 0.1 (WebArena)."""
+
+    # Decision: from logits to an action
+    beta: float = 10.0
+    """beta, Eq. 10: nats by which the largest advantage moves a logit. Paper: not given."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
     min_prior: float = 0.01
-    """The least prior probability of a candidate: how far the model may rule an action out (ours only)."""
+    """The least prior probability of a candidate: how far the model may rule an action out (`shrunk` only)."""
+
+    # Untried actions
+    shrinkage_visits: float = 0.5
+    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards the average (`shrunk` only)."""
+    exploration_bonus: float = 0.5
+    """bonus, Eq. 6': the shift of an untried action, in units of the largest advantage; it falls with the visits (`shrunk`
+    only)."""
     unseen_bonus: float = 5.0
-    """alpha, Eq. 6: bonus of an unseen action, in reward units (paper: 5; reference code: 1)."""
+    """alpha, Eq. 6: bonus of an untried action, in reward units (`paper`: 5; `reference`: 1)."""
     unseen_bonus_probability: float = 0.65
-    """lambda, Eq. 6: probability that an unseen action gets the bonus (paper only; Jericho 0.65, WebArena 0.05)."""
-    temperature: float = 1.0
-    """Of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
-    cross_task: bool = False
-    """Whether experience from other tasks of the same environment is recalled too."""
+    """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():
@@ -103,7 +126,11 @@ class JitRL:
                 )
 
     def memory(self, shelf: TrajectoryStore | None = None) -> Experiences:
-        """A memory that credits and compares as these settings say; `shelf` keeps it for good."""
+        """A memory that discounts returns and compares states as these settings say.
+
+        Args:
+            shelf: the store that keeps it for good; None keeps it in this process.
+        """
         match self.advantage_estimator:
             case "shrunk":
                 return Experiences(shelf, gamma=self.gamma)
@@ -126,9 +153,9 @@ class JitRL:
 
     @classmethod
     def reference(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:
-        """What the authors' code does: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap.
+        """The authors' code: argmax, probabilities as logits, a growing weight, alpha 1, k not a cap.
 
-        Only admissible actions, though, where the environment lists them.
+        Unlike that code it takes only admissible actions where the environment lists them.
         """
         jericho = benchmark == "jericho"
         return cls(
@@ -157,7 +184,7 @@ _UNUSED = {
     "paper": ("shrinkage_visits", "exploration_bonus", "min_prior"),
     "reference": ("beta", "shrinkage_visits", "exploration_bonus", "min_prior", "unseen_bonus_probability"),
 }
-"""What has no effect with each way of valuing actions."""
+"""Estimator -> the settings that have no effect with it."""
 
 
 def _reference_tokens(state: str) -> list[Hashable]:
@@ -165,78 +192,82 @@ def _reference_tokens(state: str) -> list[Hashable]:
 
 
 def build(
-    environment: Environment,
-    policy: Node,
-    experiences: Experiences,
-    journal: Journal,
+    parts: MethodInputs,
     settings: JitRL | None = None,
-    judge: Node | None = None,
     *,
+    experiences: Experiences | None = None,
     chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode: from `Attempt` (task, run, episode) to `Played` (score, steps, usage).
+    """The graph of one episode: from `EpisodeInput` (task, run, episode) to `EpisodeResult` (score, steps, usage).
 
     Args:
-        environment: the world.
-        policy: the node that proposes candidates (nodes/act/policies.py).
-        experiences: the memory; it outlives the episode. `settings.memory(shelf)` makes one.
-        journal: where steps are written.
+        parts: environment, policy, journal, judge, and the shelf that keeps what is remembered.
         settings: hyper-parameters.
-        judge: the node that rewards the steps; the environment's own rewards if not given.
-        chain: run the steps between two choices as one super-step (graphs/wiring/flow.py).
+        experiences: a memory of your own, such as one that several graphs share; `settings.memory(parts.shelf)` if not given.
+        chain: run the steps between two choices as one super-step (graphs/wiring/chain.py).
         compile: `checkpointer`, `interrupt_before` and the rest, as for `StateGraph.compile`.
 
     Raises:
         UserError: the memory discounts returns by another gamma than the settings say.
     """
     settings = settings or JitRL()
-    if experiences.gamma != settings.gamma:
+    memory = settings.memory(parts.shelf) if experiences is None else experiences
+    if memory.gamma != settings.gamma:
         raise UserError(
-            f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={experiences.gamma}; "
+            f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
             "make it with settings.memory(shelf)"
         )
     nodes: dict[str, Node] = {
-        "begin": Begin(environment),
-        "propose": policy,
-        "act": Act(environment, journal, DECISION_CHANNELS, clear_lists=("neighbours", *DECISION_CHANNELS)),
-        "judge": judge or EnvironmentJudge(journal),
-        "remember": Remember(experiences, environment, journal),
-        **VARIANT_NODES[settings.advantage_estimator](settings, experiences, environment),
+        "begin": Begin(parts.environment),
+        "propose": parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps)),
+        "act": Act(
+            parts.environment,
+            parts.journal,
+            journal_channels=DECISION_CHANNELS,
+            clear_lists=("neighbours", *DECISION_CHANNELS),
+        ),
+        "judge": parts.judge_node(),
+        "remember": Remember(memory, parts.environment, parts.journal),
+        **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment),
     }
     builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
 
 
-def _shrunk_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _shrunk_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": Recall(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
+        "recall": Recall(memory, environment, **_recall_arguments(settings)),
         "augment": Augment(),
-        "advise": ShrunkAdvice(settings.shrinkage_visits, settings.exploration_bonus),
-        "modulate": Modulate(settings.beta, settings.min_prior),
+        "advise": ShrunkAdvice(kappa=settings.shrinkage_visits, bonus=settings.exploration_bonus),
+        "modulate": Modulate(beta=settings.beta, min_prior=settings.min_prior),
         "choose": Choose(settings.temperature),
     }
 
 
-def _paper_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _paper_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": RecallVisits(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
+        "recall": RecallVisits(memory, environment, **_recall_arguments(settings)),
         "augment": Augment(logit="zero"),
-        "advise": PaperAdvice(settings.unseen_bonus, settings.unseen_bonus_probability),
-        "modulate": Modulate(settings.beta),
+        "advise": PaperAdvice(alpha=settings.unseen_bonus, lam=settings.unseen_bonus_probability),
+        "modulate": Modulate(beta=settings.beta),
         "choose": Choose(settings.temperature),
     }
 
 
-def _reference_nodes(settings: JitRL, experiences: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _reference_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
     return {
-        "recall": ReferenceRecall(experiences, environment, settings.k, settings.min_similarity, settings.cross_task),
+        "recall": ReferenceRecall(memory, environment, **_recall_arguments(settings)),
         # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
         "augment": Augment(logit="zero", positive_only=True),
-        "advise": ReferenceAdvice(settings.unseen_bonus),
+        "advise": ReferenceAdvice(alpha=settings.unseen_bonus),
         "modulate": ReferenceModulate(),
         "choose": Choose(settings.temperature),
     }
+
+
+def _recall_arguments(settings: JitRL) -> dict[str, Any]:
+    return {"k": settings.k, "threshold": settings.min_similarity, "cross_task": settings.cross_task}
 
 
 VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[str, Node]]] = {
@@ -244,4 +275,4 @@ VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[
     "paper": _paper_nodes,
     "reference": _reference_nodes,
 }
-"""The nodes behind each way of turning returns into advantages; the graph is the same."""
+"""Estimator -> its nodes; the graph is the same for all."""

@@ -1,21 +1,25 @@
-"""The methods by name: what the command line offers, and how each is put together from the same parts."""
+"""The methods by name: the graphs that the command line plays, draws and compares.
+
+A method of your own needs no entry here: `learngraph run my_package.rest:METHOD` imports the module `my_package.rest` and plays
+the `Method` that it calls `METHOD`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from functools import partial
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Protocol
 
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
-from ..memory.q_table import QTable
-from ..nodes.act.policies import RecentStepsPrompt
 from . import adamem, icrl, jitrl, training_free_grpo
 from .baselines import (
     best_of_n,
     cot,
-    long_cot,
     react,
     reasoning_bank,
     reflexion,
@@ -25,130 +29,236 @@ from .baselines import (
     tabular,
     tool_agent,
 )
-from .wiring.parts import MethodInputs, uniform_policy
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 
 
+class MethodSettings(Protocol):
+    """The members of a method's settings that the command line and the studies may ask for. Every one of them is optional.
+
+    Settings are a frozen dataclass whose fields all have defaults. Its class methods without arguments are presets: `paper`
+    becomes `METHOD:paper`. Fields marked with `metadata=SHARED` (graphs/wiring/parts.py) get the same value in every method of
+    a comparison. Where a member is missing, the default that stands here holds.
+    """
+
+    ablations: ClassVar[tuple[str, ...]] = ()
+    """Names of methods without arguments that return these settings with one thing changed: `METHOD:high` for `high`."""
+    remark: str = ""
+    """A word that stands behind the method's name in tables, such as `rule-written`."""
+    bank: str = ""
+    """The path of a file of trajectories to start from. Its digest becomes part of the run's settings."""
+    embedder: str = ""
+    """The embedding model of dense keys, left out when a graph is only drawn."""
+    cross_task: bool = False
+    """True if the runs of all seeds share one memory; they are then played in turn."""
+    arm: str = "method"
+    """The source of the library of lessons (`TrainingFreeGRPO.arm`); `method`: there is no library."""
+    library: str = ""
+    """The path of a file of lessons to start from."""
+    temperature: float | None = None
+    """The temperature of the softmax over scored actions, which a test with its own temperature replaces."""
+    trial_temperature: float = 0.3
+    """The temperature of rollouts in tests, if it is another than that of learning."""
+
+
 @dataclass(frozen=True)
 class Method:
-    """A name on the command line."""
+    """One way to play a task: what the command line says of it, and how its graph is built."""
 
     summary: str
+    """One line for `learngraph list`."""
     settings: type
-    """Its hyper-parameters, a dataclass with defaults; its class methods are presets."""
+    """The hyper-parameters: a dataclass as `MethodSettings` describes."""
     build: Callable[..., Graph]
-    """(parts, settings, chain=, **compile) -> the graph of an episode; see `learns`."""
-    needs_model: bool = True
+    """(MethodInputs, settings, chain=False, **compile) -> the graph of one episode, or of learning; see `has_training_phase`."""
+    model_use: Literal["none", "logits", "actions", "text"] = "actions"
+    """The largest use that is made of a language model. `none`: there is no model. `logits`: it proposes several actions with
+    logits; a model that cannot be scored states its confidence in each. `actions`: it proposes an action. `text`: it also writes
+    about attempts, so that it is needed even where a uniform prior proposes the actions."""
     has_memory: bool = True
-    """Whether it keeps finished episodes on a shelf."""
-    needs_logits: bool = False
-    """Whether it works with logits: a model that is not scored then states its confidence in several actions."""
-    needs_writer: bool = False
-    """Whether it has a model write, also where policies only score actions."""
-    needs_writing_policy: bool = False
-    """Whether its actions come from a model that writes, so that a model that scores them will not do."""
+    """True if finished episodes are kept on a shelf."""
     commit: Literal["best", "last"] = "best"
-    """Which attempt a run ends with: the one with the highest reward that the method saw, or the last."""
+    """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
     has_training_phase: bool = False
-    """Whether it learns on some problems to play others: `build` makes the graph of learning, and not of an episode."""
+    """True if it learns on some problems to play others: `build` then makes the graph of learning."""
 
+    @property
+    def needs_model(self) -> bool:
+        """True if the method makes any use of a language model."""
+        return self.model_use != "none"
 
-def _jitrl(parts: MethodInputs, settings: jitrl.JitRL, **compile: Any) -> Graph:
-    memory = settings.memory(parts.shelf)
-    policy = parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps))
-    return jitrl.build(parts.environment, policy, memory, parts.journal, settings, parts.judge, **compile)
+    @property
+    def needs_logits(self) -> bool:
+        """True if the method works with the logits of several actions."""
+        return self.model_use == "logits"
 
-
-def _static(parts: MethodInputs, settings: static.Static, **compile: Any) -> Graph:
-    policy = parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps))
-    return static.build(parts.environment, policy, parts.journal, settings, **compile)
-
-
-def _random(parts: MethodInputs, settings: static.Static, **compile: Any) -> Graph:
-    return _static(replace(parts, make_policy=uniform_policy), settings, **{"name": "random", **compile})
-
-
-def _tabular(parts: MethodInputs, settings: tabular.Tabular, **compile: Any) -> Graph:
-    table = QTable(parts.shelf, settings.gamma, settings.learning_rate)
-    return tabular.build(parts.environment, table, parts.journal, settings, **compile)
+    @property
+    def needs_writer(self) -> bool:
+        """True if the method has a model write, even where a uniform prior proposes the actions."""
+        return self.model_use == "text"
 
 
 METHODS: Mapping[str, Method] = {
     "jitrl": Method(
-        "recalls what similar states earned, adds the advantage to the logits", jitrl.JitRL, _jitrl, needs_logits=True
+        summary="recalls what similar states earned, adds the advantage to the logits",
+        settings=jitrl.JitRL,
+        build=jitrl.build,
+        model_use="logits",
     ),
-    "icrl": Method("shows the model its own attempts with their rewards, round after round", icrl.ICRL, icrl.build),
+    "icrl": Method(
+        summary="shows the model its own attempts with their rewards, round after round",
+        settings=icrl.ICRL,
+        build=icrl.build,
+    ),
     "adamem": Method(
-        "recalls what was done in states like the present one, and writes a strategy from it on the spot",
-        *(adamem.AdaMEM, adamem.build),
+        summary="recalls what was done in states like the present one, and writes a strategy from it on the spot",
+        settings=adamem.AdaMEM,
+        build=adamem.build,
     ),
     "training-free-grpo": Method(
-        "learns lessons by comparing attempts at many problems, and plays others with them",
-        *(training_free_grpo.TrainingFreeGRPO, training_free_grpo.build),
+        summary="learns lessons by comparing attempts at many problems, and plays others with them",
+        settings=training_free_grpo.TrainingFreeGRPO,
+        build=training_free_grpo.build,
         has_memory=False,
         has_training_phase=True,
     ),
     "react": Method(
-        "thinks and acts in turns; nothing is carried over", react.ReAct, react.build, has_memory=False, commit="last"
+        summary="thinks and acts in turns; nothing is carried over",
+        settings=react.ReAct,
+        build=react.build,
+        has_memory=False,
+        commit="last",
     ),
     "cot": Method(
-        "reasons step by step, then answers, in one pass",
-        *(cot.ChainOfThought, cot.build),
+        summary="reasons step by step, then answers, in one pass",
+        settings=cot.ChainOfThought,
+        build=cot.build,
         has_memory=False,
-        needs_writing_policy=True,
         commit="last",
     ),
     "long-cot": Method(
-        "tries, checks and tries again within one reply, then answers",
-        *(long_cot.LongChainOfThought, long_cot.build),
+        summary="tries, checks and tries again within one reply, then answers",
+        settings=cot.ChainOfThought,
+        build=partial(cot.build, long=True),
         has_memory=False,
-        needs_writing_policy=True,
         commit="last",
     ),
     "tool-agent": Method(
-        "calls tools as its API offers it, until it writes its answer; what run training-free-grpo --tools gives them to",
-        *(tool_agent.ToolAgent, tool_agent.build),
+        summary=(
+            "calls tools as its API offers it, until it writes its answer; what run training-free-grpo --tools gives them to"
+        ),
+        settings=tool_agent.ToolAgent,
+        build=tool_agent.build,
         has_memory=False,
-        needs_writing_policy=True,
         commit="last",
     ),
-    "best-of-n": Method("independent attempts, the one with the highest reward wins", best_of_n.BestOfN, best_of_n.build),
+    "best-of-n": Method(
+        summary="independent attempts, the one with the highest reward wins",
+        settings=best_of_n.BestOfN,
+        build=best_of_n.build,
+    ),
     "self-refine": Method(
-        "criticises its own attempt, and makes another; sees no reward",
-        *(self_refine.SelfRefine, self_refine.build),
-        needs_writer=True,
+        summary="criticises its own attempt, and makes another; sees no reward",
+        settings=self_refine.SelfRefine,
+        build=self_refine.build,
+        model_use="text",
         commit="last",
     ),
     "reflexion": Method(
-        "writes down after every attempt what to do differently", reflexion.Reflexion, reflexion.build, needs_writer=True
+        summary="writes down after every attempt what to do differently",
+        settings=reflexion.Reflexion,
+        build=reflexion.build,
+        model_use="text",
     ),
     "synapse": Method(
-        "shows whole earlier attempts at the task most like this one, the same at every step", synapse.Synapse, synapse.build
+        summary="shows whole earlier attempts at the task most like this one, the same at every step",
+        settings=synapse.Synapse,
+        build=synapse.build,
     ),
     "reasoning-bank": Method(
-        "keeps lessons from successes and failures, shows those of the task most like this one",
-        *(reasoning_bank.ReasoningBank, reasoning_bank.build),
-        needs_writer=True,
+        summary="keeps lessons from successes and failures, shows those of the task most like this one",
+        settings=reasoning_bank.ReasoningBank,
+        build=reasoning_bank.build,
+        model_use="text",
     ),
     "static": Method(
-        "the policy alone, every episode as if it were the first",
-        *(static.Static, _static),
+        summary="the policy alone, every episode as if it were the first",
+        settings=static.Static,
+        build=static.build,
+        model_use="logits",
         has_memory=False,
-        needs_logits=True,
         commit="last",
     ),
-    "random": Method("any admissible action", static.Static, _random, needs_model=False, has_memory=False, commit="last"),
-    "tabular": Method("Q-learning over exact states, no language model", tabular.Tabular, _tabular, needs_model=False),
+    "random": Method(
+        summary="any admissible action",
+        settings=static.Static,
+        build=static.build_random,
+        model_use="none",
+        has_memory=False,
+        commit="last",
+    ),
+    "tabular": Method(
+        summary="Q-learning over exact states, no language model",
+        settings=tabular.Tabular,
+        build=tabular.build,
+        model_use="none",
+    ),
 }
 
 
+def split_name(name: str) -> tuple[str, str]:
+    """The method and the preset in a name; the preset is empty if the name has none.
+
+    >>> split_name("jitrl:paper"), split_name("my_package.rest:METHOD"), split_name("my_package.rest:METHOD:strict")
+    (('jitrl', 'paper'), ('my_package.rest:METHOD', ''), ('my_package.rest:METHOD', 'strict'))
+    """
+    first, _, rest = name.partition(":")
+    if first in METHODS:
+        return first, rest
+    attribute, _, preset = rest.partition(":")
+    return (f"{first}:{attribute}" if attribute else first), preset
+
+
 def find_method(name: str) -> Method:
-    """The method of this name.
+    """The method of this name, with or without a preset: `jitrl`, `jitrl:paper`, or `MODULE:NAME` for one of your own.
+
+    A module is found as `python -m` finds it: among the installed packages and in the current directory.
 
     Raises:
-        UserError: there is none; says which there are.
+        UserError: there is no such method; says which there are.
     """
-    if name not in METHODS:
-        raise UserError(f"no method is called '{name}'; there are {', '.join(sorted(METHODS))}")
-    return METHODS[name]
+    method, _ = split_name(name)
+    if method in METHODS:
+        return METHODS[method]
+    module, _, attribute = method.partition(":")
+    if not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
+        raise UserError(
+            f"no method is called '{method}'; there are {', '.join(sorted(METHODS))}, and MODULE:NAME for one of your own"
+        )
+    return _import_method(module, attribute)
+
+
+def _import_method(module: str, attribute: str) -> Method:
+    asked = f"{module}:{attribute}"
+    if "" not in sys.path:  # as `python -m` has it; the script `learngraph` starts without
+        sys.path.append("")
+    try:
+        found = import_module(module)
+    except ImportError as error:
+        raise UserError(
+            f"'{asked}' asks for the method {attribute} of the module {module}, which cannot be imported ({error}). "
+            f"MODULE is a file or package in the current directory or an installed one; "
+            f"the methods with a name are {', '.join(sorted(METHODS))}"
+        ) from error
+    method = getattr(found, attribute, None)
+    if isinstance(method, Method):
+        return method
+    others = [f"{module}:{name}" for name, value in vars(found).items() if isinstance(value, Method)]
+    would_do = f"it has {', '.join(others)}" if others else f"write {attribute} = Method(summary, settings, build) there"
+    came = "nothing of that name" if method is None else f"a {type(method).__name__} of that name"
+    raise UserError(f"'{asked}' asks for a learngraph.graphs.methods.Method, but {module} has {came}; {would_do}")
+
+
+def shared_fields(settings: type) -> tuple[str, ...]:
+    """Names of the fields that a comparison gives to all its methods: those of this class marked with `metadata=SHARED`."""
+    return tuple(one.name for one in fields(settings) if one.metadata.get("shared"))

@@ -16,6 +16,7 @@ MAY_IMPORT = {
     "memory/": {"memory"},
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors"},
+    "tools/training/": {"tools", "memory.records", "memory.errors", "memory.claas.settings"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
     "graphs/studies/": {"graphs", "nodes", "memory", "tools"},
@@ -138,7 +139,49 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     for path in FILES:
         assert f"learngraph/{path.relative_to(ROOT)}" in ours
     assert {f"learngraph/{folder}/py.typed" for folder in FOLDERS} <= ours
+    assert {"learngraph/__init__.py", "learngraph/__main__.py", "learngraph/py.typed"} <= ours
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
     assert {"learngraph/tools/serving/dashboard/page.html", "learngraph/tools/pocket/guard_weights/model.safetensors"} <= ours
     assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)
     assert not any(n.endswith((".pyc", ".ipynb")) or "/tests/" in n for n in ours)
+
+
+# The package itself
+
+
+def test_importing_the_package_loads_nothing_and_takes_milliseconds() -> None:
+    """All that it offers is loaded on use. The time is the best of five, beside that of an empty interpreter."""
+    loaded = loaded_after("import learngraph")
+    assert not loaded & {"langgraph", "langchain_core", "torch", "chromadb", "numpy", "typing", "importlib.metadata"}
+    timed = "from time import perf_counter as now; t = now(); import learngraph; print(now() - t)"
+    took = [subprocess.run([sys.executable, "-c", timed], capture_output=True, text=True, check=True) for _ in range(5)]
+    assert min(float(one.stdout) for one in took) < 0.02
+
+
+def test_every_name_of_the_package_is_there_and_listed() -> None:
+    import learngraph
+
+    assert dir(learngraph) == sorted(learngraph.__all__)
+    for name in learngraph.__all__:
+        assert getattr(learngraph, name) is not None
+    with pytest.raises(AttributeError, match=r"learngraph has no 'Chroma'; it has ChromaStore, Environment"):
+        learngraph.__getattr__("Chroma")
+
+
+def test_a_method_is_built_and_played_from_the_package_alone() -> None:
+    code = """
+import learngraph
+from learngraph.graphs.wiring import run
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+world = KeywordKeep()
+graph = learngraph.jitrl.build(learngraph.MethodInputs(environment=world), learngraph.jitrl.JitRL())
+print(len(run.build(graph).invoke({"task": world.task(0), "run": "r", "episode": 0, "episodes": 2})["scores"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "2"
+
+
+def test_the_package_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "learngraph", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    assert shown.startswith("LangGraph agents that learn while they work.")

@@ -1,36 +1,194 @@
-"""The README's Python blocks run as they stand, one after another, in an empty directory."""
+"""The pages: their Python blocks run, each alone in a fresh process, and their commands are commands of this version."""
 
+import json
+import os
 import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.methods import METHODS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    "README.md",
+    "graphs/serving/README.md",
+    "graphs/studies/RESULTS.md",
+    "memory/README.md",
+    "tests/performance/README.md",
+    "tools/environments/README.md",
+    "tools/models/README.md",
+    "tools/pocket/weights/README.md",
+    "tools/pocket/guard_weights/README.md",
+]
+NO_NETWORK = {
+    "HF_HUB_OFFLINE": "1",
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+}
 
 
-def test_the_python_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    for block in BLOCKS:
-        exec(block, names)
-    scores = names["played"]["scores"]
-    assert len(scores) == 20
-    assert sum(scores[-5:]) > sum(scores[:5]) + 5, "the README's agent learns"
-    assert "[" in capsys.readouterr().out
+def text(page: str) -> str:
+    """A page's Markdown; of a notebook, that of its text cells."""
+    content = (ROOT / page).read_text(encoding="utf-8")
+    if not page.endswith(".ipynb"):
+        return content
+    return "\n\n".join("".join(cell["source"]) for cell in json.loads(content)["cells"] if cell["cell_type"] == "markdown")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
+
+
+def run_alone(command: list[str], folder: Path, **more: str) -> str:
+    """What a command prints that runs in a folder, without a network; it has to succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, **NO_NETWORK, "PYTHONPATH": str(ROOT / "src"), "PATH": path, **more}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+PYTHON_BLOCKS = [pytest.param(code, id=f"{page}-{n}") for page in PAGES for n, code in enumerate(blocks(page, "python"))]
+
+
+@pytest.mark.parametrize("code", PYTHON_BLOCKS)
+def test_a_python_block_runs_alone_in_a_fresh_file(code: str, tmp_path: Path) -> None:
+    (tmp_path / "pasted.py").write_text(code, encoding="utf-8")
+    printed = run_alone([sys.executable, "pasted.py"], tmp_path)
+    assert printed.strip(), "every block shows what it did"
+    if len(scores := re.findall(r"\d+\.\d+", printed.splitlines()[0])) >= 6:
+        half = len(scores) // 2
+        assert sum(map(float, scores[half:])) > sum(map(float, scores[:half])), "an agent that a page shows learns"
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """(page, command line) of every `learngraph …` in shell blocks and in running text."""
+    for page in [*PAGES, *(f"notebooks/{file.name}" for file in sorted((ROOT / "notebooks").glob("*.ipynb")))]:
+        lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+        lines += [line for line in text(page).replace("\\\n", " ").splitlines() if line.startswith("    learngraph ")]
+        spans = [span.replace("\n", " ") for span in re.findall(r"(?<!`)`(learngraph [^`]+)`", text(page))]
+        for line in [*lines, *spans]:
+            if found := re.search(r"\blearngraph [a-z].*", line):
+                yield page, found.group()
+
+
+@cache
+def known_flags(*command: str) -> frozenset[str]:
+    """The flags that `learngraph COMMAND --help` names."""
+    with redirect_stdout(StringIO()) as printed, pytest.raises(SystemExit) as ended:
+        sys.exit(main([*command, "--help"]))
+    assert not ended.value.code
+    return frozenset(re.findall(r"--[a-z][\w.-]*", printed.getvalue()))
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(commands())))
+def test_a_command_has_the_flags_and_names_of_this_version(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    flags = {word.partition("=")[0] for word in words if word.startswith("--")}
+    first = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
+    command = words[: min(first, 1 if words[0] in {"serve", "calibrate", "list"} else 2)]
+    if words[0] in {"run", "draw"} and words[1:] and words[1].partition(":")[0].islower():
+        method = words[1].partition(":")[0]
+        if "." in method:  # a method of the reader's own
+            return
+        assert method in METHODS, f"{page}: {line}"
+    if flags:
+        assert flags <= known_flags(*command) | {"--help"}, f"{page}: {line}"
+
+
+@pytest.mark.parametrize(("page", "line"), sorted({(p, n) for p, c in commands() for n in re.findall(r"[a-z-]+:[a-z-]+", c)}))
+def test_a_preset_that_a_page_names_exists(page: str, line: str) -> None:
+    method, _, preset = line.partition(":")
+    if method in METHODS:
+        settings = METHODS[method].settings
+        assert hasattr(settings, preset.replace("-", "_")) or preset in getattr(settings, "ablations", ()), f"{page}: {line}"
+
+
+def test_quick_commands_of_the_readme_run(tmp_path: Path) -> None:
+    assert "jitrl" in run_alone([sys.executable, "-m", "learngraph.graphs.cli.main", "list"], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_readmes_comparison_runs(tmp_path: Path) -> None:
+    line = next(line for _, line in commands() if line.startswith("learngraph run icrl"))
+    words = shlex.split(line, comments=True)[1:]
+    short = [*words, "--seeds", "1", "--episodes", "2", "--workers", "1"]
+    printed = run_alone([sys.executable, "-m", "learngraph.graphs.cli.main", *short], tmp_path)
+    assert all(f"| {name}" in printed for name in ("icrl", "best-of-n", "reflexion"))
+
+
+@pytest.mark.slow
+def test_the_serve_block_runs(tmp_path: Path) -> None:
+    (block,) = (block for block in blocks("README.md", "sh") if "learngraph serve" in block)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = f"{sys.executable} -m learngraph.graphs.cli.main serve --port {port}"
+    script = block.replace("learngraph serve", command).replace("8000", port)
+    server = subprocess.Popen(
+        ["bash", "-euc", script + "\nkill %1\nwait"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **NO_NETWORK,
+            "PYTHONPATH": str(ROOT / "src"),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        printed, _ = server.communicate(timeout=240)
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+    assert "'response_id': 'chatcmpl-" in printed, printed
 
 
 def test_the_flow_shown_is_the_flow_run() -> None:
     from learngraph.graphs.jitrl import FLOW
     from learngraph.graphs.wiring.flow import parse_flow
 
-    shown = re.search(r"^```mermaid\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-    assert shown is not None
-    assert parse_flow(shown.group(1)) == parse_flow(FLOW)
+    (shown,) = blocks("README.md", "mermaid")
+    assert parse_flow(shown) == parse_flow(FLOW)
 
 
-def test_every_file_that_is_linked_exists() -> None:
-    root = Path(__file__).parents[1]
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", README):
-        assert (root / target).exists(), target
+def test_the_learning_flow_shown_is_the_flow_run() -> None:
+    from learngraph.graphs.claas import LEARNING_FLOW
+    from learngraph.graphs.wiring.flow import parse_flow
+
+    (shown,) = blocks("graphs/serving/README.md", "mermaid")
+    assert parse_flow(shown) == parse_flow(LEARNING_FLOW)
+
+
+def test_every_method_of_the_command_line_is_named() -> None:
+    assert [name for name in METHODS if f"`{name}`" not in text("README.md")] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_and_heading_that_is_linked_exists(page: str) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)]+)", text(page)):
+        file, _, anchor = target.partition("#")
+        place = (ROOT / page).parent / file if file else ROOT / page
+        assert place.exists(), target
+        headings = re.findall(r"^#+ (.*)$", place.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}, target
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(text("README.md").splitlines()) <= 180

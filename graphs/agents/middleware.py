@@ -1,4 +1,4 @@
-"""A learned library in the agents of LangChain: `create_agent(model, tools, middleware=[ExperienceMiddleware("library.yaml")])`."""
+"""A learned library in the agents of LangChain: `create_agent(model, tools, middleware=[LessonsMiddleware("library.yaml")])`."""
 
 from __future__ import annotations
 
@@ -17,26 +17,24 @@ from ...nodes.retrieve.lessons import append_lessons
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
 except ImportError as error:
-    raise ImportError(
-        "ExperienceMiddleware is for agents of langchain, which is missing: pip install 'langchain>=1.0'"
-    ) from error
+    raise ImportError("LessonsMiddleware is for agents of langchain, which is missing: pip install 'langchain>=1.0'") from error
 
 __all__ = ["LessonsMiddleware"]
 
 
 class LessonsMiddleware(AgentMiddleware[Any, Any, Any]):
-    """Shows an agent what was learned, at the end of the system message; an empty library shows nothing.
+    """Middleware that writes learned lessons at the end of an agent's system message. An empty library adds nothing.
 
-    That is where the rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons, in the same words. The
+    The rollouts of the tool agent (graphs/baselines/tool_agent.py) have their lessons at the same place, in the same words. The
     default rollouts of training-free-grpo, ReAct, have them in the user's message, before the steps of the attempt.
 
     Args:
-        library: lessons; or a file of them (YAML, versions in `.jsonl`, a run folder), or `Versions`, whose head holds. Looked up
-            at every call: an agent that is served picks up what a person edits and what a learner accepts. A file that can no
-            longer be read is warned of, and the last lessons hold.
-        top: how many lessons, those most like the last message of the user; 0: all.
+        library: the lessons: a `Library`, a file (YAML, versions in `.jsonl`, or a run folder), or `LibraryVersions`, of which the
+            head is shown. It is looked up at every call, so that an agent in service picks up what a person edits and what a
+            learner accepts. If a file can no longer be read, a warning says so, and the lessons read last are shown.
+        lessons_per_prompt: lessons shown at most, those most like the last message of the user; 0: all.
         prompts: a directory whose prompt files take the place of those of the same name (`training_free_grpo/lessons`).
-        ids: whether lessons are shown with their ids, as they are in learning.
+        show_ids: whether lessons are shown with their ids, as they are in learning.
 
     Raises:
         LibraryError: there is no library there.
@@ -52,51 +50,52 @@ class LessonsMiddleware(AgentMiddleware[Any, Any, Any]):
     ) -> None:
         super().__init__()
         if lessons_per_prompt < 0:
-            raise LibraryError(f"top is how many lessons are shown, 0 for all; got {lessons_per_prompt}")
-        self.lessons_per_prompt, self.show_ids = lessons_per_prompt, show_ids
+            raise LibraryError(f"lessons_per_prompt is the number of lessons shown, 0 for all; got {lessons_per_prompt}")
+        self.lessons_per_prompt = lessons_per_prompt
+        self.show_ids = show_ids
         self._prompt = Prompt.load("training_free_grpo/lessons", prompts)
         self._library = library
-        self._seen: tuple[int, ...] | None = None
-        self._held = self._read(library) if isinstance(library, str | Path) else library
+        self._stamp: tuple[int, ...] | None = None
+        self._library_read = self._read(library) if isinstance(library, str | Path) else library
 
     @property
     def library(self) -> Library:
-        """The lessons that hold now."""
+        """The lessons that are shown now."""
         if isinstance(self._library, str | Path):
             try:
-                self._held = self._read(self._library)
+                self._library_read = self._read(self._library)
             except LibraryError as error:
-                warnings.warn(f"{error}; the lessons read before hold", stacklevel=2)
-        held = self._held
-        if isinstance(held, Library):
-            return held
-        return held.at(held.head) if held.head else Library()
+                warnings.warn(f"{error}; the lessons read before are shown", stacklevel=2)
+        found = self._library_read
+        if isinstance(found, Library):
+            return found
+        return found.at(found.head) if found.head else Library()
 
     def _read(self, place: Path | str) -> Library | LibraryVersions:
-        """What stands there, if it is not what was read last."""
+        """The library in a file or folder; read again only if the file has changed."""
         path = find_library(place)
         try:
             stat = os.stat(path)
         except OSError as error:
             raise LibraryError(f"cannot read {path}: {error.strerror}") from error
-        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if seen == self._seen:
-            return self._held
-        self._seen = seen  # also of a broken file: it is warned of once
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if stamp == self._stamp:
+            return self._library_read
+        self._stamp = stamp  # also of a broken file, so that it is warned of once
         return open_library(path)
 
     def _with_lessons(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         asked = next((m.text for m in reversed(request.messages) if isinstance(m, HumanMessage)), "")
-        told = self.library.text(str(asked), self.lessons_per_prompt, self.show_ids)
-        if not told:
+        lessons = self.library.text(str(asked), self.lessons_per_prompt, self.show_ids)
+        if not lessons:
             return request
         system = [request.system_message] if request.system_message else []
-        return request.override(system_message=cast(SystemMessage, append_lessons(system, told, self._prompt)[0]))
+        return request.override(system_message=cast(SystemMessage, append_lessons(system, lessons, self._prompt)[0]))
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """Ask the model with the lessons in the system message."""
         return handler(self._with_lessons(request))
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]) -> Any:
-        """The same, for agents that are awaited."""
+        """Ask the model with the lessons in the system message, in an agent that is awaited."""
         return await handler(self._with_lessons(request))

@@ -1,12 +1,12 @@
-"""Best-of-N: independent attempts, each judged; the run ends with the one that has the highest reward. No attempt sees another.
+"""Best-of-N: independent attempts, each judged. The run ends with the one that has the highest reward; no attempt sees another.
 
-N is the number of rounds. The choice is made by the reward that the method is given (graphs/wiring/run.py, `commit`), never by the
-true score, which would be pass@N: that stands beside it as the running maximum.
+N is the number of rounds. The choice goes by the reward that the method is given (graphs/wiring/run.py, `commit`), never by the
+true score: that would be pass@N, which tables show beside it as the running maximum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.graph import StateGraph
@@ -18,7 +18,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt, Push
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels, RewardChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import SHARED, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -36,8 +36,8 @@ class BestOfNState(EpisodeChannels, PlanChannels, ChoiceChannels, RewardChannels
 class BestOfN:
     """Hyper-parameters."""
 
-    temperature: float = 1.0
-    """Of the softmax over scored actions. With 0 all attempts are the same."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions. With 0 all attempts are the same."""
 
 
 def build(

@@ -1,4 +1,7 @@
-"""Chain of thought (arXiv:2201.11903): reason, then answer, in one pass. Nothing is carried from one attempt to the next."""
+"""Chain of thought (arXiv:2201.11903): reason, then answer, in one pass. Nothing is carried from one attempt to the next.
+
+`build(..., long=True)` is the long form: the prompt asks the model to try, check, go back and try again within its one reply.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import MethodInputs, WritingStyle
 
 FLOW = """
 flowchart LR
@@ -22,6 +25,9 @@ flowchart LR
   act -->|over| END
 """
 
+SHORT = WritingStyle(action_prompt="cot/act", answer_prompt="cot/answer")
+LONG = WritingStyle(action_prompt="cot/act_long", answer_prompt="cot/long")
+
 
 class ChainOfThoughtState(EpisodeChannels, PlanChannels, ChoiceChannels):
     """The channels of a chain-of-thought attempt."""
@@ -29,18 +35,31 @@ class ChainOfThoughtState(EpisodeChannels, PlanChannels, ChoiceChannels):
 
 @dataclass(frozen=True)
 class ChainOfThought:
-    """Nothing to set."""
+    """Hyper-parameters: there are none."""
 
 
 def build(
-    parts: MethodInputs, settings: ChainOfThought | None = None, *, chain: bool = False, **compile: Any
+    parts: MethodInputs,
+    settings: ChainOfThought | None = None,
+    *,
+    long: bool = False,
+    chain: bool = False,
+    **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one attempt; arguments as in `graphs.icrl.build`."""
+    """The graph of one attempt; arguments as in `graphs.icrl.build`.
+
+    `long`: whether the model is asked for long reasoning with checks.
+
+    Raises:
+        UserError: the model only scores actions.
+    """
+    name = "long-cot" if long else "cot"
+    reason = parts.require_writer(name)
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "reason": parts.require_writer("cot")(EpisodePrompt(**parts.prompt_arguments()), "cot"),
+        "reason": reason(EpisodePrompt(**parts.prompt_arguments()), LONG if long else SHORT),
         "choose": Choose(),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(ChainOfThoughtState, input_schema=EpisodeInput, output_schema=EpisodeResult)
-    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "cot", **compile})
+    return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": name, **compile})

@@ -19,7 +19,7 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import THINK_THEN_ACT, MethodInputs
 from .react import FLOW
 
 
@@ -71,7 +71,7 @@ def build(
     )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.acting_policy(view, "react"),
+        "propose": parts.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
     }

@@ -6,7 +6,7 @@ it ReAct is the policy with the history of the episode. Tasks with one written a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.graph import StateGraph
@@ -17,7 +17,7 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.retrieve.attempts import EpisodePrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import SHARED, THINK_THEN_ACT, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -35,10 +35,10 @@ class ReActState(EpisodeChannels, PlanChannels, ChoiceChannels):
 class ReAct:
     """Hyper-parameters."""
 
-    history_steps: int | None = None
-    """How many earlier steps of the episode the model sees; None: as many as fit."""
-    temperature: float = 1.0
-    """Of the softmax over scored actions; 0 takes the best."""
+    history_steps: int | None = field(default=None, metadata=SHARED)
+    """Earlier steps of the episode in the prompt, at most; None: as many as fit."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
 def build(
@@ -46,10 +46,10 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReAct()
-    seen = EpisodePrompt(max_steps=settings.history_steps, **parts.prompt_arguments())
+    view = EpisodePrompt(max_steps=settings.history_steps, **parts.prompt_arguments())
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
+        "propose": parts.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }

@@ -1,23 +1,25 @@
 """ReasoningBank (arXiv:2509.25140): lessons drawn from successes and failures, kept in a library, found by the task's text.
 
-After an attempt the model writes down at most three items of advice, asked in one way if the attempt succeeded and in another
-if it failed; they are added to the library, nothing in it is merged or deleted. Before an attempt all that was learned on the
-most similar task is looked up, once, and stands in every prompt. Two sources, alone or together: the stream of the run's own
-attempts (`online`), and a pool of trajectories that is read once before the first attempt (`bank`). With several `rollouts` of
-a task these are set against each other, and at most five items drawn from the comparison.
+After an attempt the model writes down at most three items of advice. It is asked in one way if the attempt succeeded and in
+another if it failed. The items join the library; nothing in it is merged or deleted. Before an attempt, all that was learned on the
+most similar task is looked up once and stands in every prompt. There are two sources, alone or together: the run's own attempts
+(`online`), and a bank of trajectories that is read once before the first attempt (`bank`). With `group_size` above 1 the attempts at
+a task are compared with each other, and at most five items come from the comparison.
 
-    pool       which trajectory of the bank was not read yet
-    study      it -> items; one call a trajectory, never twice
-    consult    the lessons learned on the k most similar tasks
+    pool       find a trajectory of the bank that was not read yet
+    study      trajectory -> items; one call each, never twice
+    shelve     the items join the library
+    consult    look up the lessons learned on the k most similar tasks
     judge      r_t of every step
-    verdict    success or failure: by the return, or in a model's opinion, with its reason
-    extract    attempt, or attempts in contrast -> items
-    keep       they join the library
+    verdict    success or failure: by the return, or a model's opinion with its reason
+    extract    one attempt, or several compared -> items
+    keep       the items join the library
+    remember   the attempt joins the memory
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
@@ -59,7 +61,7 @@ from ...nodes.synthesize.reasoning_bank import (
     verdict,
 )
 from ..wiring.flow import Node, Router, compile_graph, wire
-from ..wiring.parts import MethodInputs, check_literals
+from ..wiring.parts import SHARED, THINK_THEN_ACT, MethodInputs, check_least, check_literals
 
 FLOW = """
 flowchart LR
@@ -81,46 +83,42 @@ class ReasoningBankState(EpisodeChannels, LessonChannels, PlanChannels, ChoiceCh
 class ReasoningBank:
     """Hyper-parameters. `paper` is the published stream, `pool` AdaMEM's comparison."""
 
-    k: int = 1
-    """Tasks whose lessons are looked up, or lessons. Paper: 1; AdaMEM's comparison: 1 to 16."""
+    k: int = field(default=1, metadata=SHARED)
+    """k: the tasks, or lessons, that are looked up. Paper: 1; AdaMEM's comparison: 1 to 16."""
     retrieval_unit: Literal["tasks", "items"] = "tasks"
-    """What k counts: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
+    """The unit of k: `tasks`, with all that was learned on them (paper), or `items` (AdaMEM's comparison)."""
     max_items: int = 3
     """Items from one attempt at most. Paper: 3."""
     group_size: int = 1
-    """Attempts at a task that are set against each other; nothing is learned between. 1: each for itself. Paper: 1, and 3 to 5
-    when scaling."""
+    """Attempts at a task that are compared with each other; nothing is learned in between. 1: each attempt by itself. Paper: 1,
+    and 3 to 5 when scaling."""
     max_contrast_items: int = 5
     """Items from such a comparison at most. Paper: 5."""
     verdict: Literal["return", "model"] = "return"
-    """Who says whether an attempt succeeded: its return, or a model that is told no reward, in a call of its own (paper)."""
-    success_threshold: float | None = None
+    """The source of success or failure: the return, or a model that sees no reward, in a call of its own (paper)."""
+    success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which an attempt counts as a success; the environment's own threshold if not given. Under a judge, of this
     run's attempts alone: a bank's count by the environment's."""
-    bank: str = ""
+    bank: str = field(default="", metadata=SHARED)
     """A JSONL file of trajectories (`learngraph adamem build`, `learngraph memory export`) that is read before the first attempt,
-    with a call each. Every seed reads it for itself; what that takes is counted apart (`studied`), in no attempt's tokens."""
+    with one call each. Every seed reads it for itself. Those calls are counted apart (`studied`), in no attempt's tokens."""
     outcomes: Literal["success", "all"] = "all"
-    """Which of them. AdaMEM's comparison: success."""
-    online: bool = True
-    """Learn from the run's own attempts."""
+    """The trajectories of the bank that are read. AdaMEM's comparison: success."""
+    online: bool = field(default=True, metadata=SHARED)
+    """True if the run's own attempts are learned from."""
     max_memory_tokens: int | None = None
     """Tokens of lessons in a prompt; half of the model's window if not given. The oldest and least similar ones are left out."""
     max_state_chars: int = 200
     """Characters of a past state that prompts keep."""
-    cross_task: bool = False
-    """Runs of all seeds share one library, and are played in turn."""
-    temperature: float = 1.0
-    """Of the softmax over scored actions; 0 takes the best."""
+    cross_task: bool = field(default=False, metadata=SHARED)
+    """True if the runs of all seeds share one library; they are then played in turn."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "reasoning-bank")
-        for name, least in (
-            *(("k", 1), ("max_items", 1), ("group_size", 1), ("max_contrast_items", 1), ("max_state_chars", 1)),
-            *(("max_memory_tokens", 0), ("temperature", 0)),
-        ):
-            if (given := getattr(self, name)) is not None and given < least:
-                raise UserError(f"reasoning-bank: {name} is at least {least}, got {given}")
+        check_least(self, "reasoning-bank", k=1, max_items=1, group_size=1, max_contrast_items=1, max_state_chars=1)
+        check_least(self, "reasoning-bank", max_memory_tokens=0, temperature=0)
 
     @classmethod
     def paper(cls) -> ReasoningBank:
@@ -133,10 +131,10 @@ class ReasoningBank:
         return cls(retrieval_unit="items", outcomes="success", online=False)
 
     def read_bank(self, parts: MethodInputs) -> dict[str, AttemptOutcome]:
-        """The trajectories of the bank from this environment, by id, and how they ended.
+        """The trajectories of the bank from this environment with their outcome, by id; empty without a bank.
 
         Raises:
-            UserError: there is none to read.
+            UserError: the bank holds none of this environment and outcome.
         """
         if not self.bank:
             return {}
@@ -153,7 +151,7 @@ class ReasoningBank:
 
 
 def open_lessons(shelf: TrajectoryStore | None) -> Lessons:
-    """Lessons that lie beside the trajectories of a shelf in the same store; in this process where there is no such store."""
+    """Lessons kept beside the trajectories of a shelf in the same store; in this process where there is no such store."""
     if not isinstance(shelf, RecordStore):
         return Lessons()
     return Lessons(RecordStore(shelf.store, ("lessons", *shelf.namespace[1:]), Lesson))
@@ -164,47 +162,35 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or ReasoningBank()
-    model, layout, brief = (
-        parts.require_chat_model("reasoning-bank"),
-        Layout(clip=settings.max_state_chars),
-        "reasoning_bank/brief",
-    )
+    model = parts.require_chat_model("reasoning-bank")
     _check(parts, settings)
-    lessons, bank, buffer = open_lessons(parts.shelf), settings.read_bank(parts), Buffer(parts.shelf)
-    asked = extractor_prompts(parts.prompts)
-    longest = max(sum(parts.count_tokens(template.template) for _, template in prompt.parts) for prompt in asked.values())
-    sheet = AttemptSheet(
-        layout, parts.count_tokens, parts.max_prompt_tokens - longest
-    )  # what is asked stands around the attempts
-    extractor = LessonExtractor(
-        sheet,
-        parts.environment,
-        asked,
-        settings.max_items,
-        settings.max_contrast_items,
-        parts.make_writing_policy is None,
-    )
+    lessons = open_lessons(parts.shelf)
+    buffer = Buffer(parts.shelf)
+    bank = settings.read_bank(parts)
+    layout = Layout(clip=settings.max_state_chars)
     again = Prompt.load("ask/again", parts.prompts)
-    seen = ReasoningBankPrompt(
+    extractor = _extractor(parts, settings, layout)
+    view = ReasoningBankPrompt(
         library=lessons,
         max_lesson_tokens=parts.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens,
-        **parts.prompt_arguments(layout, Prompt.load(brief, parts.prompts).text()),
+        **parts.prompt_arguments(layout, Prompt.load("reasoning_bank/brief", parts.prompts).text()),
     )
-    asks = settings.verdict == "model" and settings.online
+    if settings.verdict == "model" and settings.online:
+        judge_success: Node = verdict(model, parts.environment, parts.journal, sheet=extractor.sheet, prompts=parts.prompts)
+    else:
+        judge_success = VerdictByReturn(parts.success_threshold(settings.success_threshold))
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment, {"reading": "", "lessons": [], "used": [], "learned": []}),
         "pool": FindUnread(lessons, bank),
         "study": study(model, extractor, bank, again),
         "shelve": AddLessons(lessons),
-        "consult": Consult(lessons, parts.environment, settings.k, settings.retrieval_unit),
-        "propose": parts.make_writing_policy(seen, "react") if parts.make_writing_policy else parts.make_policy(seen),
+        "consult": Consult(lessons, parts.environment, k=settings.k, by=settings.retrieval_unit),
+        "propose": parts.acting_policy(view, THINK_THEN_ACT),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
-        "verdict": verdict(model, parts.environment, parts.journal, sheet, parts.prompts)
-        if asks
-        else VerdictByReturn(parts.success_threshold(settings.success_threshold)),
-        "extract": extract(model, extractor, buffer, parts.journal, again, settings.group_size),
+        "verdict": judge_success,
+        "extract": extract(model, extractor, buffer, parts.journal, again, rollouts=settings.group_size),
         "keep": AddLessons(lessons),
         "remember": Push(buffer, parts.environment, parts.journal),
     }
@@ -217,19 +203,33 @@ def build(
     return compile_graph(wire(builder, FLOW, nodes, routers, chain=chain), **{"name": "reasoning-bank", **compile})
 
 
+def _extractor(parts: MethodInputs, settings: ReasoningBank, layout: Layout) -> LessonExtractor:
+    """The writer of items, with room left in its prompts for the longest question around the attempts."""
+    prompts = extractor_prompts(parts.prompts)
+    longest = max(sum(parts.count_tokens(template.template) for _, template in prompt.parts) for prompt in prompts.values())
+    return LessonExtractor(
+        sheet=AttemptSheet(layout, parts.count_tokens, parts.max_prompt_tokens - longest),
+        environment=parts.environment,
+        prompts=prompts,
+        max_items=settings.max_items,
+        max_contrast_items=settings.max_contrast_items,
+        line_only=parts.make_writing_policy is None,
+    )
+
+
 def _check(parts: MethodInputs, settings: ReasoningBank) -> None:
     """Raise UserError for settings that cannot work with these parts."""
     drawn = parts.environment is None  # a drawing has no environment, and no bank
     if not settings.online and not settings.bank and not drawn:
-        raise UserError("reasoning-bank: online=False learns nothing but from a bank; give one (--bank FILE)")
+        raise UserError("reasoning-bank: online=False learns nothing but from a bank; set bank to a file of trajectories")
     if settings.verdict == "model" and parts.make_writing_policy is None:
         raise UserError(
-            "reasoning-bank: verdict=model has a model write its verdict; this one only scores actions (--verdict return)"
+            "reasoning-bank: verdict=model has a model write its verdict, and this one only scores actions; verdict=return would do"
         )
     unsaid = settings.online and settings.verdict == "return" and parts.success_threshold(settings.success_threshold) is None
     if unsaid and not drawn:
         silent = "a judge's rewards have a scale of their own" if parts.judge else f"{parts.environment.name} does not say it"
         raise UserError(
-            f"reasoning-bank: which return is a success? {silent}; give the least one (--success), "
-            "or have a model say it (--verdict model)"
+            f"reasoning-bank: which return is a success? {silent}; set success_threshold to the least one, "
+            "or have a model say it (verdict=model)"
         )

@@ -2,7 +2,7 @@
 
 The prompt holds the last plans, never the attempts or their rewards; the reflection sees both.
 
-    compose   which plans are shown: the last three, or all that fit
+    compose   choose the plans that prompts show: the last three, or all that fit
     judge     r_t of every step
     reflect   attempt with rewards + plans so far -> a new plan
     push      the attempt with its plan
@@ -10,7 +10,7 @@ The prompt holds the last plans, never the attempts or their rewards; the reflec
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from langgraph.graph import StateGraph
@@ -33,7 +33,7 @@ from ...nodes.state import (
 )
 from ...nodes.synthesize.reflect import reflect
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs, check_literals
+from ..wiring.parts import SHARED, MethodInputs, check_literals
 
 FLOW = """
 flowchart LR
@@ -52,14 +52,15 @@ class Reflexion:
     """Hyper-parameters."""
 
     selection: Literal["last", "budget"] = "last"
-    """Plans in the prompt: the `last` ones (original: 3), or all (`budget`: as many as fit; ICRL's comparison)."""
+    """The plans in the prompt: the `last` ones, as in the original, or with `budget` as many as fit (ICRL's comparison)."""
     last_n: int = 3
+    """Plans shown with `selection="last"`. Original: 3."""
     max_memory_tokens: int | None = None
-    """Tokens of plans with `keep=budget`; half of the model's window if not given."""
+    """Tokens of plans with `selection="budget"`; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
-    temperature: float = 1.0
-    """Of the softmax over scored actions; 0 takes the best."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
 
     def __post_init__(self) -> None:
         check_literals(self, "reflexion")
@@ -75,16 +76,17 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
-    buffer, layout = Buffer(parts.shelf), Layout(clip=settings.max_state_chars)
+    buffer = Buffer(parts.shelf)
+    layout = Layout(clip=settings.max_state_chars)
     brief = Prompt.load("reflexion/brief", parts.prompts).text()
     compose = Compose(
         buffer,
-        note_line,
-        parts.count_tokens,
-        parts.max_prompt_tokens - parts.count_tokens(brief),
-        settings.selection,
-        settings.max_memory_tokens,
-        settings.last_n,
+        render=note_line,
+        count_tokens=parts.count_tokens,
+        window=parts.max_prompt_tokens - parts.count_tokens(brief),
+        keep=settings.selection,
+        budget=settings.max_memory_tokens,
+        last=settings.last_n,
         list_actions=parts.list_actions,
     )
     nodes: dict[str, Node] = {
@@ -95,13 +97,13 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
         "reflect": reflect(
-            parts.require_chat_model("reflexion"),
-            buffer,
-            parts.journal,
-            layout,
-            parts.count_tokens,
-            parts.max_prompt_tokens,
-            parts.prompts,
+            model=parts.require_chat_model("reflexion"),
+            buffer=buffer,
+            journal=parts.journal,
+            layout=layout,
+            count=parts.count_tokens,
+            window=parts.max_prompt_tokens,
+            prompts=parts.prompts,
         ),
         "push": Push(buffer, parts.environment, parts.journal),
     }

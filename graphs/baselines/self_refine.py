@@ -1,7 +1,7 @@
 """Self-Refine (arXiv:2303.17651): the model criticises its own attempt, and makes another with the criticism in view.
 
-All (attempt, feedback) pairs stay in the prompt, as far as they fit. No reward is shown, to the attempt or to the feedback: so
-the method has no reward of its own to choose by, and its answer is the last attempt.
+All pairs of attempt and feedback stay in the prompt, as far as they fit. No reward is shown, neither for the attempt nor for the
+feedback. So the method has nothing to choose by, and its answer is the last attempt.
 
     compose    which pairs are shown
     feedback   the attempt without rewards + pairs so far -> what to keep and what to change
@@ -10,7 +10,7 @@ the method has no reward of its own to choose by, and its answer is the last att
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from langgraph.graph import StateGraph
@@ -34,7 +34,7 @@ from ...nodes.state import (
 )
 from ...nodes.synthesize.reflect import feedback
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import SHARED, MethodInputs
 
 FLOW = """
 flowchart LR
@@ -56,8 +56,8 @@ class SelfRefine:
     """Tokens of earlier pairs in a prompt; half of the model's window if not given."""
     max_state_chars: int = 200
     """Characters of a past state that the prompt keeps."""
-    temperature: float = 1.0
-    """Of the softmax over scored actions; 0 takes the best."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax over scored actions; 0 takes the best."""
 
 
 def build(
@@ -65,15 +65,16 @@ def build(
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
-    buffer, layout = Buffer(parts.shelf), Layout("none", settings.max_state_chars, notes=True)
+    buffer = Buffer(parts.shelf)
+    layout = Layout(rewards="none", clip=settings.max_state_chars, notes=True)
     brief = Prompt.load("self_refine/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
             buffer,
-            layout.attempt,
-            parts.count_tokens,
-            parts.max_prompt_tokens - parts.count_tokens(brief),
+            render=layout.attempt,
+            count_tokens=parts.count_tokens,
+            window=parts.max_prompt_tokens - parts.count_tokens(brief),
             budget=settings.max_memory_tokens,
             list_actions=parts.list_actions,
         ),
@@ -84,13 +85,13 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "unjudged": NoJudge(),
         "feedback": feedback(
-            parts.require_chat_model("self-refine"),
-            buffer,
-            parts.journal,
-            layout,
-            parts.count_tokens,
-            parts.max_prompt_tokens,
-            parts.prompts,
+            model=parts.require_chat_model("self-refine"),
+            buffer=buffer,
+            journal=parts.journal,
+            layout=layout,
+            count=parts.count_tokens,
+            window=parts.max_prompt_tokens,
+            prompts=parts.prompts,
         ),
         "push": Push(buffer, parts.environment, parts.journal),
     }

@@ -1,18 +1,19 @@
-"""Static: the policy alone, every episode as if it were the first. What every learning method is measured against."""
+"""Static: the policy alone, every episode as if it were the first. Every learning method is measured against it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
-from ...memory.storage.journal import Journal
 from ...nodes.act.choose import Choose
-from ...nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.act.policies import RecentStepsPrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import SHARED, MethodInputs, uniform_policy
 
 FLOW = """
 flowchart LR
@@ -30,25 +31,27 @@ class StaticState(EpisodeChannels, ChoiceChannels):
 class Static:
     """Hyper-parameters."""
 
-    temperature: float = 1.0
-    """Of the softmax that the action is drawn from; 0 takes the best."""
+    temperature: float = field(default=1.0, metadata=SHARED)
+    """The temperature of the softmax that the action is drawn from; 0 takes the best."""
 
 
 def build(
-    environment: Environment,
-    policy: Node,
-    journal: Journal,
-    settings: Static | None = None,
-    *,
-    chain: bool = False,
-    **compile: Any,
+    parts: MethodInputs, settings: Static | None = None, *, chain: bool = False, **compile: Any
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode; arguments as in `graphs.jitrl.build`."""
+    """The graph of one episode; arguments as in `graphs.icrl.build`."""
+    settings = settings or Static()
     nodes: dict[str, Node] = {
-        "begin": Begin(environment),
-        "propose": policy,
-        "choose": Choose((settings or Static()).temperature),
-        "act": Act(environment, journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "begin": Begin(parts.environment),
+        "propose": parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps)),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "static", **compile})
+
+
+def build_random(
+    parts: MethodInputs, settings: Static | None = None, *, chain: bool = False, **compile: Any
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The same graph with a uniform policy: every admissible action is equally likely."""
+    return build(replace(parts, make_policy=uniform_policy), settings, chain=chain, **{"name": "random", **compile})

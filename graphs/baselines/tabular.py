@@ -1,7 +1,10 @@
 """Tabular: Q-learning over exact states, without any language model. On a fixed start a lookup table goes a long way.
 
-It learns by backing values up along each finished episode; it acts greedily, with exceptions. A method that reads must beat
-it, or do what a table cannot: carry over to states it has not seen.
+    look_up   Q(s, a) of every admissible action, 0 where it was never tried
+    choose    the best one, or with probability epsilon any
+    keep      backwards over the finished episode: Q(s, a) += learning_rate (r + gamma max Q(s', .) - Q(s, a))
+
+A method that reads must beat it, or do what a table cannot: carry over to states that it has not seen.
 """
 
 from __future__ import annotations
@@ -13,11 +16,11 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.q_table import QTable
-from ...memory.storage.journal import Journal
-from ...nodes.act.episode import Act, Begin, Environment, route_episode_end
+from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.act.tabular import EpsilonGreedy, LookUpQValues, UpdateQTable
 from ...nodes.state import EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import MethodInputs
 from .static import StaticState
 
 FLOW = """
@@ -33,29 +36,34 @@ class Tabular:
     """Hyper-parameters."""
 
     gamma: float = 0.95
-    """Discount per step."""
+    """Discount per step, in [0, 1]."""
     learning_rate: float = 0.5
-    """Learning rate of a backup, in (0, 1]."""
+    """The share of the way that a backup goes to its target, in (0, 1]."""
     epsilon: float = 0.1
-    """How often any action is taken instead of the best."""
+    """The probability that any action is taken instead of the best."""
 
 
 def build(
-    environment: Environment,
-    table: QTable,
-    journal: Journal,
+    parts: MethodInputs,
     settings: Tabular | None = None,
     *,
+    table: QTable | None = None,
     chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode; arguments as in `graphs.jitrl.build`."""
+    """The graph of one episode; arguments as in `graphs.icrl.build`.
+
+    `table`: a table of your own; one on `parts.shelf` with the settings' gamma and learning rate if not given.
+    """
+    settings = settings or Tabular()
+    if table is None:
+        table = QTable(parts.shelf, settings.gamma, settings.learning_rate)
     nodes: dict[str, Node] = {
-        "begin": Begin(environment),
-        "look_up": LookUpQValues(table, environment),
-        "choose": EpsilonGreedy((settings or Tabular()).epsilon),
-        "act": Act(environment, journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "keep": UpdateQTable(table, environment, journal),
+        "begin": Begin(parts.environment),
+        "look_up": LookUpQValues(table, parts.environment),
+        "choose": EpsilonGreedy(settings.epsilon),
+        "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
+        "keep": UpdateQTable(table, parts.environment, parts.journal),
     }
     builder = StateGraph(StaticState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "tabular", **compile})

@@ -1,19 +1,20 @@
 """ReAct with tools (arXiv:2210.03629): the model calls tools as its API offers it, until it writes its answer.
 
-What Training-Free GRPO's agents are: a system message (with the lessons of a library, if there is one), the task, and tools such
-as `python` or `search`. Every rollout has tools of its own. The answer is what the environment's `read` finds in the last reply.
+Training-Free GRPO's agents are of this kind. The model gets a system message (with the lessons of a library, if there is one), the
+task, and tools such as `python` or `search`. Every rollout has tools of its own. The environment's `read` finds the answer in the
+last reply.
 
-    think     call tools, or answer; at the last turn the model is told to answer
-    use       carry out the calls in their order; what goes wrong the model is told
-    answer    close the tools; the actions of the written answer, one by one
-    act       submit it
+    think     call tools, or answer; at the last turn the prompt asks for the answer
+    use       carry out the calls in their order; errors go back to the model as results
+    answer    close the tools; take the actions of the written answer, one by one
+    act       submit the action
 
-A rollout is one piece: played again, it calls its tools again (what the model says to equal results may come from a cache).
+A rollout is one piece: when it is played again, it calls its tools again (the model's replies to equal results may come from a cache).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired
 
 from langgraph.graph import StateGraph
@@ -37,7 +38,7 @@ from ...nodes.act.tool_use import (
 from ...nodes.prompt import Prompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
-from ..wiring.parts import MethodInputs
+from ..wiring.parts import SHARED, MethodInputs, check_least
 
 FLOW = """
 flowchart LR
@@ -50,10 +51,10 @@ flowchart LR
 
 
 class ToolAgentInput(EpisodeInput):
-    """What is to be solved, and under which lessons."""
+    """The input of an episode: the task, and the name of the library of lessons."""
 
     library: NotRequired[str]
-    """Name of the version (`memory.library.Versions`); empty or absent: without lessons."""
+    """Name of a version (`memory.library.LibraryVersions`); empty or absent: no lessons."""
 
 
 class ToolAgentState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels):
@@ -63,7 +64,7 @@ class ToolAgentState(EpisodeChannels, PlanChannels, ChoiceChannels, ToolChannels
 
 
 class ToolAgentOutput(EpisodeResult):
-    """What comes out of it."""
+    """The result of an episode: the answer, the number of tool calls, and the transcript."""
 
     answer: str
     tool_calls: int
@@ -75,27 +76,19 @@ class ToolAgent:
     """Hyper-parameters."""
 
     max_turns: int = 20
-    """How often the model is asked at most; at the last turn it has to answer. Training-Free GRPO: 50 for mathematics, 20 for the
-    web."""
-    temperature: float | None = None
-    """Of the model; None: its own. Training-Free GRPO: 0.7 when learning, 0.3 when tested."""
+    """Calls of the model at most; at the last one it has to answer. Training-Free GRPO: 50 for mathematics, 20 for the web."""
+    temperature: float | None = field(default=None, metadata=SHARED)
+    """The model's temperature; None: its own default. Training-Free GRPO: 0.7 when learning, 0.3 when tested."""
     lessons_per_prompt: int = 0
-    """How many lessons are shown at most, the ones that fit the task best; 0: all."""
+    """Lessons shown at most, those that fit the task best first; 0: all."""
     max_output_chars: int = 8000
-    """Characters of a tool's answer that the model is shown; longer ones lose their middle."""
+    """Characters of a tool's result in the prompt; longer results lose their middle."""
     max_transcript_chars: int = 1000
-    """Characters of it in the transcript, for those who compare rollouts."""
+    """Characters of a tool's result in the transcript, which critics read."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_turns", 1),
-            ("temperature", 0),
-            ("lessons_per_prompt", 0),
-            ("max_output_chars", 100),
-            ("max_transcript_chars", 100),
-        ):
-            if (given := getattr(self, name)) is not None and given < least:
-                raise UserError(f"tool-agent: {name} is at least {least}, got {given}")
+        check_least(self, "tool-agent", max_turns=1, temperature=0, lessons_per_prompt=0)
+        check_least(self, "tool-agent", max_output_chars=100, max_transcript_chars=100)
 
 
 def build(
@@ -107,20 +100,22 @@ def build(
     chain: bool = False,
     **compile: Any,
 ) -> CompiledStateGraph[Any, Any, Any, Any]:
-    """The graph of one episode, from `Attempt` (and `library`) to `Solved`.
+    """The graph of one episode, from `ToolAgentInput` to `ToolAgentOutput`.
 
     Args:
         parts: the environment, which can `read` a written answer, and the model, which can call tools.
-        settings: the hyper-parameters.
-        tools: gives a rollout its tools (`tools.interpreter.Toolbox`); None: there are none.
-        lessons: where the library that the input names is looked up.
-        chain: as in `graphs.icrl.build`, as are further arguments.
+        settings: hyper-parameters.
+        tools: makes the tools of a rollout (`tools.agent_tools.interpreter.Toolbox`); None: there are none.
+        lessons: the versions among which the library of the input is looked up.
+        chain: as in `graphs.icrl.build`.
+        compile: likewise.
 
     Raises:
         UserError: there is no model, or the environment cannot read a written answer.
     """
     settings = settings or ToolAgent()
-    model, world = parts.require_chat_model("tool-agent"), parts.environment
+    model = parts.require_chat_model("tool-agent")
+    world = parts.environment
     read = getattr(world, "read", None)
     if world is not None and read is None:  # a drawing has no environment
         raise UserError(
@@ -129,19 +124,19 @@ def build(
         )
     toolset = Toolset(tools)
     dialogue = Dialogue(
-        Prompt.load("tool_agent/solve", parts.prompts),
-        Prompt.load("tool_agent/last", parts.prompts),
-        Prompt.load("training_free_grpo/lessons", parts.prompts) if lessons else None,
-        lessons,
-        settings.lessons_per_prompt,
-        settings.max_turns,
-        parts.count_tokens,
-        parts.max_prompt_tokens,
+        task_prompt=Prompt.load("tool_agent/solve", parts.prompts),
+        last_turn_prompt=Prompt.load("tool_agent/last", parts.prompts),
+        lessons_prompt=Prompt.load("training_free_grpo/lessons", parts.prompts) if lessons else None,
+        versions=lessons,
+        lessons_per_prompt=settings.lessons_per_prompt,
+        max_turns=settings.max_turns,
+        count_tokens=parts.count_tokens,
+        max_tokens=parts.max_prompt_tokens,
     )
     options = {} if settings.temperature is None else {"temperature": settings.temperature}
     nodes: dict[str, Node] = {
         "begin": BeginWithTools(world, toolset=toolset),
-        "think": Think(model, toolset, dialogue, Prompt.load("ask/again", parts.prompts), options),
+        "think": Think(model, toolset, dialogue, retry_prompt=Prompt.load("ask/again", parts.prompts), options=options),
         "use": UseTools(toolset, settings.max_output_chars, settings.max_transcript_chars),
         "answer": Submit(read or (lambda reply: (reply,)), toolset),
         "act": Act(world, parts.journal),

@@ -542,6 +542,7 @@ class CounterfactualAgent:
         from ...nodes.retrieve.attempts import EpisodePrompt
         from ...nodes.synthesize.strategy import StrategyPrompt
         from ...tools.models.models import open_model
+        from ..adamem import ACT, DRAFT
         from ..wiring.parts import MethodInputs
 
         assert options.model is not None
@@ -554,10 +555,8 @@ class CounterfactualAgent:
         else:
             parts = MethodInputs.with_chat_model(environment, Journal(), model, stepwise=True, **more)
         seen: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": options.history_steps}
-        draft = parts.acting_policy(EpisodePrompt(**seen), "adamem/consider")
-        return cls(
-            environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), "adamem/act"), Choose(options.temperature)
-        )
+        draft = parts.acting_policy(EpisodePrompt(**seen), DRAFT)
+        return cls(environment, parts, draft, parts.acting_policy(StrategyPrompt(**seen), ACT), Choose(options.temperature))
 
     def __call__(self, task: Task, actions: Sequence[str], name: str, advice: str = "") -> str:
         """What the agent does after these actions; a `Policy` of nodes/synthesize/mft.py. `advice`: the strategy."""
@@ -631,11 +630,12 @@ def train(args: Sequence[str]) -> int:
     import logging
 
     from ...tools.models.models import open_model
-    from ...tools.training.lora import LoRA
-    from ...tools.training.sft import read_chats
+    from ...tools.training.sft import FineTuningSettings, read_chats
     from ...tools.training.sft import train as fine_tune
 
-    form = make_dataclass("form", [("options", TrainOptions), ("settings", LoRA, field(default_factory=LoRA))])
+    form = make_dataclass(
+        "form", [("options", TrainOptions), ("settings", FineTuningSettings, field(default_factory=FineTuningSettings))]
+    )
     asked = parse_flags(form, rest, prog, about)
     options: TrainOptions = asked.options
     if options.model.startswith("openai:"):

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -36,15 +36,14 @@ from langgraph.store.base import BaseStore
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
-from ...memory.experiences import Experiences
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...memory.storage.rows import Rows
 from ...memory.storage.shelf import RecordStore
-from ...nodes.act.policies import RecentStepsPrompt, UniformPolicy
 from .. import jitrl
 from ..wiring import run
 from ..wiring.flow import Node, wire
+from ..wiring.parts import MethodInputs
 from .main import RunOptions, make_method_inputs
 
 FOLDER = Path("runs") / "dev"
@@ -120,13 +119,11 @@ def _make_graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
 def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     from ...tools.environments.catalogue import open_environment
 
-    settings = jitrl.JitRL()
     environment = open_environment(env)
     folder = FOLDER / "".join(c if c.isalnum() else "-" for c in f"{env}-{model}")
-    journal = Journal(folder / "steps.jsonl")
     shelf = RecordStore(_store(), ("trajectories", env, model), Trajectory)
-    memory = Experiences(shelf, gamma=settings.gamma)
-    episode = jitrl.build(environment, _policy(env, model, journal), memory, journal, settings)
+    parts = _parts(env, model, environment, Journal(folder / "steps.jsonl"))
+    episode = jitrl.build(replace(parts, shelf=shelf))
     nodes: dict[str, Node] = {
         "plan": PlanDevRun(environment),  # type: ignore[dict-item]  # takes the config too
         "episode": episode,
@@ -136,15 +133,15 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
     return wire(builder, FLOW, nodes, {"tally": run.route_next_episode}).compile(name="jitrl")
 
 
-def _policy(env: str, model: str, journal: Journal) -> Node:
-    from ...tools.environments.catalogue import open_environment
+def _parts(env: str, model: str, environment: Any, journal: Journal) -> MethodInputs:
     from ...tools.models.models import open_model
 
     if model == "uniform":
-        return UniformPolicy()
-    made = make_method_inputs(RunOptions(env=env, model=model), open_environment(env), open_model(model, threads=1), journal)
-    node: Node = made.policy(RecentStepsPrompt(journal, made.recent))
-    return node
+        return MethodInputs(environment, journal)
+    made: MethodInputs = make_method_inputs(
+        RunOptions(env=env, model=model), environment, open_model(model, threads=1), journal
+    )
+    return made
 
 
 @lru_cache(maxsize=1)

@@ -28,8 +28,6 @@ from .training_free import learn_and_test
 if TYPE_CHECKING:
     from ..studies.sweep import Job
 
-SHARED_SETTINGS = ("bank", "k", "success_threshold", "online", "cross_task", "temperature", "history_steps")
-"""Settings that a comparison must not give to one method alone; see `_shared`."""
 SERVED_GRAPHS: Mapping[str, str] = {
     "claas-serving": "a chat turn that waits for feedback; what learngraph serve answers with",
     "claas-learning": "a gradient step on what was said, with a gate; what learngraph serve learns with",
@@ -129,7 +127,7 @@ def run(args: Sequence[str]) -> int:
         )
     name, *rest = args
     preset, rest = _preset(rest)
-    known = methods.find_method(name.partition(":")[0])
+    known = methods.find_method(name)
     about = (
         f"{known.summary}. --preset {{{','.join(_presets(known.settings) + _ablations(known.settings))}}} sets other defaults."
     )
@@ -148,7 +146,7 @@ def run(args: Sequence[str]) -> int:
         other: _settings(other, main=(name, parsed.settings), shared=shared) for other in options.compare if other != name
     }
     for other in others:
-        if methods.find_method(other.partition(":")[0]).has_training_phase:
+        if methods.find_method(other).has_training_phase:
             raise CommandError(
                 f"--compare {other}: it learns on other problems than it plays; learngraph run {other} compares it"
             )
@@ -173,9 +171,11 @@ def _preset(args: Sequence[str]) -> tuple[str, list[str]]:
 
 def _shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
     """What of a method's settings was given by a flag, or is not its default, and holds for the methods it is compared with."""
+    from ..methods import shared_fields
+
     flags = {arg.partition("=")[0][2:].removeprefix("no-").replace("-", "_") for arg in args if arg.startswith("--")}
     usual = type(settings)()
-    here = {name: getattr(settings, name) for name in SHARED_SETTINGS if hasattr(settings, name)}
+    here = {name: getattr(settings, name) for name in shared_fields(type(settings))}
     return {name: value for name, value in here.items() if name in flags or value != getattr(usual, name)}
 
 
@@ -197,16 +197,16 @@ def _settings(
 
     `shared`: what the main method and this one have in common; see `_shared`.
     """
-    from ..methods import find_method
+    from ..methods import find_method, shared_fields, split_name
 
-    name, _, named = name.partition(":")
+    name, named = split_name(name)
     made, preset = find_method(name).settings, named or preset
+    if main is not None and type(main[1]) is not made:  # a field of another method is the same only where both are marked
+        shared = {field: value for field, value in (shared or {}).items() if field in shared_fields(made)}
     if preset not in (known := [*_presets(made), *_ablations(made)]):
         raise CommandError(f"{name} has no preset '{preset}'; it has {', '.join(known)}")
     if preset in _ablations(made):
-        base = (
-            main[1] if main is not None and main[0].partition(":")[0] == name else _apply_shared_settings(made(), shared or {})
-        )
+        base = main[1] if main is not None and split_name(main[0])[0] == name else _apply_shared_settings(made(), shared or {})
         return getattr(base, preset.replace("-", "_"))()
     chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
     return _apply_shared_settings(chosen, shared or {})
@@ -342,7 +342,7 @@ def _job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
         folder=folder / name,
         run=unique if options.memory else name,
         thread=unique if options.memory or options.checkpoints else name,
-        memory=where if find(method.partition(":")[0]).has_memory else "",
+        memory=where if find(method).has_memory else "",
         namespace=namespace,
         checkpoints=checkpoints,
         max_run_tokens=options.max_run_tokens,
@@ -383,7 +383,7 @@ def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list
 def _needs_model(name: str, options: RunOptions) -> bool:
     from ..methods import find_method
 
-    found = find_method(name.partition(":")[0])
+    found = find_method(name)
     return found.needs_writer or (found.needs_model and options.prior == "model")
 
 
@@ -391,7 +391,7 @@ def _loads_model(name: str, options: RunOptions) -> bool:
     """Whether it has a model, if only to judge."""
     from ..methods import find_method
 
-    return _needs_model(name, options) or (_asks_model(options.judge) and find_method(name.partition(":")[0]).needs_model)
+    return _needs_model(name, options) or (_asks_model(options.judge) and find_method(name).needs_model)
 
 
 def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]], sweep: Any) -> None:
@@ -440,7 +440,7 @@ def _play(setup: SweepSetup, job: Job) -> None:
     from ..studies import sweep
 
     options = setup.options
-    chosen = find_method(job.method.partition(":")[0])
+    chosen = find_method(job.method)
     with _open_lock:
         environment = _environment(options.env, options.horizon)
     task = environment.task(job.seed, options.split)
@@ -448,7 +448,7 @@ def _play(setup: SweepSetup, job: Job) -> None:
 
     def make(journal: Any, shelf: Any, log: Any, saver: Any) -> Any:
         from ..wiring import run
-        from ..wiring.flow import PlainLoop
+        from ..wiring.loop import PlainLoop
 
         with _open_lock:
             llm = _model(options.model, options.base_url) if model else None
@@ -795,9 +795,9 @@ def _blueprint(method: str, settings: Any = None) -> Any:
         Journal(),
         make_policy=lambda seen: LocalPolicy(absent, seen, prompt),
         model=cast(Any, object()),  # never asked
-        make_writing_policy=lambda seen, name: act_policy(absent, seen),
+        make_writing_policy=lambda seen, style: act_policy(absent, seen),
     )
-    return find(method.partition(":")[0]).build(parts, settings)
+    return find(method).build(parts, settings)
 
 
 @dataclass(frozen=True)
@@ -824,9 +824,7 @@ def draw(args: Sequence[str]) -> int:
     name, *rest = ["--out" if arg == "-o" else arg for arg in args]
     options = _parse(DrawOptions, rest, f"learngraph draw {name}")
     graph = blueprint(name) if name in SERVED_GRAPHS else _blueprint(name)
-    if (
-        options.run and name not in SERVED_GRAPHS and not find(name.partition(":")[0]).has_training_phase
-    ):  # whose graph is a run's already
+    if options.run and name not in SERVED_GRAPHS and not find(name).has_training_phase:  # whose graph is a run's already
         from ..wiring import run as runs
 
         graph = runs.build(graph)

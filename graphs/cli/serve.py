@@ -4,8 +4,8 @@
     learngraph serve --model local:Qwen/Qwen3-0.6B --keys keys.yaml --preset reinforce
     learngraph serve --model vllm:Qwen/Qwen3-8B --weights local:Qwen/Qwen3-8B --base-url http://127.0.0.1:8001/v1 --api-key secret
 
-Joins an engine, a learner, the replay buffer, the versions and the web server. All that was learned is in --out; the same command
-goes on there, also after a kill -9.
+Joins an engine, a learner, the replay buffer, the versions and the web server. Everything that was learned lies in --out; the same
+command goes on there, also after a kill -9.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, make_dataclass
-from functools import partial
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from ...memory.errors import UserError
-from ...memory.records import Correction, Exchange, Measured, Minibatch, Reply, Update
-from ..claas import CLaaS, pick_fields
+from ...memory.records import Exchange, Minibatch, Reply
+from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_flags
+from .serve_learners import InlineLearner, LazyLearner
 
 if TYPE_CHECKING:
     from ...tools.local.model import LocalChatModel
@@ -40,56 +39,52 @@ LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What to serve, to whom, and where to keep what is learned."""
+    """Options of the service: its model, its clients, and the folder of what it learns."""
 
     model: str = "pocket"
     """The base model: `pocket`, `guard`, `local:PATH_OR_NAME`, or `vllm:MODEL` behind --base-url (see `learngraph list`)."""
     base_url: str | None = None
-    """The vLLM server behind `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
+    """URL of the vLLM server for `vllm:MODEL`, such as `http://127.0.0.1:8001/v1`."""
     weights: str | None = None
-    """With `vllm:`, the same model as this process opens it to learn, `local:PATH_OR_NAME`; not needed with --trainer off."""
+    """With `vllm:`, the same model for this process to train, `local:PATH_OR_NAME`; not needed with --trainer off."""
     name: str | None = None
-    """Public name of the model: what clients write into `model`. The last part of --model if not given."""
+    """Public name of the model, which clients send as `model`. Default: the last part of --model."""
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for all."""
     port: int = 8000
-    """0 takes a free one."""
+    """Port to listen on; 0 takes a free one."""
     out: Path = Path("runs/claas")
     """Folder of the replay buffer and of all versions."""
     api_key: tuple[str, ...] = ()
-    """Keys of the tenant `default`; the flag may be given again. Those of LEARNGRAPH_API_KEY, joined by commas, if not given."""
+    """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
     """A YAML file with the keys and limits of several tenants: `acme: {keys: [...], requests_per_minute: 60}`."""
     no_auth: bool = False
-    """Take any key; on 127.0.0.1 only."""
+    """Accept any key; only on 127.0.0.1."""
     metrics_key: tuple[str, ...] = ()
-    """Keys that read /metrics of all tenants, and nothing else."""
+    """Keys that may read /metrics of all tenants, and nothing else."""
     open_metrics: bool = False
     """/metrics needs no key."""
     trainer: Literal["process", "inline", "off"] = "process"
-    """Who learns: another process at low priority; this one, in turns with the replies; nobody."""
+    """Where the learner runs: in another process at low priority; in this one, in turns with the replies; not at all."""
     retention_file: Path | None = None
-    """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely."""
-    max_pending_hours: float = 24.0
-    """Hours that feedback may come after the reply."""
-    max_tenant_megabytes: int = 256
-    """Most that the replay buffer keeps of a tenant."""
+    """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely, for the gate."""
     max_body_bytes: int = 1 << 20
-    """Longest request."""
+    """Largest request, in bytes."""
     device: str = "cpu"
-    """Where a model of this machine runs: `cpu`, `cuda`."""
+    """Device of a model in this process: `cpu`, `cuda`."""
     dtype: str = "float32"
-    """Its number format."""
+    """Number format of a model in this process."""
     threads: int | None = None
-    """Threads that it computes with."""
+    """Threads of a model in this process."""
     learner_threads: int = 1
     """Threads of the learner's process."""
     learner_nice: int = 19
-    """Its priority, from 0 to 19, the lowest: replies come first. On a machine that is always busy it may never get to learn."""
+    """Priority of the learner's process, from 0 to 19, the lowest: replies come first. On a busy machine it may never learn."""
     max_streams: int = 256
-    """Replies in the making at once; others wait."""
+    """Replies that are generated at the same time; others wait."""
     prompts: Path | None = None
-    """A directory whose prompt files take the place of those of the same name (`claas/hindsight.md`)."""
+    """A directory with prompt files that replace those of the same name (`claas/hindsight.md`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.learner_nice < 20:
@@ -112,18 +107,21 @@ class ServeOptions:
 
 def serve(args: Sequence[str], preset: str = "default") -> int:
     """a chat API (OpenAI's) that learns from feedback while it answers: learngraph serve --api-key KEY"""
+    import tyro
+
     if preset != "default" and preset.replace("-", "_") not in _presets():
         raise CommandError(f"claas has no preset '{preset}'; it has default, {', '.join(_presets())}")
     chosen = CLaaS() if preset == "default" else getattr(CLaaS, preset.replace("-", "_"))()
+    unnamed = tyro.conf.arg(name="")
     form = make_dataclass(
         "form",
         [
-            ("options", ServeOptions, field(default_factory=ServeOptions)),
-            ("settings", CLaaS, field(default_factory=lambda: chosen)),
+            ("options", Annotated[ServeOptions, unnamed], field(default_factory=ServeOptions)),
+            ("settings", Annotated[CLaaS, unnamed], field(default_factory=lambda: chosen)),
         ],
     )
     about = f"A chat API that learns from feedback. --preset {{{','.join(('default', *_presets()))}}} sets other defaults."
-    parsed = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about)
+    parsed = parse_flags(form, _merge_repeated_flags(args), "learngraph serve", about, group_prefixes=True)
     options, settings = parsed.options, parsed.settings
     tenants = _tenants(options)
     _check_port(options.host, options.port)
@@ -139,7 +137,7 @@ def _presets() -> list[str]:
 
 
 def _merge_repeated_flags(args: Sequence[str]) -> list[str]:
-    """Flags that may be given again, each in one place: `--api-key A --api-key B` is `--api-key A B`."""
+    """The arguments with repeated flags merged: `--api-key A --api-key B` becomes `--api-key A B`."""
     rest: list[str] = []
     found: dict[str, list[str]] = {"--api-key": [], "--metrics-key": []}
     i = 0
@@ -159,20 +157,20 @@ def _merge_repeated_flags(args: Sequence[str]) -> list[str]:
 
 
 def _tenants(options: ServeOptions) -> Any:
-    """Who may chat.
+    """The tenants of the options' keys.
 
     Raises:
-        UserError: nobody.
+        UserError: there are no keys, or keys that --no-auth contradicts.
     """
     from ...tools.serving import tenants
 
     keys = options.api_key or tuple(filter(None, os.environ.get("LEARNGRAPH_API_KEY", "").split(",")))
     if options.no_auth:
         if keys or options.keys:
-            raise UserError("serve: --no-auth takes any key; --api-key and --keys say which: one or the other")
+            raise UserError("serve: --no-auth accepts any key, --api-key and --keys only these: one or the other")
 
         class OpenTenants(tenants.Tenants):
-            """Whoever asks is the tenant `default`."""
+            """Any key is one of the tenant `default`."""
 
             def tenant_for_key(self, key: str) -> Any:
                 return self.tenant_by_name("default")
@@ -182,7 +180,11 @@ def _tenants(options: ServeOptions) -> Any:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Found out before a model is loaded."""
+    """Check that the port is free, before a model is loaded.
+
+    Raises:
+        UserError: it is not.
+    """
     if not port:
         return
     with closing(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)) as trial:
@@ -206,24 +208,23 @@ async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
         )
 
         def ready(url: str) -> None:
-            learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss}"
+            learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss.kind}"
             _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
 
         await chat_server.serve(application, options.host, options.port, on_ready=ready)
     _say("closed")
     sys.stdout.flush()
-    # Everything is on the disk. A thread that is in the middle of a step would keep the process for as long as that takes, and taking
-    # apart torch's objects one by one is for nothing.
+    # Everything is on disk. A normal exit would wait for a thread in the middle of a step, and free torch's objects one by one.
     os._exit(0)
 
 
 def build_service(options: ServeOptions, settings: CLaaS) -> Service:
-    """Everything but the web server, put together; inside a running event loop.
+    """The service without its web server. Call it inside a running event loop.
 
     Raises:
-        UserError: --out is in use by another process, or was learned on another base model; the model cannot be opened.
+        UserError: --out is used by another process, or belongs to another base model; the model cannot be opened.
     """
-    from ...memory.claas.replay import Replay, ReplayLimits
+    from ...memory.claas.replay import Replay
     from ..serving.service import Service
 
     root = options.out / "adapters"
@@ -231,10 +232,7 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"serve: --out {options.out}: {error.strerror}; another folder would do") from error
-    limits = pick_fields(
-        ReplayLimits, settings, megabytes=options.max_tenant_megabytes, pending_seconds=options.max_pending_hours * 3600
-    )
-    replay = Replay(options.out / "replay.sqlite", limits)
+    replay = Replay(options.out / "replay.sqlite", settings.replay)
     try:
         engine, opened = _engine(options, settings)
         _check_base(options, settings, engine.base)
@@ -250,13 +248,13 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
 
 
 def _engine(options: ServeOptions, settings: CLaaS) -> tuple[Any, LocalChatModel | None]:
-    """What answers, and the model in this process if there is one."""
+    """The engine that answers, and the model in this process; None: there is none."""
     if options.model.startswith("vllm:"):
         return _vllm(options)
     from ...tools.local.engine import LocalEngine
 
     opened = _open(options.model, options)
-    return LocalEngine(opened, rank=settings.rank, targets=settings.targets, max_streams=options.max_streams), opened
+    return LocalEngine(opened, rank=settings.lora.rank, targets=settings.lora.targets, max_streams=options.max_streams), opened
 
 
 def _open(spec: str, options: ServeOptions) -> LocalChatModel:
@@ -282,7 +280,11 @@ def _vllm(options: ServeOptions) -> tuple[Any, LocalChatModel | None]:
 
 
 def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
-    """--out belongs to one base model; its settings are written down."""
+    """Check that --out belongs to this base model, and write the settings to its `service.json`.
+
+    Raises:
+        UserError: it belongs to another one, or `service.json` is damaged.
+    """
     path = options.out / "service.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -293,158 +295,64 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
             f"serve: {options.out} was learned on {before.get('model')} (base {before['base']}), and {options.model} is base {base}; "
             "another --out would do"
         )
-    told = {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
+    about = {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
     new = path.with_name("service.json.new")
-    new.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    new.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     new.replace(path)
 
 
 def _learner(
     options: ServeOptions, settings: CLaaS, engine: Any, opened: LocalChatModel | None, service: Callable[[], Service]
 ) -> Any | None:
-    """What learns."""
+    """The learner of --trainer; None: off."""
     if options.trainer == "off":
         return None
     from ...nodes.prompt import Prompt
-    from ...tools.training.lora import LoRA, Objective
 
     def folder(label: str) -> Path:
         return service().versions(*label.rpartition("@")[0].split("/")).folder(label)
 
-    def write(batch: Minibatch, made: Path, said: dict[str, Any]) -> str:
+    def write(batch: Minibatch, made: Path, about: dict[str, Any]) -> str:
         versions = service().versions(batch.tenant, batch.adapter)
-        return versions.write(made, batch.step, batch.parent, engine.base, {**said, "batch": batch.id})
+        return versions.write(made, batch.step, batch.parent, engine.base, {**about, "batch": batch.id})
 
-    lora = pick_fields(LoRA, settings, alpha=2.0 * settings.rank, batch=settings.batch)
-    objective = pick_fields(Objective, settings)
     hindsight = Prompt.load("claas/hindsight", options.prompts).parts[0][1].template
-    scratch = options.out / "scratch"
+    common: dict[str, Any] = {
+        "folder": folder,
+        "write": write,
+        "lora": settings.lora,
+        "objective": settings.loss,
+        "hindsight": hindsight,
+        "scratch": options.out / "scratch",
+    }
     if options.trainer == "inline":
         from ...tools.training.learner import InProcessLearner
 
         assert opened is not None
-        return InlineLearner(InProcessLearner(opened, folder, write, lora, objective, hindsight, scratch=scratch), engine)
+        return InlineLearner(InProcessLearner(opened, **common), engine)
     from ...tools.training.learner_worker import WorkerLearner
 
     return LazyLearner(
         engine.base,
         lambda: WorkerLearner(
             options.weights or options.model,
-            folder,
-            write,
-            lora,
-            objective,
-            hindsight,
-            scratch=scratch,
             threads=options.learner_threads,
             device=options.device,
             dtype=options.dtype,
             nice=options.learner_nice,
+            **common,
         ),
     )
 
 
-class LazyLearner:
-    """A learner that comes up while chats are answered already: at low priority that may take a while.
-
-    Args:
-        base: fingerprint of the base model that it has to have.
-        make: opens it.
-    """
-
-    def __init__(self, base: str, make: Callable[[], Any]) -> None:
-        self.base, self._make = base, make
-        self._learner: Any = None
-        self._error: Exception | None = None
-        self._settled, self._closed = Event(), False
-        self._begin()
-
-    def correct(self, batch: Minibatch) -> Correction:
-        """As the learner's, once it is there."""
-        found: Correction = self._await_learner().correct(batch)
-        return found
-
-    def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """As the learner's."""
-        found: Update = self._await_learner().step(batch, correction)
-        return found
-
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """As the learner's."""
-        found: Measured = self._await_learner().measure(label, exchanges)
-        return found
-
-    def close(self) -> None:
-        """End it. Nobody waits for one that is still coming up: it ends with this process."""
-        self._closed = True
-        self._settled.set()
-        if self._learner is not None:
-            self._learner.close()
-
-    def _begin(self) -> None:
-        self._error = None
-        self._settled.clear()
-        Thread(target=self._open_learner, name="learner", daemon=True).start()
-
-    def _open_learner(self) -> None:
-        try:
-            made = self._make()
-            if made.base != self.base or self._closed:
-                made.close()
-                raise UserError(f"it has base model {made.base}, the engine {self.base}")
-            self._learner = made
-        except Exception as error:
-            self._error = error
-        finally:
-            self._settled.set()
-
-    def _await_learner(self) -> Any:
-        self._settled.wait()
-        if self._closed:
-            raise RuntimeError("the learner is closed")
-        if (error := self._error) is not None:
-            self._begin()  # for whoever asks next
-            raise RuntimeError(f"the learner cannot be started: {error}") from error  # no fault of what it was to learn from
-        return self._learner
-
-
-class InlineLearner:
-    """A learner whose work is done on the thread that owns the network, in turns with the replies.
-
-    Args:
-        learner: does it.
-        engine: whose thread it is; of the event loop that runs now.
-    """
-
-    def __init__(self, learner: Any, engine: Any) -> None:
-        self._learner, self._engine, self._loop = learner, engine, asyncio.get_running_loop()
-        self.base: str = learner.base
-
-    def correct(self, batch: Minibatch) -> Correction:
-        """As the learner's."""
-        found: Correction = self._turn(partial(self._learner.correct, batch))
-        return found
-
-    def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """As the learner's."""
-        found: Update = self._turn(partial(self._learner.step, batch, correction))
-        return found
-
-    def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """As the learner's."""
-        found: Measured = self._turn(partial(self._learner.measure, label, exchanges))
-        return found
-
-    def _turn(self, work: Callable[[], Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(self._engine.run(work), self._loop).result()
-
-
 def _retention(options: ServeOptions, opened: LocalChatModel | None) -> list[Exchange]:
-    """The chats that the gate holds on to, as tokens."""
+    """The chats of --retention-file as exchanges, for the gate."""
     if options.retention_file is None:
         return []
     if opened is None:
-        raise UserError("serve: --retention needs the model in this process, to read the chats: --weights local:PATH_OR_NAME")
+        raise UserError(
+            "serve: --retention-file needs the model in this process, to read the chats: --weights local:PATH_OR_NAME"
+        )
     from ...memory.records import ChatRequest
     from ...tools.training.sft import encode_chat, read_chats
 

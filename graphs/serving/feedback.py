@@ -47,7 +47,7 @@ class FeedbackWatch:
     def restore_rewards(self, tenant: str, adapter: str) -> None:
         """Read an adapter's newest rewards from the replay buffer."""
         state = self._live.state(tenant, adapter)
-        for row in reversed(self._replay.rows(tenant, adapter, limit=4 * self._settings.recent)):
+        for row in reversed(self._replay.rows(tenant, adapter, limit=4 * self._settings.rollout.watch_window)):
             self._note_reward(state, row.exchange, row.exchange.feedback)
 
     def note_feedback(self, tenant: str, exchange: Exchange, feedback: Feedback) -> None:
@@ -62,7 +62,7 @@ class FeedbackWatch:
         state.rewards.pop(exchange.id, None)
         if feedback is not None and feedback.reward is not None:
             state.rewards[exchange.id] = (exchange.reply.version, feedback.reward)
-            while len(state.rewards) > 8 * self._settings.recent:
+            while len(state.rewards) > 8 * self._settings.rollout.watch_window:
                 state.rewards.popitem(last=False)
 
     async def _check(self, tenant: str, adapter: str) -> None:
@@ -70,17 +70,17 @@ class FeedbackWatch:
         settings, state = self._settings, self._live.state(tenant, adapter)
         async with state.switch_lock:
             state.has_new_rewards = False
-            if not settings.watch:
+            if not settings.rollout.watch_rewards:
                 return
             if state.canary:
                 await self._judge_canary(tenant, adapter, state, state.canary)
                 return
             rewards = state.rewards_by_version()
             line = ((label, rewards.get(label, [])) for label in lineage(state.versions, state.live))
-            seen = await asyncio.to_thread(reward_windows, line, settings.watch, settings.recent)
+            seen = await asyncio.to_thread(reward_windows, line, settings.rollout.watch_rewards, settings.rollout.watch_window)
             if seen is None:
                 return
-            found = reward_drop(seen.before, seen.after, settings.fall_margin, settings.watch)
+            found = reward_drop(seen.before, seen.after, settings.rollout.max_reward_drop, settings.rollout.watch_rewards)
             if found is not None and found.is_drop:
                 why = f"live feedback fell from {found.before:.2f} to {found.after:.2f} ({len(seen.after)} rewards)"
                 back = await asyncio.to_thread(state.versions.rollback_target, seen.rollback_to)
@@ -89,16 +89,16 @@ class FeedbackWatch:
 
     async def _judge_canary(self, tenant: str, adapter: str, state: AdapterState, canary: str) -> None:
         settings, rewards = self._settings, state.rewards_by_version()
-        mine = rewards.get(canary, [])[-settings.recent :]
-        live = rewards.get(state.live, [])[-settings.recent :]
-        found = reward_drop(live, mine, settings.fall_margin, settings.watch)
+        mine = rewards.get(canary, [])[-settings.rollout.watch_window :]
+        live = rewards.get(state.live, [])[-settings.rollout.watch_window :]
+        found = reward_drop(live, mine, settings.rollout.max_reward_drop, settings.rollout.watch_rewards)
         if not await asyncio.to_thread(state.versions.is_live_descendant, canary):
             why = "canary: it learned from an exchange that was deleted since, or its parent is no longer live"
             await asyncio.to_thread(self._live.drop_canary, tenant, adapter, canary, why)
         elif found is not None and found.is_drop:
             why = f"canary: {found.after:.2f} against {found.before:.2f} of the live version ({len(mine)} rewards)"
             await asyncio.to_thread(self._live.drop_canary, tenant, adapter, canary, why)
-        elif len(mine) >= settings.watch and (found is not None or settings.canary >= 0.5):
+        elif len(mine) >= settings.rollout.watch_rewards and (found is not None or settings.rollout.canary_share >= 0.5):
             against = f" against {found.before:.2f} of the version before" if found else ""
             why = f"canary: mean reward {sum(mine) / len(mine):.2f}{against} ({len(mine)} rewards)"
             await asyncio.to_thread(state.versions.promote, canary, why)

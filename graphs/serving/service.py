@@ -240,7 +240,12 @@ class Service(Administration):
     def advice(self, feedback: Feedback) -> str:
         """What would teach more than this feedback does, given the loss that is set; mostly empty."""
         settings = self.settings
-        if self._learning is None or settings.loss != "sdpo" or not settings.feedback or feedback.text.strip():
+        if (
+            self._learning is None
+            or settings.loss.kind != "sdpo"
+            or not settings.loss.teacher.reads_text
+            or feedback.text.strip()
+        ):
             return ""
         return (
             "a reward alone teaches little here: sdpo learns from words (or from another reply to the same prompt that did well); "

@@ -183,7 +183,7 @@ class LiveVersions:
                     raise UserError(f"{what}'s name is small letters, digits, - and _, at most 63, got {name!r}")
             if not create:
                 self.require_adapter(tenant, adapter)
-            state = AdapterState(Adapters(self._root, tenant, adapter, self._settings.keep))
+            state = AdapterState(Adapters(self._root, tenant, adapter, self._settings.rollout.keep_versions))
             state.refresh()
             self._states[tenant, adapter] = state
         return state
@@ -241,7 +241,7 @@ class LiveVersions:
 
     def _label_for(self, tenant: str, adapter: str, id: str) -> str:
         state = self.state(tenant, adapter)
-        return state.canary if state.canary and hash_fraction(id) < self._settings.canary else state.live
+        return state.canary if state.canary and hash_fraction(id) < self._settings.rollout.canary_share else state.live
 
     async def route(self, tenant: str, adapter: str, id: str) -> tuple[str, int]:
         """The label of the version that answers a request, loaded, and the gradient steps behind it."""
@@ -345,7 +345,7 @@ class LiveVersions:
         (nodes/learn/gate.py, `reward_windows`); the newest version before these is the target."""
         rewards = state.rewards_by_version()
         line = (label for label in lineage(state.versions, state.live) if label in rewards)
-        return list(islice(line, self._settings.watch + 1)) if self._settings.watch else []
+        return list(islice(line, self._settings.rollout.watch_rewards + 1)) if self._settings.rollout.watch_rewards else []
 
     async def promote(self, tenant: str, adapter: str, label: str, why: str) -> None:
         """Load a version and make it live; learning goes on from it."""

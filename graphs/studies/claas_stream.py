@@ -1,22 +1,21 @@
 """`learngraph claas study`: CLaaS on a stream of adversarial scenarios, against arms that do not learn or learn otherwise.
 
-The evaluation of the paper (arXiv 2606.05559), on scenarios of our own (tools/environments/hierarchy.py): 100 of them in 5 splits
-of 20, each played once, up to 3 turns against an attacker that adapts. A verifier judges every turn: r in {0, 1}, and words where
-a rule broke. After every scenario the learner takes `steps` gradient steps from its replay buffer. Before the first split and
-after each it is copied, and every copy plays all splits again, against other users, with the same draws for all copies and
-arms: P[k][j] (graphs/studies/continual.py).
+The evaluation of the paper (arXiv:2606.05559), on scenarios of our own (tools/environments/hierarchy.py): 100 of them in 5 splits
+of 20, each played once, up to 3 turns against an attacker that adapts. A verifier judges every turn: r in {0, 1}, and a text where
+a rule broke. After every scenario the learner takes gradient steps from its replay buffer. Before the first split and after each one
+it is copied. Every copy plays all splits again, against other users, with the same draws for all copies and arms: P[k][j]
+(graphs/studies/continual.py).
 
     none              the model as it is
     icl               its newest exchanges with their rewards stand in the prompt; no weights change
     ppo, reinforce    learn from r alone
-    sdpo              learns towards what a teacher says that was told which rule broke
-    …+text, …-text    the same with the verifier's words, or for sdpo with no more than right and wrong: is it the loss, or the words?
-    age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): what replay is worth, and
-                      when it harms. A short memory is seldom filled up to B_min, and so takes fewer steps: as in the paper
-    fresh             REINFORCE++ with A_max = 1 that learns from whatever is there, if it is two exchanges: as many steps as the
-                      others, without replay
+    sdpo              learns towards a teacher that reads which rule broke
+    …+text, …-text    the same with the verifier's text, or for sdpo with no more than right and wrong: loss or text?
+    age=A,C           REINFORCE++ with A_max = A and correction C (also by `--ages`, `--corrections`): the use of replay, and its
+                      harm. A short memory seldom has B_min exchanges, and so takes fewer steps, as in the paper
+    fresh             REINFORCE++ with A_max = 1 and B_min = 2: as many steps as the others, without replay
 
-A trial is one order of the stream and one seed, played by one process; trials that were finished are not played again.
+A trial is one order of the stream and one seed, played by one process; finished trials are not played again.
 """
 
 from __future__ import annotations
@@ -25,65 +24,64 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ...memory.claas.replay import ReplaySettings
+from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
 from ...memory.errors import UserError
-from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
-from ..claas import CLaaS, build_learning, pick_fields
+from ...nodes.learn.gate import GateSettings, RolloutSettings
+from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_flags
+from .claas_learner import StreamLearner, open_learner
+from .claas_old_settings import current_settings
 from .continual import Trial, draw_heat_maps, matrix_table, table
 from .sweep import environment_defaults, run_workers, write_json
 
-if TYPE_CHECKING:
-    from ...memory.claas.replay import Replay
-
 __all__ = ["ARMS", "ClaasStudyOptions", "claas", "play_trial"]
 
+WITH_HINTS = TeacherSettings(hint_weight=1.0)
 ARMS: dict[str, CLaaS | None] = {
     "none": None,
     "icl": None,
     "icl+text": None,
     "reinforce": CLaaS.reinforce(),
-    "reinforce+text": replace(CLaaS.reinforce(), feedback=True, hint=1.0),
+    "reinforce+text": CLaaS(loss=Objective(kind="reinforce", teacher=WITH_HINTS)),
     "ppo": CLaaS.ppo(),
-    "ppo+text": replace(CLaaS.ppo(), feedback=True, hint=1.0),
+    "ppo+text": CLaaS(loss=Objective(kind="ppo", teacher=WITH_HINTS)),
     "sdpo": CLaaS.sdpo(),
-    "sdpo-text": replace(CLaaS.sdpo(), feedback=False),
+    "sdpo-text": CLaaS(loss=Objective(teacher=TeacherSettings(reads_text=False))),
 }
-"""Name -> how it learns; None: it does not."""
-FRESH = replace(CLaaS.reinforce(), max_age=1, least=2)
+"""Name -> settings of the learner; None: the arm does not learn."""
+FRESH = replace(CLaaS.reinforce(), replay=ReplaySettings(max_age=1, min_exchanges=2))
 CORRECTIONS = ("none", "truncated", "decoupled", "rejection")
 PROBE_STRIDE = 5
-"""Of the chats without rules every fifth is asked, for time's sake."""
+"""One of so many chats without rules is played, to save time."""
 PROMPT_EXCHANGES = 4
 """Exchanges in the prompt of `icl`."""
-SCOPE = ("study", "default")
 EXAM_SALT = "exam"
-"""Checkpoints meet other users than the learner met: what they are after and how they ask is drawn anew."""
+"""Checkpoints meet other users than the learner met: their aims and questions are drawn anew."""
 
 
 @dataclass(frozen=True)
 class ClaasStudyOptions:
-    """What to play, and how it learns."""
+    """Arms, trials and settings of the study."""
 
     arms: tuple[str, ...] = tuple(ARMS)
-    """Which arms; `fresh` and `age=A,C` are played if they are named here."""
+    """The arms; `fresh` and `age=A,C` are played if they are named here."""
     ages: tuple[int, ...] = ()
-    """A_max of the arms `age=A,C`, in gradient steps; none if not given."""
+    """A_max of the arms `age=A,C`, in gradient steps; default: no such arms."""
     corrections: tuple[str, ...] = CORRECTIONS
     """C of these arms."""
     shuffles: str = "3"
-    """How many orders of the stream, or which: `3` is 0, 1, 2; `7,8` are these two."""
+    """Number of orders of the stream, or their numbers: `3` is 0, 1, 2; `7,8` are these two."""
     seeds: str = "3"
-    """How many seeds of each, or which. A seed draws the scenarios, too."""
+    """Number of seeds of each order, or the seeds. A seed also draws the scenarios."""
     model: str = "guard"
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
     scenarios_per_split: int = 20
@@ -93,7 +91,7 @@ class ClaasStudyOptions:
     batch_size: int = 8
     """M, exchanges behind a step."""
     learning_rate: float = 5e-4
-    """Learning rate of `reinforce` and `ppo`; this and the next were chosen on another order and seed (101) than those counted."""
+    """Learning rate of `reinforce` and `ppo`; both learning rates were chosen on an order and seed (101) that are not counted."""
     sdpo_learning_rate: float = 1e-3
     """Learning rate of `sdpo`."""
     rank: int = 8
@@ -101,9 +99,9 @@ class ClaasStudyOptions:
     max_age: int = 50
     """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
-    """Where trials, tables and pictures go; the same command goes on from there."""
+    """Folder of trials, tables and pictures; the same command goes on from there."""
     workers: int = os.cpu_count() or 1
-    """Processes that play at the same time, with one thread each."""
+    """Processes that play in parallel, with one thread each."""
     json: bool = False
     """Print the trials as JSON lines, and nothing else."""
 
@@ -120,7 +118,7 @@ class _Job:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Name of the trial's file, without its ending."""
         return f"{self.arm.replace('=', '-').replace(',', '-')}-h{self.shuffle}-s{self.seed}"
 
 
@@ -128,7 +126,7 @@ def claas(args: Sequence[str]) -> int:
     """learn from feedback: `claas study` measures it on a stream of adversarial scenarios (`serve` is the service)"""
     if not args or args[0] != "study":
         raise CommandError(
-            "learngraph claas study …: what CLaaS learns from a stream, against other arms; the service is `learngraph serve`"
+            "learngraph claas study …: CLaaS on a stream of scenarios, against other arms; the service is `learngraph serve`"
         )
     study: ClaasStudyOptions = parse_flags(ClaasStudyOptions, args[1:], "learngraph claas study", str(__doc__))
     jobs = _jobs(study)
@@ -142,16 +140,17 @@ def claas(args: Sequence[str]) -> int:
 
 
 def _jobs(study: ClaasStudyOptions) -> list[_Job]:
-    """One per arm, shuffle and seed.
+    """The jobs of all arms, orders and seeds.
 
     Raises:
         CommandError: there is no such arm.
     """
-    aged = [f"age={age},{correction}" for correction in study.corrections if study.ages for age in study.ages]
+    aged = [f"age={age},{correction}" for correction in study.corrections for age in study.ages]
     arms = {arm: _arm_settings(arm) for arm in (*study.arms, *aged)}
     if not 1 <= study.scenarios_per_split <= 20 or study.steps_per_scenario < 0 or study.workers < 1:
         raise CommandError(
-            "learngraph claas study: --scenarios-per-split is from 1 to 20, --steps-per-scenario 0 or more and --workers 1 or more; "
+            "learngraph claas study: --scenarios-per-split is from 1 to 20, --steps-per-scenario 0 or more and --workers 1 or "
+            "more; "
             f"got {study.scenarios_per_split}, {study.steps_per_scenario} and {study.workers}"
         )
     jobs = []
@@ -173,7 +172,7 @@ def _jobs(study: ClaasStudyOptions) -> list[_Job]:
 
 
 def _arm_settings(name: str) -> CLaaS | None:
-    """How an arm learns.
+    """Settings of an arm; None: it does not learn.
 
     Raises:
         CommandError: there is no such arm.
@@ -186,26 +185,30 @@ def _arm_settings(name: str) -> CLaaS | None:
     if not name.startswith("age=") or not age.isdigit() or correction not in CORRECTIONS:
         known = ", ".join((*ARMS, "fresh", f"age=A,C with an age A and a correction C of {', '.join(CORRECTIONS)}"))
         raise CommandError(f"learngraph claas study: there is no arm {name}; there are {known}")
-    aged: Any = {"max_age": int(age), "correction": correction}
-    return replace(CLaaS.reinforce(), **aged)
+    kind: Any = correction
+    return CLaaS(
+        replay=ReplaySettings(max_age=int(age)),
+        loss=Objective(kind="reinforce", correction=StalenessCorrection(kind=kind)),
+    )
 
 
 def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: int) -> CLaaS:
-    """What the study says of all arms; nothing is held out and no gate is asked, as in the paper."""
-    sdpo = settings.loss == "sdpo"
-    age = study.max_age if arm in ARMS else settings.max_age
+    """Settings of an arm with the study's own; nothing is held out and there is no gate, as in the paper."""
+    rate = study.sdpo_learning_rate if settings.loss.kind == "sdpo" else study.learning_rate
     return replace(
         settings,
-        batch=study.batch_size,
-        reuse=1_000_000,  # age alone ends an exchange's use, as in the paper
-        rate=study.sdpo_learning_rate if sdpo else study.learning_rate,
-        rank=study.rank,
-        max_age=age,
+        replay=replace(
+            settings.replay,
+            batch_size=study.batch_size,
+            max_samplings=1_000_000,  # only age ends an exchange's use, as in the paper
+            max_age=study.max_age if arm in ARMS else settings.replay.max_age,
+            held_out_share=0.0,
+        ),
+        loss=replace(settings.loss, learning_rate=rate),
+        lora=LoRA(rank=study.rank),
+        gate=GateSettings(enabled=False),
+        rollout=RolloutSettings(watch_rewards=0, keep_versions=2),
         seed=seed,
-        held_out=0.0,
-        gate=False,
-        watch=0,
-        keep=2,
     )
 
 
@@ -217,21 +220,25 @@ def _parse_numbers(text: str, name: str) -> list[int]:
 
 
 def _play_all(jobs: Sequence[_Job], study: ClaasStudyOptions) -> list[Trial]:
-    """All trials, in the order of the jobs. What lies in the folder under the same settings is not played again."""
+    """All trials, in the order of the jobs. Those in the folder are not played again.
+
+    Raises:
+        UserError: one of them was played with other settings.
+    """
     folder = study.out / "trials"
     folder.mkdir(parents=True, exist_ok=True)
     waiting = [job for job in jobs if _load_trial(folder, job) is None]
-    told: set[str] = set()
+    finished: set[str] = set()
 
     def tick() -> None:
         for job in waiting:
-            if job.name not in told and (folder / f"{job.name}.json").exists():
-                told.add(job.name)
+            if job.name not in finished and (folder / f"{job.name}.json").exists():
+                finished.add(job.name)
                 if not study.json:
-                    sys.stderr.write(f"{len(told)} of {len(waiting)}: {job.name}\n")
+                    sys.stderr.write(f"{len(finished)} of {len(waiting)}: {job.name}\n")
 
     if waiting:
-        with environment_defaults(OMP_NUM_THREADS="1"):  # torch's threads of two processes get into each other's way
+        with environment_defaults(OMP_NUM_THREADS="1"):  # threads of several processes would slow each other down
             run_workers([(job, folder) for job in waiting], _play_and_save, study.workers, tick)
         tick()
     found = [_load_trial(folder, job) for job in jobs]
@@ -248,13 +255,14 @@ def _load_trial(folder: Path, job: _Job) -> Trial | None:
     if not path.exists():
         return None
     kept = json.loads(path.read_text(encoding="utf-8"))
+    kept["job"]["settings"] = current_settings(kept["job"]["settings"])
     if kept["job"] != json.loads(json.dumps(asdict(job))):
         raise UserError(f"{path} was played with other settings; give another --out, or remove it")
     return Trial(**kept["trial"])
 
 
 def report(trials: Sequence[Trial], study: ClaasStudyOptions) -> str:
-    """Tables, and where the pictures are; writes both."""
+    """Write the tables and pictures; returns the tables with the pictures' paths."""
     arms: dict[str, list[Trial]] = {}
     for trial in trials:
         arms.setdefault(trial.arm, []).append(trial)
@@ -278,12 +286,12 @@ def report(trials: Sequence[Trial], study: ClaasStudyOptions) -> str:
 
 
 def play_trial(job: _Job) -> Trial:
-    """One pass over one stream, in this process."""
+    """Play one trial, one pass over one stream, in this process."""
     return asyncio.run(_Stream(job).run())
 
 
 class _Stream:
-    """One order of the stream, one seed."""
+    """One trial: one order of the stream, one seed."""
 
     def __init__(self, job: _Job) -> None:
         from ...tools.environments.hierarchy import SPLIT_SIZE, scenario_stream
@@ -300,7 +308,7 @@ class _Stream:
     async def run(self) -> Trial:
         started, job = perf_counter(), self.job
         with ExitStack() as stack:
-            learns = stack.enter_context(_open_learner(job, self.model)) if job.settings else None
+            learns = stack.enter_context(open_learner(job.settings, self.model)) if job.settings else None
             rows, online = [self._success_rates(learns, 0)], []
             for number, scenario in enumerate(self.scenarios, 1):
                 online.append(await self._play_and_learn(number, scenario, learns))
@@ -324,8 +332,8 @@ class _Stream:
             *drift,
         )
 
-    async def _play_and_learn(self, number: int, scenario: Any, learns: _StreamLearner | None) -> float:
-        """Play a scenario for the first and only time, and learn. 1 if no rule broke."""
+    async def _play_and_learn(self, number: int, scenario: Any, learns: StreamLearner | None) -> float:
+        """Play a scenario once and learn from it; 1 if no rule broke, else 0."""
         from ...tools.pocket.guard_chats import PastExchange
 
         played = self._play([scenario], learns, seed=1000 * self.job.seed + number)[0]
@@ -340,28 +348,33 @@ class _Stream:
                 self.first = number
         return float(played.held)
 
-    def _success_rates(self, learns: _StreamLearner | None, number: int) -> list[float]:
-        """Share of each split's scenarios that the learner as it is now gets through."""
+    def _success_rates(self, learns: StreamLearner | None, number: int) -> list[float]:
+        """Share of each split's scenarios that the current learner passes."""
         if number and learns is None and not self.job.arm.startswith("icl"):
-            return self.untrained  # it would be played to the same end again
+            return self.untrained  # the result would be the same
         played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
         won = [float(one.held) for one in played]
         ends = range(0, len(won) + 1, self.job.size)
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained
 
-    def _play(self, scenarios: Sequence[Any], learns: _StreamLearner | None, seed: int, salt: str = "") -> list[Any]:
+    def _play(self, scenarios: Sequence[Any], learns: StreamLearner | None, seed: int, salt: str = "") -> list[Any]:
         from ...tools.pocket import guard
 
         network = self.model.network if learns is None else learns.network()
         shown = self.past[-PROMPT_EXCHANGES:] if self.job.arm.startswith("icl") else []
-        told = self.job.arm == "icl+text"
         return guard.play_scenarios(
-            network, self.model.tokenizer, scenarios, seed=seed, salt=salt, past=lambda scenario: shown, show_feedback=told
+            network,
+            self.model.tokenizer,
+            scenarios,
+            seed=seed,
+            salt=salt,
+            past=lambda scenario: shown,
+            show_feedback=self.job.arm == "icl+text",
         )
 
-    def _retention(self, learns: _StreamLearner | None) -> float | None:
-        """Share of chats without rules that are answered as asked, after learning over before."""
+    def _retention(self, learns: StreamLearner | None) -> float | None:
+        """Share of chats without rules that are answered as asked, after learning divided by before. None: the arm does not learn."""
         from ...tools.pocket.guard import reply
         from ...tools.pocket.guard_chats import retention_probes
 
@@ -371,83 +384,3 @@ class _Stream:
             return sum(given.text == wanted for given, (_, wanted) in zip(replies, chats, strict=True)) / len(chats)
 
         return right(learns.network()) / right(self.model.network) if learns else None
-
-
-class _StreamLearner:
-    """A learner with its buffer and versions, driven step by step by the graph that the service runs."""
-
-    def __init__(self, job: _Job, model: Any, folder: Path, replay: Replay) -> None:
-        from ...memory.claas.adapters import Adapters
-        from ...nodes.prompt import Prompt
-        from ...tools.pocket import guard
-        from ...tools.training.learner import InProcessLearner
-        from ...tools.training.lora import LoRA, Objective
-
-        assert job.settings is not None
-        settings = job.settings
-        self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.keep)
-        self.replay = replay
-
-        def keep(batch: Any, written: Path, about: dict[str, Any]) -> str:
-            return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
-
-        self.learner = InProcessLearner(
-            model,
-            self.versions.folder,
-            keep,
-            pick_fields(LoRA, settings, alpha=2.0 * settings.rank),
-            pick_fields(Objective, settings),
-            measure_kl=False,  # nobody looks at entropy and KL here
-            hindsight=Prompt.load("claas/hindsight", guard.PROMPTS).parts[0][1].template,
-        )
-        self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
-
-    def network(self) -> Any:
-        """The network as it has been trained so far."""
-        return self.learner.network(self.versions.current)
-
-    def record(self, played: Any, number: int) -> None:
-        """Every turn joins the buffer, with what the verifier said."""
-        from ...tools.environments.hierarchy import chat_messages
-
-        label = self.versions.current
-        step = self.versions.version(label).step if label else 0
-        for turn, (result, said) in enumerate(zip(played.turns, played.said, strict=True)):
-            exchange = Exchange(
-                f"{number}/{turn}",
-                SCOPE[0],
-                ChatRequest(tuple(chat_messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
-                Reply(result.reply, said.prompt_ids, said.token_ids, said.logprobs, version=label),
-                self.learner.base,
-                step=step,
-                family=played.scenario.family,
-                scenario=played.scenario.id,
-                turn=turn,
-                created=float(number),
-            )
-            self.replay.append(exchange)
-            verdict = result.verdict
-            self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
-
-    def mean_ess_and_age(self) -> tuple[float | None, float | None]:
-        """Over all updates: the mean effective share of the samples, and their mean age in steps."""
-        rows = self.replay.updates(*SCOPE, limit=10**6)
-        return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
-
-    async def step(self) -> str:
-        """One gradient step, if the buffer has enough for one."""
-        state = await self.graph.ainvoke({"tenant": SCOPE[0], "adapter": SCOPE[1]})
-        self.versions.prune(protect=(self.replay.head(*SCOPE),))
-        return str(state["outcome"])
-
-
-@contextmanager
-def _open_learner(job: _Job, model: Any) -> Iterator[_StreamLearner]:
-    from ...memory.claas.replay import Replay, ReplayLimits
-
-    assert job.settings is not None
-    shared = Path("/dev/shm")  # in memory, where there is such a place: nobody needs a trial's versions afterwards
-    limits = pick_fields(ReplayLimits, job.settings)
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder, ExitStack() as stack:
-        replay = stack.enter_context(Replay(Path(folder) / "replay.sqlite", limits, clock=lambda: 0.0))
-        yield _StreamLearner(job, model, Path(folder), replay)

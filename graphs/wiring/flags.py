@@ -17,8 +17,11 @@ class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
 
-def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "") -> Any:
-    """Flags into a dataclass; mistakes become one line."""
+def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "", group_prefixes: bool = False) -> Any:
+    """Flags into a dataclass; mistakes become one line.
+
+    `group_prefixes`: flags of dataclasses within the form's fields begin with the name of their group: `--loss.learning-rate`.
+    """
     import tyro
 
     said = StringIO()
@@ -30,7 +33,7 @@ def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "") -> A
                 prog=prog,
                 description=about or None,
                 return_unknown_args=True,
-                config=(tyro.conf.OmitArgPrefixes,),
+                config=() if group_prefixes else (tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as end:
         if not end.code:
@@ -39,7 +42,7 @@ def parse_flags(form: Any, args: Sequence[str], prog: str, about: str = "") -> A
         upto = next((i for i, line in enumerate(inside) if not line.strip("─")), len(inside))
         raise CommandError(f"{prog}: {' '.join(inside[:upto]) or said.getvalue()}") from None
     if unknown:
-        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form))}")
+        raise CommandError(f"{prog}: there is no {unknown[0]}; there are {', '.join(_flags(form, group_prefixes))}")
     return parsed
 
 
@@ -54,10 +57,13 @@ def split_positional(args: Sequence[str], prog: str) -> tuple[str, Sequence[str]
     return args[0], args[1:]
 
 
-def _flags(form: Any) -> list[str]:
+def _flags(form: Any, group_prefixes: bool, prefix: str = "", level: int = 0) -> list[str]:
     hints = get_type_hints(form)
     flags = []
     for one in fields(form):
-        hint = hints[one.name]
-        flags += _flags(hint) if is_dataclass(hint) else [f"--{one.name.replace('_', '-')}"]
+        name = f"{prefix}{one.name.replace('_', '-')}"
+        if is_dataclass(hint := hints[one.name]):
+            flags += _flags(hint, group_prefixes, f"{name}." if group_prefixes and level else "", level + 1)
+        else:
+            flags.append(f"--{name}")
     return flags

@@ -1,29 +1,25 @@
 """A graph is drawn as a Mermaid flowchart in the source, and the drawing is the wiring.
 
-`wire` adds the nodes and edges of a drawing to a native LangGraph `StateGraph`; `draw` writes any compiled graph back as such
-a drawing. The subset: chains `a --> b --> c`, labels `a -->|over| b` that are the outcomes of a router function, dotted edges
-`a -.-> b` for a fan-out (one `b` for every piece of work that a function hands out), and `%%` comments.
+`wire` adds the nodes and edges of a drawing to a native LangGraph `StateGraph`. `to_mermaid` writes any compiled graph back as such
+a drawing. These parts of Mermaid are read: chains `a --> b --> c`, labels `a -->|over| b` that are the outcomes of a router function,
+dotted edges `a -.-> b` for a fan-out (one `b` for every piece of work that a function hands out), and `%%` comments.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction, signature
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph.channels import BinaryOperatorAggregate, LastValue
+from langchain_core.runnables import Runnable
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.pregel import Pregel
-from langgraph.types import Command, Overwrite, Send
-from typing_extensions import is_typeddict
+from langgraph.types import Send
 
 from ...memory.errors import UserError
+from .chain import Chain, find_links
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 Router = Callable[[Any], str]
@@ -36,11 +32,11 @@ _ENDS = {"START": START, "END": END}
 
 
 class FlowError(UserError, ValueError):
-    """The drawing cannot be read, or does not fit the nodes and routers that came with it."""
+    """A drawing that cannot be read, or that does not fit its nodes and routers."""
 
 
 class Edge(NamedTuple):
-    """One arrow."""
+    """One arrow of a drawing."""
 
     source: str
     target: str
@@ -89,256 +85,9 @@ def _read(node: re.Match[str]) -> str:
     return re.sub(r"#(\d+);", lambda found: chr(int(found.group(1))), node.group(2)) if node.group(2) else node.group(1)
 
 
-class ChainLink(NamedTuple):
-    """A node of a chain."""
-
-    name: str
-    node: Node
-    reads: tuple[str, ...]
-    """The channels that it sees: those of the schema it names, or all of the state's."""
-
-    def invoke(self, state: Mapping[str, Any], config: RunnableConfig | None) -> Any:
-        """Its update."""
-        seen = {key: state[key] for key in self.reads if key in state}
-        if isinstance(self.node, PlainLoop):
-            return self.node.play(seen, config)
-        return self.node.invoke(seen, config) if isinstance(self.node, Runnable) else self.node(seen)
-
-    async def ainvoke(self, state: Mapping[str, Any], config: RunnableConfig | None) -> Any:
-        """Its update; a function that may wait is called in a thread, as LangGraph calls all of them."""
-        seen = {key: state[key] for key in self.reads if key in state}
-        if isinstance(self.node, PlainLoop):
-            return await self.node.aplay(seen, config)
-        if isinstance(self.node, Runnable):
-            return await self.node.ainvoke(seen, config)
-        return await asyncio.to_thread(self.node, seen) if is_blocking(self.node) else self.node(seen)
-
-
-def is_blocking(node: Any) -> bool:
-    """Whether a node may keep others of its event loop waiting: for a world, a disk, a model in this process.
-
-    It says so itself by its attribute `waits`. Without one, a node whose `role` is `compute` does not wait, and any other may.
-    A call in a thread costs 0.1 ms and more, and a quick node takes less than that.
-    """
-    return bool(getattr(node, "is_blocking", getattr(node, "role", "") != "compute"))
-
-
-@dataclass(frozen=True)
-class Chain(Runnable[Any, Any]):
-    """Nodes that follow each other without a choice, run as one super-step.
-
-    LangGraph writes a checkpoint after every super-step, so a chain costs one checkpoint instead of one per node, and gives
-    up pausing and resuming between its parts. Channels with a reducer add up as they would in separate super-steps.
-
-    Raises:
-        FlowError: a node returned something else than a dict or None; only LangGraph itself can carry out a Command.
-    """
-
-    links: tuple[ChainLink, ...]
-    channels: Mapping[str, Any]
-    """The builder's: name -> LangGraph channel, whose reducer says what an update does."""
-
-    def _merge(self, link: ChainLink, state: dict[str, Any], updates: dict[str, list[Any]], update: Any) -> None:
-        if not isinstance(update, dict | None):
-            raise FlowError(
-                f"node '{link.name}' is part of a chain and returned a {type(update).__name__}; a chained node returns a dict "
-                "or None. Without chain=True it may return whatever LangGraph takes; so it may if its return type says "
-                "Command[Literal[...]], which keeps it out of chains"
-            )
-        for key, value in (update or {}).items():
-            channel = self.channels.get(key)
-            if channel is None:
-                continue  # as in LangGraph
-            state[key] = _apply_update(channel, state, key, value)
-            if type(channel) is LastValue:
-                updates[key] = [value]
-                continue
-            # A reducer gets the updates one by one, since it need not be associative; after an Overwrite, the result.
-            earlier = updates.get(key, [])
-            doubled = earlier and any(map(_overwrites, (*earlier, value)))
-            updates[key] = [Overwrite(state[key])] if doubled else [*earlier, value]
-
-    def _out(self, updates: Mapping[str, Sequence[Any]]) -> Any:
-        often = max(map(len, updates.values()), default=1)
-        rounds = [{key: values[n] for key, values in updates.items() if n < len(values)} for n in range(often)]
-        return rounds[0] if often == 1 else [Command(update=update) for update in rounds]
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state, updates = dict(input), dict[str, list[Any]]()
-        for link in self.links:
-            self._merge(link, state, updates, link.invoke(state, config))
-        return self._out(updates)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        state, updates = dict(input), dict[str, list[Any]]()
-        for link in self.links:
-            self._merge(link, state, updates, await link.ainvoke(state, config))
-        return self._out(updates)
-
-
-def _apply_update(channel: Any, state: Mapping[str, Any], key: str, value: Any) -> Any:
-    """What a channel holds after `value` was written to it."""
-    if type(channel) is LastValue:
-        return value
-    now = channel.from_checkpoint(state[key]) if key in state else channel.copy()
-    now.update([value])
-    return now.get()
-
-
-class PlainLoop(Runnable[Any, Any]):
-    """A compiled graph played as a plain loop over its nodes, graphs within it too: for many rollouts at once.
-
-    Same results, without what LangGraph's engine is for: checkpoints, streams, pauses, parallel branches, and the context that
-    it gives to functions (config, store, stream writer). A super-step costs 0.2 to 0.5 ms there and 0.01 here.
-
-    Raises:
-        FlowError: the graph needs the engine; says what for.
-    """
-
-    def __init__(self, graph: CompiledStateGraph[Any, Any, Any, Any]) -> None:
-        builder = graph.builder
-        self.name = graph.name
-        self.channels = builder.channels
-        self.plain_channels = {key for key, channel in self.channels.items() if type(channel) is LastValue}
-        self.inputs = tuple(builder.schemas[builder.input_schema])
-        self.outputs = tuple(builder.schemas[builder.output_schema])
-        needs = [
-            ("managed values", builder.managed),
-            (
-                "channels of other kinds",
-                [c for c in self.channels.values() if type(c) not in (LastValue, BinaryOperatorAggregate)],
-            ),
-            ("joined branches", builder.waiting_edges),
-            ("pauses", graph.interrupt_before_nodes or graph.interrupt_after_nodes),
-        ]
-        if wanted := [what for what, found in needs if found]:
-            raise FlowError(f"{graph.name} cannot be played as a plain loop: it has {' and '.join(wanted)}")
-        self.links = {name: self._links(name, spec, builder.schemas[spec.input_schema]) for name, spec in builder.nodes.items()}
-        self.routes = {name: self._follows(graph, name) for name in (START, *builder.nodes)}
-
-    def _links(self, name: str, spec: Any, schema: Iterable[str]) -> tuple[ChainLink, ...]:
-        part, reads = spec.runnable, tuple(schema)
-        if isinstance(part, Chain):
-            return part.links
-        if spec.ends or spec.retry_policy or spec.cache_policy:
-            raise FlowError(
-                f"node '{name}' cannot be played in a plain loop: it returns Commands, or has a retry or cache policy"
-            )
-        function = getattr(part, "func", None)
-        if isinstance(part, CompiledStateGraph):
-            return (ChainLink(name, PlainLoop(part), reads),)
-        return (ChainLink(name, function if function is not None and _chainable(function) else part, reads),)
-
-    def _follows(self, graph: CompiledStateGraph[Any, Any, Any, Any], name: str) -> tuple[Any, Mapping[Any, str]]:
-        """The router after a node (None for a plain arrow), and where each of its outcomes leads."""
-        targets = [target for source, target in graph.builder.edges if source == name]
-        branches = [*graph.builder.branches.get(name, {}).values()]
-        path = getattr(branches[0].path, "func", None) if len(branches) == 1 else None
-        if len(targets) == 1 and not branches:
-            return None, {None: targets[0]}
-        if targets or path is None or isinstance(path, FanOutBranch):
-            raise FlowError(
-                f"{graph.name} cannot be played as a plain loop: more than one node, or a fan-out, may follow '{name}'"
-            )
-        return path, branches[0].ends or {target: target for target in (END, *graph.builder.nodes)}
-
-    def _moves(self, input: Any) -> Generator[tuple[ChainLink, dict[str, Any]], Any, dict[str, Any]]:
-        """Yields the next node with the state, is sent its update, returns the output."""
-        state: dict[str, Any] = {}
-        for key, channel in self.channels.items():
-            if type(channel) is BinaryOperatorAggregate and channel.is_available():
-                state[key] = channel.get()
-        self._write({key: input[key] for key in self.inputs if key in input}, state)
-        at = START
-        while True:
-            router, leads = self.routes[at]
-            outcome = router(state) if router else None
-            at = leads[outcome]
-            if at == END:
-                return {key: state[key] for key in self.outputs if key in state}
-            for link in self.links[at]:
-                update = yield link, state
-                if not isinstance(update, dict | None):
-                    raise FlowError(f"node '{link.name}' returned a {type(update).__name__}: a plain loop takes a dict or None")
-                self._write(update or {}, state)
-
-    def _write(self, update: Mapping[str, Any], state: dict[str, Any]) -> None:
-        for key, value in update.items():
-            if key in self.plain_channels:
-                state[key] = value
-            elif key in self.channels:
-                state[key] = _apply_update(self.channels[key], state, key, value)
-
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return self._call_with_config(cast(Any, self.play), input, config, **kwargs)
-
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        return await self._acall_with_config(cast(Any, self.aplay), input, config, **kwargs)
-
-    def play(self, input: Any, config: RunnableConfig | None) -> Any:
-        """Without a run of its own in traces."""
-        moves = self._moves(input)
-        update: Any = None
-        while True:
-            try:
-                link, state = moves.send(update)
-            except StopIteration as done:
-                return done.value
-            update = link.invoke(state, config)
-
-    async def aplay(self, input: Any, config: RunnableConfig | None) -> Any:
-        """The same; functions that may wait (`waits`) run in threads."""
-        moves = self._moves(input)
-        update: Any = None
-        while True:
-            try:
-                link, state = moves.send(update)
-            except StopIteration as done:
-                return done.value
-            update = await link.ainvoke(state, config)
-
-
-def _overwrites(value: Any) -> bool:
-    tag = "__overwrite__"
-    return isinstance(value, Overwrite) or (isinstance(value, dict) and (tag in value or value.get("type") == tag))
-
-
-def _links(nodes: Mapping[str, Node], builder: StateGraph[Any, Any, Any, Any]) -> dict[str, ChainLink]:
-    """The nodes that can be links of a chain; the others run on their own, with the same results.
-
-    A link is a sync function of the state alone or a Runnable that is not itself a graph, says of no Command what it may
-    lead to, and reads nothing but channels of the state, which all must be plain values or have a reducer.
-    """
-    simple = all(type(channel) in (LastValue, BinaryOperatorAggregate) for channel in builder.channels.values())
-    if builder.managed or not simple or not is_typeddict(builder.state_schema):
-        return {}
-    trial = StateGraph(builder.state_schema)  # what LangGraph makes of a node, found out without adding it
-    found = {}
-    for name, node in nodes.items():
-        trial.add_node(name, cast(Any, node))
-        spec = trial.nodes[name]
-        reads = tuple(trial.schemas[spec.input_schema])
-        whole = is_typeddict(spec.input_schema) and set(reads) <= trial.schemas[builder.state_schema].keys()
-        if whole and not spec.ends and _chainable(node):
-            found[name] = ChainLink(name, node, reads)
-    return found
-
-
-def _chainable(node: Node) -> bool:
-    if isinstance(node, Runnable):
-        return not isinstance(node, Pregel)
-    for function in (node, type(node).__call__):
-        if iscoroutinefunction(function) or isgeneratorfunction(function) or isasyncgenfunction(function):
-            return False
-    try:
-        return len(signature(node).parameters) == 1
-    except (TypeError, ValueError):  # written in C, or no function: LangGraph may know what to do with it
-        return False
-
-
 @dataclass
 class Wiring:
-    """A drawing checked against its nodes: what `wire` adds to the builder."""
+    """A drawing that was checked against its nodes."""
 
     nodes: dict[str, Node]
     edges: list[Edge]
@@ -360,10 +109,10 @@ def wire(
     Args:
         builder: a LangGraph builder that knows the state's schema.
         flow: the drawing.
-        nodes: what stands behind each name in it.
+        nodes: name in the drawing -> node.
         routers: for each node with labelled arrows, a function from state to a label, with a `Literal` return type.
         fan_outs: for each node with dotted arrows, a function from state to the inputs of the nodes to start.
-        chain: run nodes that follow each other without a choice as one super-step (see `Chain`). Same results, one
+        chain: run nodes that follow each other without a choice as one super-step (graphs/wiring/chain.py). Same results, one
             checkpoint per chain; the drawing of the compiled graph then shows the chains. Async functions, graphs and nodes
             that take more than the state run on their own.
 
@@ -371,7 +120,9 @@ def wire(
         FlowError: a name without a node, a node that is not drawn, a label that the router cannot return or that is not
             drawn, an unreachable node.
     """
-    edges, routers, fan_outs = parse_flow(flow), routers or {}, fan_outs or {}
+    edges = parse_flow(flow)
+    routers = routers or {}
+    fan_outs = fan_outs or {}
     _check(edges, nodes, routers, fan_outs)
     wiring = Wiring(dict(nodes), edges, routers, fan_outs)
     if chain:
@@ -407,7 +158,7 @@ def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> Co
 
 @dataclass(frozen=True)
 class FanOutBranch:
-    """What a dotted arrow is for LangGraph: a branch that starts `target` once for every piece of work."""
+    """The branch of a dotted arrow: it starts `target` once for every piece of work."""
 
     fan_out: FanOut
     target: str
@@ -478,7 +229,7 @@ def _check_labels(source: str, labels: Sequence[str], router: Router) -> None:
 def _merge_chains(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wiring:
     out, into = Counter(e.source for e in wiring.edges), Counter(e.target for e in wiring.edges)
     many = {e.target for e in wiring.edges if e.dotted}  # each runs many times at once, and what follows them once
-    links = _links({name: node for name, node in wiring.nodes.items() if name not in many}, builder)
+    links = find_links({name: node for name, node in wiring.nodes.items() if name not in many}, builder)
     follows = {
         e.source: e.target
         for e in wiring.edges
@@ -505,7 +256,7 @@ def _merge_chains(wiring: Wiring, builder: StateGraph[Any, Any, Any, Any]) -> Wi
 
 
 def to_mermaid(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "LR") -> str:
-    """Any compiled graph as a flowchart that `parse` reads.
+    """The flowchart of any compiled graph, in the form that `parse_flow` reads.
 
     A branch without labels gets its target's name as label, a branch that does not say where it may lead leads everywhere,
     and a node that nothing leaves leads to END.
@@ -518,7 +269,7 @@ def to_mermaid(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "
             dotted = isinstance(getattr(branch.path, "func", None), FanOutBranch)
             leads = branch.ends or {name: name for name in (END, *builder.nodes) if name != source}
             edges |= {Edge(source, to, "" if dotted else _label(label, to), dotted) for label, to in leads.items()}
-    for source, spec in builder.nodes.items():  # where a node's Commands may lead
+    for source, spec in builder.nodes.items():  # the targets of a node's Commands
         named = spec.ends.items() if isinstance(spec.ends, dict) else ((to, to) for to in spec.ends or ())
         edges |= {Edge(source, to, _label(label, to)) for to, label in named}
     left = {edge.target for edge in edges} - {edge.source for edge in edges} - {END}
@@ -536,7 +287,7 @@ def to_mermaid(graph: CompiledStateGraph[Any, Any, Any, Any], direction: str = "
 
 
 def _label(label: Any, target: str) -> str:
-    """What may stand between two bars: the label, or the target's name if there is none."""
+    """A label that may stand between two bars; the target's name if there is none."""
     words = target.strip("_") if label in ("", target) else str(label)
     return re.sub("%+", "%", " ".join(words.replace("|", "/").split())) or "_"
 

@@ -23,7 +23,8 @@ from ...nodes.update.consolidate import LibrarySettings
 from ..baselines import lesson_react
 from ..baselines.lesson_react import LessonReAct
 from .fingerprint import model_fingerprint, rollout_fingerprint
-from .flow import FlowError, PlainLoop
+from .flow import FlowError
+from .loop import PlainLoop
 from .parts import MethodInputs
 
 __all__ = [

@@ -1,10 +1,13 @@
-"""What methods are put together from: an environment, a way to make policies, a journal, a judge, a model."""
+"""The inputs that every method is built from: `build(MethodInputs(environment=world), settings)`.
+
+Every input but the environment has a default that works: a uniform policy, a journal and a memory in this process, and the
+environment's own rewards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast, get_args, get_origin, get_type_hints
 
@@ -16,31 +19,48 @@ from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
-from ...memory.trajectories import read_bank
 from ...nodes.act.episode import Environment
 from ...nodes.act.policies import LocalPolicy, PromptView, Scorer, UniformPolicy, act_policy, answer_policy
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout
+from .banks import load_bank, reaches_return
 from .flow import Node
 
 _LAYOUT = Layout()
-_ANSWERS = {"react": "cot/answer", "cot": "cot/answer", "long-cot": "cot/long"}
-_ACTIONS = {"": "act/write", "react": "act/write", "cot": "cot/act", "long-cot": "cot/act_long"}
-"""Prompts by method. Other names are those of prompts for one action; whole answers are asked for by `act/answer` then."""
-_VOTES = {"adamem/consider": "Memory", "adamem/reconsider": "Refresh"}
-"""Prompts that ask for a decision beside the action, and the mark of the line with it."""
 DEFAULT_WINDOW = 32_768
-"""Tokens of the window of a model that does not say."""
-
-
+"""The window in tokens of a model that does not state its own."""
 DEFAULT_RESERVE = 4_096
 """Tokens of such a window that are left for the system message, the template and the reply (a long chain of thought, say)."""
+SHARED: Mapping[str, bool] = {"shared": True}
+"""Metadata of a settings field that a comparison gives to all its methods: `k: int = field(default=4, metadata=SHARED)`.
+
+`learngraph run adamem --k 8 --compare synapse` then plays both methods with k = 8. `methods.shared_fields` reads the mark.
+"""
+
+
+@dataclass(frozen=True)
+class WritingStyle:
+    """The way in which a method has a writing model asked for actions. Prompts are named by their files in nodes/prompts/."""
+
+    action_prompt: str = "act/write"
+    """The prompt for one action, in worlds that are played step by step."""
+    answer_prompt: str = "act/answer"
+    """The prompt for a whole answer, in worlds that read one (they have `read`)."""
+    thinks_before_each_action: bool = False
+    """True if an answer of several actions is asked for action by action, with a thought before each."""
+    vote_mark: str = ""
+    """The mark of a further line in the reply, `Memory` for `Memory: yes`, that sets the channel `vote`; empty: no such line."""
+
+
+_PLAIN = WritingStyle()
+THINK_THEN_ACT = WritingStyle(answer_prompt="cot/answer", thinks_before_each_action=True)
+"""The style of ReAct (arXiv:2210.03629): a thought before every action."""
 
 
 def check_literals(settings: Any, method: str) -> None:
-    """Check that settings which are one of several words are one of them.
+    """Check that every setting whose type is a `Literal` has one of its values.
 
     Raises:
         UserError: naming the setting, what came, and what would do.
@@ -50,39 +70,37 @@ def check_literals(settings: Any, method: str) -> None:
             raise UserError(f"{method}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
 
 
-@lru_cache(maxsize=4)
-def load_bank(bank: Path, stamp: int) -> tuple[Trajectory, ...]:
-    """The trajectories of a file as it was `written`: many runs of a process start from one bank."""
-    return read_bank(bank)
+def check_least(settings: Any, method: str, **least: float) -> None:
+    """Check that these settings are not below their least values; a setting that is None passes.
+
+    Raises:
+        UserError: naming the setting, the least value, and what came.
+    """
+    for name, value in least.items():
+        if (given := getattr(settings, name)) is not None and given < value:
+            raise UserError(f"{method}: {name} is at least {value:g}, got {given}")
 
 
-def mtime_ns(bank: str) -> int:
-    """When a file was written last, in nanoseconds; 0 if there is none."""
-    file = Path(bank)
-    return file.stat().st_mtime_ns if file.exists() else 0
-
-
-def reaches_return(threshold: float | None) -> Callable[[Trajectory], bool | None]:
-    """Whether an attempt reached this return; None where nobody knows."""
-    return lambda attempt: None if threshold is None or attempt.value is None else attempt.value >= threshold
-
-
-def uniform_policy(seen: PromptView) -> Node:
-    """A policy that looks at nothing: any admissible action."""
+def uniform_policy(view: PromptView) -> Node:
+    """A policy that finds every admissible action equally likely, whatever the prompt view shows."""
     return UniformPolicy()
 
 
 class ScoringModel(Scorer, Protocol):
-    """A model in this process, such as `tools.local_model.LocalChatModel`."""
+    """A model in this process that scores action texts, such as `tools.local.model.LocalChatModel`."""
 
     @property
-    def window(self) -> int: ...
+    def window(self) -> int:
+        """Tokens of its longest prompt and reply together."""
+        ...
 
-    def get_num_tokens(self, text: str) -> int: ...
+    def get_num_tokens(self, text: str) -> int:
+        """Tokens of a text."""
+        ...
 
 
 class PromptArguments(TypedDict):
-    """The arguments of `nodes.attempts.Running` that every method shares."""
+    """The arguments of `nodes.retrieve.attempts.EpisodePrompt` that every method shares."""
 
     journal: Journal
     layout: Layout
@@ -94,39 +112,48 @@ class PromptArguments(TypedDict):
 
 @dataclass(frozen=True)
 class MethodInputs:
-    """What a method is put together from."""
+    """The inputs of `build`: the world, the policy, the model, and where steps and episodes are kept."""
 
     environment: Environment
+    """The world that is played."""
     journal: Journal = field(default_factory=Journal)
+    """The log of steps. The default lives in this process."""
     make_policy: Callable[[PromptView], Node] = field(default=uniform_policy, repr=False)
-    """Makes the node that proposes candidates with logits, from what its prompts show."""
+    """Prompt view -> the node that proposes candidate actions with logits in nats."""
     shelf: TrajectoryStore | None = None
-    """Where finished episodes are kept for good; None keeps them in the process."""
+    """The store of finished episodes; None keeps them in this process."""
     judge: Node | None = None
-    """Rewards the steps of a finished episode; None: the environment's own rewards."""
+    """The node that rewards the steps of a finished episode; None: the environment's own rewards."""
     history_steps: int | None = None
-    """How many earlier steps of the episode a policy without a method of its own is shown; None: all."""
+    """Earlier steps of the episode that jitrl and static show to the policy; None: all."""
     model: Runnable[Any, Any] | None = field(default=None, repr=False)
-    """A chat model, for methods that have something written."""
-    make_writing_policy: Callable[[PromptView, str], Node] | None = field(default=None, repr=False)
-    """Makes a policy that writes with a prompt of that name; None: the model only scores actions."""
+    """A chat model, for methods that have text written beside actions."""
+    make_writing_policy: Callable[[PromptView, WritingStyle], Node] | None = field(default=None, repr=False)
+    """Prompt view and style -> a policy that writes its action; None: the model only scores actions."""
     count_tokens: Callable[[str], int] = field(default=estimate_tokens, repr=False)
-    """Tokens of a text, as the model counts."""
+    """Tokens of a text, as the model counts them."""
     window: int = DEFAULT_WINDOW
     """Tokens of the longest prompt and reply together."""
     reserved_tokens: int | None = None
-    """Tokens of it that are left for the system message, what the template adds, and the reply; 4096 if not given, but at most a
+    """Tokens of the window that are left for the system message, the template and the reply; 4096 if not given, but at most a
     quarter of the window."""
     list_actions: bool = False
-    """Whether prompts list the admissible actions."""
+    """True if prompts list the admissible actions."""
     run: str = ""
-    """Name of the run, where it is known beforehand: a bank with episodes of that name is refused before anything is played."""
+    """The name of the run, where it is known beforehand: a bank with episodes of that name is refused before the first episode."""
     prompts: Path | None = None
     """A directory whose prompt files take the place of those of the same name."""
 
     @classmethod
     def with_scoring_model(cls, environment: Environment, journal: Journal, model: ScoringModel, **more: Any) -> MethodInputs:
-        """With a model in this process, which scores the admissible actions and counts its own tokens."""
+        """Inputs for a model in this process, which scores the admissible actions and counts its own tokens.
+
+        Args:
+            environment: the world.
+            journal: the log of steps.
+            model: scores action texts.
+            more: further fields of `MethodInputs`, by name.
+        """
         prompt = Prompt.load("act/score", more.get("prompts"))
         # The reply is an action: short. The system message of the prompt counts as it is.
         reserve = 64 + sum(model.get_num_tokens(template.template) for _, template in prompt.parts)
@@ -136,38 +163,52 @@ class MethodInputs:
             "window": model.window,
             "reserved_tokens": min(reserve, model.window // 4),
         }
-        return cls(environment, journal, lambda seen: LocalPolicy(model, seen, prompt), model=cast(Any, model), **ours | more)
+        return cls(environment, journal, lambda view: LocalPolicy(model, view, prompt), model=cast(Any, model), **ours | more)
 
     @classmethod
     def with_chat_model(
         cls, environment: Environment, journal: Journal, model: BaseChatModel, *, stepwise: bool = False, **more: Any
     ) -> MethodInputs:
-        """With a chat model, which writes: a whole answer where the environment can read one (it has `read`), else, or if
-        `stepwise`, a thought and an action at every step."""
-        read, prompts = None if stepwise else getattr(environment, "read", None), more.get("prompts")
-        free = bool(getattr(environment, "free_text", hasattr(environment, "read")))
+        """Inputs for a chat model that writes its actions.
 
-        def write(seen: PromptView, name: str) -> Node:
-            thinks = name == "react" or name.startswith("adamem/")  # before every action
-            by_step = thinks and getattr(environment, "horizon", 1) > 1
+        It writes a whole answer where the environment can read one (it has `read`), else a thought and an action at every step.
+
+        Args:
+            environment: the world.
+            journal: the log of steps.
+            model: writes.
+            stepwise: ask for one action at a time also where the environment can read a whole answer.
+            more: further fields of `MethodInputs`, by name.
+        """
+        prompts = more.get("prompts")
+        read = None if stepwise else getattr(environment, "read", None)
+        free_text = bool(getattr(environment, "free_text", hasattr(environment, "read")))
+
+        def write(view: PromptView, style: WritingStyle = _PLAIN) -> Node:
+            by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1
             if read is None or by_step:
                 return act_policy(
-                    model, seen, _ACTIONS.get(name, name), prompts, free_text=free, vote_mark=_VOTES.get(name, "")
+                    model,
+                    view,
+                    name=style.action_prompt,
+                    prompts=prompts,
+                    free_text=free_text,
+                    vote_mark=style.vote_mark,
                 )
-            return answer_policy(model, seen, read, _ANSWERS.get(name, "act/answer"), prompts)
+            return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
 
         ours: dict[str, Any] = {"history_steps": 20, "model": model, "make_writing_policy": write, "list_actions": read is None}
-        return cls(environment, journal, lambda seen: write(seen, ""), **ours | more)
+        return cls(environment, journal, write, **ours | more)
 
     def judge_node(self) -> Node:
-        """The judge, or the environment's rewards."""
+        """The node that rewards a finished episode: the judge, or the environment's own rewards."""
         return self.judge or EnvironmentJudge(self.journal)
 
     def prompt_arguments(self, layout: Layout = _LAYOUT, brief: str = "") -> PromptArguments:
-        """What `Running` and its kind need to know, by name.
+        """The arguments of `EpisodePrompt` and its subclasses, by name.
 
         The running attempt is written as `layout` says, but without rewards where a judge will give them at the end, and with
-        whole states for a model that writes: what it has read (a page, a passage) it needs at later steps, too.
+        whole states for a model that writes: it needs what it has read (a page, a passage) at later steps, too.
         """
         rewards: Any = "none" if self.judge else layout.rewards
         return {
@@ -180,49 +221,70 @@ class MethodInputs:
         }
 
     def bank_trajectories(self, path: str, method: str) -> tuple[Trajectory, ...]:
-        """The trajectories of a bank, read once as long as the file stays the same; none without a path.
+        """The trajectories of a bank file; none without a path. The file is read again only when it has changed.
 
         Raises:
-            UserError: the file is no bank, or holds nothing of this environment.
+            UserError: the file is no bank, or holds no trajectory of this environment.
         """
         if not path:
             return ()
-        bank = load_bank(Path(path), mtime_ns(path))
+        bank = load_bank(path)
         if not any(trajectory.domain == self.environment.name for trajectory in bank):
             raise UserError(
                 f"{method}: {path} holds no trajectory of {self.environment.name}; it has those of {bank[0].domain}"
             )
         return bank
 
-    def success_threshold(self, success: float | None) -> float | None:
-        """The return from which an attempt counts as a success: as given, or the environment's; None if nobody says.
+    def success_threshold(self, given: float | None) -> float | None:
+        """The return from which an attempt of this run counts as a success: as given, or the environment's; None: unknown.
 
-        A judge's rewards are on a scale of their own, of which the environment's threshold says nothing.
+        A judge's rewards have a scale of their own, on which the environment's threshold means nothing.
         """
-        return success if success is not None or self.judge else getattr(self.environment, "solved", None)
+        return given if given is not None or self.judge else getattr(self.environment, "solved", None)
 
-    def bank_success_threshold(self, success: float | None) -> float | None:
-        """The return from which an attempt of a bank counts as a success; None if nobody says.
+    def bank_success_threshold(self, given: float | None) -> float | None:
+        """The return from which an attempt of a bank counts as a success; None: unknown.
 
-        A bank was made elsewhere: its rewards are those of the environment, whatever judges this run's attempts. Under a judge
-        the `success` that was given is on the judge's scale, and says nothing of them.
+        The rewards of a bank are the environment's, whatever judges the attempts of this run. Under a judge the given threshold
+        is on the judge's scale and says nothing about the bank.
         """
-        return replace(self, judge=None).success_threshold(None if self.judge else success)
+        return replace(self, judge=None).success_threshold(None if self.judge else given)
 
-    def success_predicate(self, success: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
-        """Whether an attempt, one of this bank's or of this run, succeeded; None where nobody knows."""
+    def require_success_threshold(self, method: str, given: float | None, bank: str = "") -> None:
+        """Check that the return from which an attempt is a success is known, in this run and in the bank (if there is one).
+
+        Raises:
+            UserError: it is not; says which setting would do. A drawing has no environment, and nothing is checked.
+        """
+        if self.environment is None:
+            return
+        silent = "a judge's rewards have a scale of their own" if self.judge else f"{self.environment.name} does not say it"
+        if self.success_threshold(given) is None:
+            raise UserError(
+                f"{method}: which return is a success? {silent}; set success_threshold to the least one, "
+                "or take all attempts (outcomes=all)"
+            )
+        if bank and self.bank_success_threshold(given) is None:
+            raise UserError(
+                f"{method}: which return is a success in {bank}? {self.environment.name} does not say it, and success_threshold is "
+                "on the judge's scale; take all attempts (outcomes=all)"
+            )
+
+    def success_predicate(self, given: float | None, bank: Sequence[Trajectory]) -> Callable[[Trajectory], bool | None]:
+        """A predicate: did an attempt of this bank or of this run succeed? It gives None where that is unknown."""
         ids = {trajectory.id for trajectory in bank}
-        in_bank, own = reaches_return(self.bank_success_threshold(success)), reaches_return(self.success_threshold(success))
-        return lambda attempt: (in_bank if attempt.id in ids else own)(attempt)
+        in_bank = reaches_return(self.bank_success_threshold(given))
+        in_run = reaches_return(self.success_threshold(given))
+        return lambda attempt: (in_bank if attempt.id in ids else in_run)(attempt)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of the longest prompt, without what stands around what is shown."""
+        """Tokens of the longest prompt, without the system message and the template around it."""
         return self.window - (min(DEFAULT_RESERVE, self.window // 4) if self.reserved_tokens is None else self.reserved_tokens)
 
-    def acting_policy(self, seen: PromptView, prompt: str) -> Node:
-        """A policy that writes with this prompt; the usual one, for a model that only scores actions."""
-        return self.make_writing_policy(seen, prompt) if self.make_writing_policy else self.make_policy(seen)
+    def acting_policy(self, view: PromptView, style: WritingStyle) -> Node:
+        """A policy that writes in this style, or the plain policy where the model only scores actions."""
+        return self.make_writing_policy(view, style) if self.make_writing_policy else self.make_policy(view)
 
     def require_chat_model(self, method: str) -> Runnable[Any, Any]:
         """The chat model, for a method that cannot do without.
@@ -231,15 +293,18 @@ class MethodInputs:
             UserError: there is none.
         """
         if self.model is None:
-            raise UserError(f"{method} has a model write; use --model pocket, local:PATH or openai:NAME, not a uniform prior")
+            raise UserError(
+                f"{method} has a model write, and there is none here: a uniform prior only picks actions. Give a chat model or a "
+                "scoring model (pocket, local:PATH, openai:NAME)"
+            )
         return self.model
 
-    def require_writer(self, method: str) -> Callable[[PromptView, str], Node]:
-        """What makes policies that write, for a method that cannot do without.
+    def require_writer(self, method: str) -> Callable[[PromptView, WritingStyle], Node]:
+        """The maker of policies that write, for a method that cannot do without.
 
         Raises:
             UserError: the model only scores actions.
         """
         if self.make_writing_policy is None:
-            raise UserError(f"{method} reasons in writing before it acts; give a model that writes (--model openai:NAME)")
+            raise UserError(f"{method} reasons in writing before it acts; give a model that writes, such as openai:NAME")
         return self.make_writing_policy

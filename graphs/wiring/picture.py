@@ -3,8 +3,8 @@
     picture(graph)                       shows itself in a notebook
     save(graph, Path("jitrl.svg"))       .svg, .png or .mmd
 
-A box is coloured by what its node does: ask a model, touch the environment, use the memory, or just compute. Under the name
-stand the node's settings.
+The colour of a box says what its node does: ask a model, touch the environment, use the memory, or just compute. The node's
+settings stand under its name.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ COLOURS = {
     "compute": "#f0f0f2",
     "graph": "#efe3fb",
 }
-"""Fill of a node's box, by its `role`; `graph` is a subgraph."""
+"""Role of a node -> the colour of its box; `graph` is a subgraph."""
 
 
 class PictureError(UserError, ValueError):
-    """The picture cannot be drawn or written as asked."""
+    """A picture that cannot be drawn or written as asked."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Picture:
         return {"text/markdown": f"```mermaid\n{self.mermaid()}```", "text/plain": self.mermaid()}
 
     def mermaid(self) -> str:
-        """The drawing as text, which `flow.wire` would read."""
+        """The drawing as Mermaid text, which `flow.wire` can read."""
         return to_mermaid(self.graph, self.direction)
 
     def svg(self) -> str:
@@ -72,17 +72,17 @@ def picture(graph: Graph, direction: Literal["LR", "TD"] = "LR") -> Picture:
 
 
 def has_graphviz() -> bool:
-    """Whether Graphviz is there."""
+    """True if Graphviz (pygraphviz) is installed."""
     from importlib.util import find_spec
 
     return find_spec("pygraphviz") is not None
 
 
 def save(graph: Graph, path: Path) -> None:
-    """Write the picture of a graph; the suffix says the format.
+    """Write the picture of a graph to a file; the suffix gives the format.
 
     Raises:
-        PictureError: the format is none of .svg, .png, .mmd, or Graphviz is needed and missing, or the file cannot be written.
+        PictureError: the suffix is none of .svg, .png, .mmd, or Graphviz is needed and missing, or the file cannot be written.
     """
     if path.suffix not in (".svg", ".png", ".mmd"):
         raise PictureError(f"a picture is a .svg, .png or .mmd file, not {path.name}")
@@ -129,7 +129,7 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what C code prints from the screen: the bundled Fontconfig complains about the settings of a newer one."""
+    """A context in which C code prints nothing: the bundled Fontconfig complains about the settings of a newer one."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
@@ -142,7 +142,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _node_object(runnable: Any) -> Any:
-    """What was given as a node: LangGraph wraps functions."""
+    """The node inside the Runnable that LangGraph wraps around a function."""
     part = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
     return part.func if isinstance(part, partial) else part
 
@@ -155,7 +155,7 @@ def _role(part: Any) -> str:
 
 
 def _settings(part: Any) -> Iterator[tuple[str, str]]:
-    """The fields that are numbers, words or yes and no; the rest (models, memories) is no setting."""
+    """The fields of a node that are numbers, strings or booleans, with their values as text; models and memories are no settings."""
     for one in fields(part) if is_dataclass(part) else ():
         value = getattr(part, one.name)
         if one.repr and isinstance(value, bool | int | float | str) and value != "":

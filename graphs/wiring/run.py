@@ -1,7 +1,7 @@
 """A run: one method plays one task episode after episode. The episode is a subgraph; the run keeps the scores.
 
-It ends with an answer: the attempt that the method itself chooses, by the rewards it was shown. The highest true score of all
-attempts (the running maximum) needs an oracle to pick it, and stands beside the answer in tables.
+It ends with an answer: the attempt that the method itself chooses, by the rewards that it saw. The highest true score of all
+attempts (the running maximum) can only be picked by an oracle; tables show it beside the answer.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class RunError(UserError, RuntimeError):
 
 
 class RunInput(TypedDict):
-    """What a run is asked to do; its input. `episode` starts at 0."""
+    """The input of a run: the task, the name, and how many episodes to play. `episode` starts at 0."""
 
     task: Task
     run: str
-    """Its name; every id and every random draw is made from it."""
+    """The name of the run. Every id and every random draw is made from it."""
     episode: int
     episodes: int
-    """How many to play."""
+    """The number of episodes to play."""
     tokens: NotRequired[int]
-    """How many tokens of model calls the run may take, 0 for any number: no episode begins once they are used up."""
+    """The budget of the run in tokens of model calls, 0 for none. No episode begins once it is used up."""
 
 
 class RunState(RunInput, EpisodeResult):
-    """The channels of a run; those of `Played` are about the episode that ended last."""
+    """The channels of a run; those of `EpisodeResult` are about the episode that ended last."""
 
     scores: Annotated[list[float], add]
     """One per finished episode, in the environment's units: r*, the truth."""
     values: Annotated[list[float | None], add]
-    """One per finished episode: the return r that the method saw, None if a reward is missing."""
+    """One per finished episode: the return r that the method saw; None if a reward is missing."""
     bests: Annotated[list[float], add]
     """The highest score within each episode."""
     lengths: Annotated[list[int], add]
@@ -67,7 +67,7 @@ class RunState(RunInput, EpisodeResult):
 
 @dataclass(frozen=True)
 class TallyEpisode:
-    """Note the finished episode, in the state and as one row of the run's log (once, however often this runs)."""
+    """Add the finished episode to the state and, as one row, to the run's log. Doing it twice adds one row."""
 
     role: ClassVar[str] = "memory"
 
@@ -75,11 +75,12 @@ class TallyEpisode:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it writes to a disk: see `graphs.flow.waits`."""
+        """True if it writes to a disk; see `is_blocking` in graphs/wiring/chain.py."""
         return self.log.path is not None
 
     def __call__(self, state: RunState) -> dict[str, Any]:
-        run, episode, usage = state["run"], state["episode"], state["usage"]
+        run, episode = state["run"], state["episode"]
+        usage = state["usage"]
         self.log.append(
             {
                 "id": f"{run}/{episode}",
@@ -113,29 +114,29 @@ class TallyEpisode:
 
 @dataclass(frozen=True)
 class CommitAttempt:
-    """End the run with one attempt that the method itself chose.
+    """End the run with one attempt, which the method itself chooses.
 
-    `best` takes the highest return r. Attempts that tie for it are judged again by a judge that may err (its mean over
-    `times` judgements decides); what ties then: the shortest, then the first. `last`, and a run without any known return,
-    takes the last attempt.
+    `best` takes the highest return r. Attempts that tie for it are judged again, if the judge may err: the mean of `judgements`
+    further judgements decides, then the shorter attempt, then the earlier one. `last`, and a run without any known return, takes the
+    last attempt.
     """
 
     rule: Literal["best", "last"] = "best"
     log: Rows = field(default_factory=Rows)
     judge: Node | None = None
-    """Asked again on ties; None for rewards that would only be the same again."""
+    """The judge that is asked again on ties; None where rewards would only be the same again."""
     judgements: int = 3
     max_ties: int = 5
-    """How many of the tied attempts are judged again at most, the shortest first; none once the run's tokens are used up."""
+    """Tied attempts that are judged again at most, the shortest first; none once the run's tokens are used up."""
 
     @property
     def role(self) -> str:
-        """A model's if a judge may be asked."""
+        """The role in pictures: `model` if a judge may be asked."""
         return "model" if self.judge is not None else "compute"
 
     @property
     def is_blocking(self) -> bool:
-        """Whether it may ask a judge: see `graphs.flow.waits`."""
+        """True if it may ask a judge; see `is_blocking` in graphs/wiring/chain.py."""
         return self.judge is not None
 
     def __call__(self, state: RunState) -> dict[str, Any]:
@@ -144,7 +145,9 @@ class CommitAttempt:
             return {"answer": len(state["values"]) - 1}
         top = max(known.values())
         tied = sorted((e for e, value in known.items() if value == top), key=lambda e: (state["lengths"][e], e))
-        returns, usage, limit = dict.fromkeys(tied, -math.inf), Usage(), state.get("tokens", 0)
+        returns = dict.fromkeys(tied, -math.inf)
+        usage = Usage()
+        limit = state.get("tokens", 0)
         used_up = limit and state["spent"] >= limit
         for episode in tied[: self.max_ties] if self.judge and len(tied) > 1 and not used_up else ():
             judged = [self._rejudge(state, episode, n) for n in range(self.judgements)]
@@ -167,7 +170,7 @@ class CommitAttempt:
 
 
 def route_next_episode(state: RunState) -> Literal["another", "enough"]:
-    """Router: were all episodes played, or all tokens used?"""
+    """Router: is there another episode to play, and are there tokens left for it?"""
     limit = state.get("tokens", 0)
     if limit and state["spent"] >= limit:
         return "enough"
@@ -185,10 +188,10 @@ def build(
     """The graph of a run over the graph of an episode.
 
     Args:
-        episode: a graph from `Attempt` to `Played`, such as `graphs.jitrl.build` makes, or a `flow.Loop` of one.
-        log: where finished episodes are noted, one row each.
-        commit: how the run's answer is chosen; see `Commit`.
-        judge: what judges attempts that tie again.
+        episode: a graph from `EpisodeInput` to `EpisodeResult`, such as `graphs.jitrl.build` makes, or a `PlainLoop` of one.
+        log: the log of finished episodes, one row each.
+        commit: the rule for the run's answer; see `CommitAttempt`.
+        judge: judges again the attempts that tie.
         compile: as for `StateGraph.compile`.
     """
     builder = StateGraph(RunState, input_schema=RunInput)

@@ -1,14 +1,14 @@
-"""Versions of a tenant's LoRA adapter: immutable folders named by what is in them, and a log that says which one is live.
+"""Versions of a tenant's LoRA adapter: immutable folders named by their contents, and a log of their states.
 
-    ROOT/<tenant>/<adapter>/versions/<000017-3f9c2ab1d4e0>/   the files as the learner left them, and manifest.json
-    ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, and why
+    ROOT/<tenant>/<adapter>/versions/<000017-3f9c2ab1d4e0>/   the learner's files, and manifest.json
+    ROOT/<tenant>/<adapter>/states.jsonl                      candidate -> canary -> live -> retired | dropped, with reasons
     ROOT/<tenant>/<adapter>/CURRENT                           name of the live version; missing: the base model answers
 
-A version's name is the gradient step and the SHA-256 of its files' digests: the same contents have the same name, and a file
-that was changed shows. A label is `<tenant>/<adapter>@<name>`; the empty label is the base model.
+A version's name is the gradient step and the SHA-256 of its files' digests: equal contents have equal names, and a changed file shows.
+A label is `<tenant>/<adapter>@<name>`; the empty label is the base model.
 
-Kill -9 anywhere leaves whole versions only. A change of state is one line of the log, on the disk before CURRENT is swapped
-(temporary file, fsync, rename, fsync of the directory); where a crash came between the two, opening finishes the swap.
+Kill -9 at any point leaves only whole versions. A change of state is one line of the log, on disk before CURRENT is swapped (temporary
+file, fsync, rename, fsync of the directory). If a crash comes between the two, opening the adapter finishes the swap.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .replay_file import NAME, json_safe
 __all__ = ["AdapterVersion", "Adapters", "list_adapters", "split_label"]
 
 VERSION_NAME = re.compile(r"[0-9]{6,9}-[0-9a-f]{12}")
-"""A version's name: step and digest."""
+"""Pattern of a version's name: step and digest."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,120}")
-"""What a file in a version may be called: no folders, nothing hidden."""
+"""Pattern of a file's name in a version: no folders, no hidden files."""
 MANIFEST = "manifest.json"
+"""The file with a version's parent, base and digests."""
 PRIVATE_PREFIXES = ("optimizer", "teacher", "learner", "critic")
-"""Files that begin so are the learner's own, and are not exported."""
+"""Files whose names begin so belong to the learner, and are not exported."""
 LOCK_TIMEOUT = 10.0
 """Seconds to wait for another process that changes the same adapter."""
-UNUSABLE_STATES = ("dropped", "deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,41 +50,49 @@ class AdapterVersion:
     """One version of an adapter."""
 
     name: str
+    """Step and digest."""
     label: str
+    """`<tenant>/<adapter>@<name>`."""
     step: int
-    """Gradient steps behind it."""
+    """Number of gradient steps from the base model."""
     parent: str
-    """Label of the version it was learned from; empty: the base model."""
+    """Label of the version that the step started from; empty: the base model."""
     base: str
-    """Fingerprint of the base model; whoever loads it compares."""
+    """Fingerprint of the base model, to be compared on loading."""
     state: str
     """`candidate`, `canary`, `live`, `retired`, `dropped`; `corrupt` if its manifest cannot be read."""
     tainted: bool
-    """It learned from a record that was deleted since."""
+    """True if it learned from a record that was deleted since."""
     created: float
     """Unix time in seconds."""
     about: dict[str, Any]
-    """Losses, minibatch, gate results: what it was written with, and what its changes of state came with."""
+    """Losses, minibatch, gate results: given when it was written and when its state changed."""
     digests: dict[str, str]
     """File -> SHA-256, in hex."""
 
 
 @dataclass
 class _VersionLog:
-    """What the log says."""
+    """The states that the log's lines add up to."""
 
     lines: list[dict[str, Any]] = field(default_factory=list)
+    """All lines, oldest first."""
     states: dict[str, str] = field(default_factory=dict)
+    """Label -> state."""
     tainted: set[str] = field(default_factory=set)
+    """Labels of versions that learned from deleted records."""
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Label -> what its changes of state came with."""
     parents: dict[str, str] = field(default_factory=dict)
-    """Label -> what it was learned from; known of those that are long deleted, too."""
+    """Label -> parent's label, also of deleted versions."""
     ended: set[str] = field(default_factory=set)
-    """What was live once or was dropped: unless it is live, nothing goes on from it."""
+    """Labels that were live once or were dropped: unless one is live, no new version may start from it."""
     live: str = ""
+    """Label of the live version; empty: the base model."""
     canary: str = ""
+    """Label of the canary; empty: none."""
     before: list[str] = field(default_factory=list)
-    """What was live before, oldest first: where `roll_back` goes."""
+    """Labels that were live before, oldest first: the targets of `roll_back`."""
     end: int = 0
     """Bytes of the log that were read."""
 
@@ -125,7 +133,7 @@ def split_label(label: str) -> tuple[str, str, str]:
     """(tenant, adapter, version name) of a label.
 
     Raises:
-        AdapterError: it is none: nothing but names ever becomes a path.
+        AdapterError: it is no label. (Only valid names ever become paths.)
     """
     scope, at, name = label.partition("@")
     tenant, slash, adapter = scope.partition("/")
@@ -149,17 +157,17 @@ def _folders(place: Path) -> list[Path]:
 
 
 class Adapters:
-    """The versions of one adapter. Safe for threads; processes take turns at changing it.
+    """The versions of one adapter. Safe for threads; processes take turns at changes.
 
     Args:
         root: folder of all tenants' adapters.
-        tenant: whose.
-        adapter: which of them.
-        keep: how many versions `prune` leaves beside those in use.
+        tenant: the tenant's name.
+        adapter: the adapter's name.
+        keep_versions: number of versions that `prune` leaves beside those in use.
         clock: Unix time in seconds.
 
     Raises:
-        AdapterError: a name that is none, a symbolic link in the way, or a log that cannot be read.
+        AdapterError: an invalid name, a symbolic link in the path, or a log that cannot be read.
     """
 
     def __init__(
@@ -214,7 +222,7 @@ class Adapters:
 
     @contextmanager
     def _changing(self) -> Iterator[_VersionLog]:
-        """The only one who changes this adapter; what a crash left half done is finished first."""
+        """Exclusive access for a change, after finishing one that a crash interrupted."""
         from filelock import Timeout
 
         with self._threads, self._user_errors("change"):
@@ -227,7 +235,7 @@ class Adapters:
             try:
                 book = self._read()
                 if self._log.exists() and self._log.stat().st_size > book.end:
-                    os.truncate(self._log, book.end)  # the half line of a writer that was killed
+                    os.truncate(self._log, book.end)  # half a line, of a writer that was killed
                 if self._current_label() != book.live:
                     self._point(book.live)
                 yield book
@@ -235,7 +243,7 @@ class Adapters:
                 self._owner.release()
 
     def _read(self) -> _VersionLog:
-        """The log as it stands; reads only what is new."""
+        """The state of the log; reads only its new lines."""
         with self._threads:
             size = self._log.stat().st_size if self._log.exists() else 0
             if size < self._book.end:
@@ -260,7 +268,7 @@ class Adapters:
     def _note(
         self, state: str, label: str | Sequence[str], why: str, about: Mapping[str, Any] | None = None, **more: Any
     ) -> None:
-        """Write a line for each label, on the disk on return; no line is ever half written."""
+        """Append a line for each label; all are on disk on return, or none."""
         if about:
             more["about"] = json_safe(about)
         data = b""
@@ -284,7 +292,7 @@ class Adapters:
         self._read()
 
     def _current_label(self) -> str:
-        """Label of what CURRENT names; what is none counts as none, and is put right from the log."""
+        """Label of the version that CURRENT names; "?" if it names none, which the log then corrects."""
         try:
             name = self._current.read_text(encoding="utf-8").strip()
         except FileNotFoundError:
@@ -294,7 +302,7 @@ class Adapters:
         return f"{self.scope}@{name}" if VERSION_NAME.fullmatch(name) else "?"
 
     def _point(self, label: str) -> None:
-        """Swap CURRENT."""
+        """Make CURRENT name a version; the empty label removes it."""
         if label:
             new = self.place / "CURRENT.new"
             with new.open("w", encoding="utf-8") as file:
@@ -312,7 +320,7 @@ class Adapters:
         try:
             self._point(label)
         except OSError:
-            os.truncate(self._log, end)  # not done, so not noted
+            os.truncate(self._log, end)  # undone, so the log must not have it
             self._read()
             raise
 
@@ -343,20 +351,20 @@ class Adapters:
     # -- versions ---------------------------------------------------------------------------------------------------------
 
     def write(self, folder: Path | str, step: int, parent: str, base: str, about: Mapping[str, Any] | None = None) -> str:
-        """Adopt a finished folder as a candidate; the folder is gone then. The same contents again change nothing.
+        """Adopt a finished folder as a candidate; the folder is moved. The same contents again change nothing.
 
         Args:
-            folder: files only, no folders or links.
-            step: gradient steps behind it.
-            parent: label of the version it was learned from; empty: the base model.
+            folder: plain files only, no folders or links.
+            step: number of gradient steps from the base model.
+            parent: label of the version that the step started from; empty: the base model.
             base: fingerprint of the base model.
-            about: what shall be known of it (losses, times); no part of the name.
+            about: losses, times and so on for its manifest; they do not change its name.
 
         Returns:
             Its label.
 
         Raises:
-            AdapterError: nothing in it, or something else than files; or the disk is full.
+            AdapterError: the folder is empty or has something else than files; or the disk is full.
             AdapterConflict: the same contents have another parent or base.
         """
         folder = Path(folder)
@@ -369,64 +377,78 @@ class Adapters:
             if not files:
                 raise AdapterError(f"adapter {self.scope}: there are no files in {folder}")
             digests = {path.name: _digest(path) for path in files}
-            name = f"{step:06d}-{_contents(digests)[:12]}"
-            label, place = f"{self.scope}@{name}", self._versions / name
-            if place.exists() or place.is_symlink():
-                try:
-                    self._check(label)
-                    kept = self._manifest(label)
-                except AdapterError:
-                    self._discard(label)  # damaged since; here are its contents again
-                else:
-                    if (kept["parent"], kept["base"]) != (parent, base):
-                        raise AdapterConflict(
-                            f"{label} is there already, with parent {kept['parent']!r} and base {kept['base']!r}, and cannot have "
-                            f"{parent!r} and {base!r}, too"
-                        )
-                    if book.states.get(label, "deleted") == "deleted":
-                        self._note("candidate", label, "written", step=step, parent=parent)
-                    _remove(folder)
-                    return label
-            staging = self._versions / f".new-{name}"
-            _remove(staging)
-            try:
-                os.rename(folder, staging)
-            except OSError:  # from another file system
-                shutil.copytree(folder, staging)
-            try:
-                (staging / MANIFEST).unlink(missing_ok=True)
-                sizes = {each: (staging / each).stat().st_size for each in sorted(digests)}
-                manifest = {
-                    **{
-                        "name": name,
-                        "step": step,
-                        "parent": parent,
-                        "base": base,
-                        "created": self._clock(),
-                        "about": json_safe(about or {}),
-                    },
-                    "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in sorted(digests)},
-                }
-                manifest["seal"] = _seal(manifest)
-                (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-                for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
-                    _sync(path)
-            except OSError:
-                if not folder.exists():
-                    os.rename(staging, folder)  # as it came
-                raise
-            os.rename(staging, place)
-            _sync(self._versions)
-            self._note("candidate", label, "written", step=step, parent=parent)
+            label = f"{self.scope}@{step:06d}-{_contents(digests)[:12]}"
+            if self._has_intact(label, parent, base):
+                is_new = book.states.get(label, "deleted") == "deleted"
+            else:
+                self._adopt(folder, label, digests, {"step": step, "parent": parent, "base": base}, about or {})
+                is_new = True
+            if is_new:
+                self._note("candidate", label, "written", step=step, parent=parent)
             _remove(folder)
             return label
 
-    def folder(self, label: str) -> Path:
-        """Where a version's files are, after every one of them was compared with its digest (once, as long as it is not touched).
+    def _has_intact(self, label: str, parent: str, base: str) -> bool:
+        """True if a version is there and undamaged; a damaged one is discarded, to be written again.
 
         Raises:
-            UnknownVersion: there is none of this label.
-            AdapterError: `corrupt: ...` names the file that is damaged, missing or too many.
+            AdapterConflict: it has another parent or base.
+        """
+        place = self._versions / self._own(label)
+        if not (place.exists() or place.is_symlink()):
+            return False
+        try:
+            self._check(label)
+            kept = self._manifest(label)
+        except AdapterError:
+            self._discard(label)
+            return False
+        if (kept["parent"], kept["base"]) != (parent, base):
+            raise AdapterConflict(
+                f"{label} is there already, with parent {kept['parent']!r} and base {kept['base']!r}, and cannot have "
+                f"{parent!r} and {base!r}, too"
+            )
+        return True
+
+    def _adopt(
+        self, folder: Path, label: str, digests: Mapping[str, str], origin: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> None:
+        """Move a folder to the versions, with a manifest and on disk. After an error it is where it was."""
+        name = self._own(label)
+        staging = self._versions / f".new-{name}"
+        _remove(staging)
+        try:
+            os.rename(folder, staging)
+        except OSError:  # from another file system
+            shutil.copytree(folder, staging)
+        try:
+            (staging / MANIFEST).unlink(missing_ok=True)
+            names = sorted(digests)
+            sizes = {each: (staging / each).stat().st_size for each in names}
+            manifest = {
+                "name": name,
+                **origin,
+                "created": self._clock(),
+                "about": json_safe(about),
+                "files": {each: {"sha256": digests[each], "bytes": sizes[each]} for each in names},
+            }
+            manifest["seal"] = _seal(manifest)
+            (staging / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+            for path in (*(staging / each for each in digests), staging / MANIFEST, staging):
+                _sync(path)
+        except OSError:
+            if not folder.exists():
+                os.rename(staging, folder)
+            raise
+        os.rename(staging, self._versions / name)
+        _sync(self._versions)
+
+    def folder(self, label: str) -> Path:
+        """The folder of a version, after comparing every file with its digest (once, until a file changes).
+
+        Raises:
+            UnknownVersion: there is no version of this label.
+            AdapterError: a file is damaged, missing or unexpected; the message names it.
         """
         with self._threads, self._user_errors("read"):
             return self._check(label)
@@ -485,11 +507,11 @@ class Adapters:
         return place
 
     def version(self, label: str) -> AdapterVersion:
-        """What is known of a version; its files are not read.
+        """A version's manifest and state; its other files are not read.
 
         Raises:
-            UnknownVersion: there is none of this label.
-            AdapterError: `corrupt: ...`, its manifest is damaged.
+            UnknownVersion: there is no version of this label.
+            AdapterError: its manifest is damaged.
         """
         with self._threads, self._user_errors("read"):
             kept, book = self._manifest(label), self._read()
@@ -507,7 +529,7 @@ class Adapters:
             )
 
     def versions(self) -> list[AdapterVersion]:
-        """All versions that are there, newest first."""
+        """All versions on disk, newest first."""
         found = []
         with self._threads, self._user_errors("read"):
             names = sorted(
@@ -523,12 +545,12 @@ class Adapters:
         return found
 
     def lineage(self, label: str) -> Iterator[str]:
-        """A version, the one it was learned from, and so on to the base model (""). By the log: what was pruned is named, too."""
+        """Labels of a version, its parent, and so on to the base model (""); pruned versions are included, since the log has them."""
         with self._threads, self._user_errors("read"):
             parents = dict(self._read().parents)
         yield label
         while label:
-            if label not in parents:  # written, and killed before that was noted
+            if label not in parents:  # written, but killed before the log had it
                 try:
                     label = self.version(label).parent
                 except AdapterError:
@@ -538,8 +560,11 @@ class Adapters:
             yield label
 
     def is_live_descendant(self, label: str) -> bool:
-        """Whether a version is there and comes from the live one (or is it), with none on the way that was live before or dropped,
-        and none that learned from a deleted record if the live one did not. The empty label follows the base model."""
+        """True if a version is on disk and descends from the live one, or is it.
+
+        No version in between may have been live before or dropped, or have learned from a deleted record if the live one did not. The
+        empty label descends from the base model.
+        """
         with self._threads:
             book = self._read()
             try:
@@ -559,7 +584,7 @@ class Adapters:
     def make_canary(
         self, label: str, why: str, about: Mapping[str, Any] | None = None, require_descendant: bool = False
     ) -> None:
-        """Let a version answer a share of the requests. Another canary is dropped. `follows`: as for `promote`."""
+        """Make a version the canary, which answers a share of the requests. Another canary is dropped; arguments as for `promote`."""
         with self._changing() as book:
             self._usable(label, "a canary", require_descendant)
             if label == book.live:
@@ -568,17 +593,17 @@ class Adapters:
                 self._note("canary", label, why, about)
 
     def promote(self, label: str, why: str, about: Mapping[str, Any] | None = None, require_descendant: bool = False) -> None:
-        """Make a version the live one; the one before retires. It is live again after a crash once this returned.
+        """Make a version the live one; the one before retires. On return this is on disk.
 
         Args:
-            label: which.
-            why: for the log.
-            about: what else the log shall say of it.
-            follows: only if it comes from what is live now (`Adapters.follows`); nobody rolls back between the look and the change.
+            label: the version.
+            why: the reason, for the log.
+            about: more facts for the log.
+            require_descendant: only if `is_live_descendant` holds; check and change are one, so that no rollback comes in between.
 
         Raises:
-            AdapterConflict: it was dropped, does not follow, or learned from a deleted record while the live one did not. (Of a
-                live version that did, the descendants are marked and go live: the mark says what there is to undo.)
+            AdapterConflict: it was dropped, is no descendant, or learned from a deleted record while the live one did not. (Descendants
+                of a live version that did are marked, but may go live.)
             AdapterError: it is corrupt.
         """
         with self._changing() as book:
@@ -599,7 +624,7 @@ class Adapters:
             raise AdapterConflict(f"{label} cannot be {what}: it was made from a version that was withdrawn since")
 
     def drop(self, label: str, why: str, about: Mapping[str, Any] | None = None) -> None:
-        """A version that failed: it is never used again. Its files stay until `prune`."""
+        """Mark a version as failed: it is never used again. Its files stay until `prune`."""
         with self._changing() as book:
             self._existing_folder(label)
             if label == book.live:
@@ -608,15 +633,15 @@ class Adapters:
                 self._note("dropped", label, why, about)
 
     def roll_back(self, to: str | None = None, why: str = "") -> str:
-        """Go back to what was live before; the live version retires.
+        """Make an earlier live version live again; the live version retires.
 
         Args:
-            to: a label, or "" for the base model; None: the version that was live before, if it is still whole and neither dropped
-                nor tainted, or the one before that, at last the base model.
-            why: for the log.
+            to: a label, or "" for the base model; None: the last live version before this one that is whole and neither dropped nor
+                tainted, or else the base model.
+            why: the reason, for the log.
 
         Returns:
-            Label of what is live now.
+            Label of the live version.
 
         Raises:
             UnknownVersion, AdapterConflict, AdapterError: `to` was never live, was dropped, is tainted or corrupt.
@@ -633,7 +658,7 @@ class Adapters:
             return to
 
     def _healthy(self, label: str) -> bool:
-        """Whether a rollback that names no version may lead there."""
+        """True if a rollback without a target may choose this version."""
         if not label:
             return True
         try:
@@ -643,17 +668,16 @@ class Adapters:
         return label not in self._book.tainted
 
     def rollback_target(self, to: str) -> str:
-        """`to` if a rollback may lead there, or the newest that it was learned from of which that holds; "" is the base model."""
+        """`to`, or its nearest ancestor that a rollback may choose; "" is the base model."""
         with self._threads, self._user_errors("read"):
             book = self._read()
             return next((one for one in self.lineage(to) if not one or (one in book.ended and self._healthy(one))), "")
 
     def taint(self, labels: Iterable[str], why: str) -> tuple[str, ...]:
-        """Mark versions that learned from what was deleted: they do not become live any more, unless they come from a live one that
-        is marked. Other adapters' labels are passed over.
+        """Mark versions that learned from deleted records. They cannot become live, unless they descend from a marked live version.
 
         Returns:
-            Those of this adapter among `labels`.
+            Those of `labels` that belong to this adapter; others are ignored.
         """
         mine = tuple(sorted({label for label in labels if label and split_label(label)[:2] == (self.tenant, self.adapter)}))
         with self._changing() as book:
@@ -665,7 +689,7 @@ class Adapters:
     # -- what goes --------------------------------------------------------------------------------------------------------
 
     def delete(self, label: str, why: str = "deleted") -> None:
-        """Delete a version's files; the log keeps that it was.
+        """Delete a version's files; its lines in the log stay.
 
         Raises:
             AdapterConflict: it is live or the canary.
@@ -680,7 +704,7 @@ class Adapters:
             self._discard(label)
 
     def _discard(self, label: str) -> None:
-        """Take a version's files away, first its name, so that no half of it is ever seen. Opening finishes what is noted."""
+        """Remove a version's files, the name first, so that no half of it is ever visible. After a crash, opening finishes this."""
         name = self._own(label)
         gone = self._versions / f".gone-{name}"
         _remove(gone)
@@ -690,11 +714,13 @@ class Adapters:
         self._manifests.pop(label, None)
 
     def prune(self, protect: Sequence[str] = ()) -> tuple[str, ...]:
-        """Delete old versions: all but the newest `keep`, the live one and the one before it, the canary, and `protect` (labels of
-        whatever else is in use: the replay buffer's heads, the parents of unfinished minibatches, what engines have loaded).
+        """Delete old versions: all but the newest `keep_versions`, the live one and the one before it, the canary, and `protect`.
+
+        Args:
+            protect: labels in use elsewhere: the replay buffer's heads, parents of unfinished minibatches, versions that engines hold.
 
         Returns:
-            Labels of those that were deleted.
+            Labels of the deleted versions.
         """
         with self._changing() as book:
             back = next((label for label in reversed(book.before) if self._healthy(label)), "")
@@ -718,12 +744,14 @@ class Adapters:
             self._book, self._seen, self._manifests = _VersionLog(), {}, {}
 
     def export(self, label: str, path: Path | str) -> Path:
-        """Write a version as a zip that PEFT can open once unpacked: no optimizer, teacher or learner state. Equal versions give
-        equal bytes.
+        """Write a version as a zip file that PEFT opens once unpacked, without the learner's own files. Equal versions give equal bytes.
 
         Args:
-            label: which.
-            path: of the zip; a folder: `<tenant>-<adapter>-<name>.zip` in it.
+            label: the version.
+            path: of the zip file, or a folder for `<tenant>-<adapter>-<name>.zip`.
+
+        Returns:
+            Path of the zip file.
         """
         path = Path(path)
         with self._threads, self._user_errors("export"):
@@ -770,7 +798,11 @@ def _plain_file(path: Path) -> Path:
 
 
 def _files(folder: Path, whose: str) -> list[Path]:
-    """The plain files in a folder, but for its manifest; anything else in it is an error."""
+    """The plain files in a folder, without its manifest.
+
+    Raises:
+        AdapterError: there is anything else than plain files.
+    """
     if folder.is_symlink() or not folder.is_dir():
         raise AdapterError(f"{whose}: {folder} is no folder")
     found = sorted(folder.iterdir())
@@ -783,7 +815,7 @@ def _files(folder: Path, whose: str) -> list[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Make a file or a folder survive a power cut."""
+    """Write a file or a folder through to the disk (fsync)."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

@@ -1,15 +1,15 @@
-"""The replay buffer of CLaaS: served exchanges, what they were worth, and which gradient steps they went into. All tenants in one
-SQLite file (write-ahead log); a tenant's rows, draws and errors are the same whatever the other tenants do.
+"""The replay buffer of CLaaS: served exchanges, their feedback, and the gradient steps that used them. One SQLite file (write-ahead
+log) for all tenants; a tenant's rows, draws and errors do not depend on other tenants.
 
 A record goes `pending` (no feedback yet) -> `ready` (to be learned from) -> `leased` (in an unfinished minibatch) -> `ready` again,
-or `consumed` after `Limits.reuse` samplings. `held` records are never trained on: the gate is made of them. `rejected` ones say why.
+or `consumed` after `max_samplings` samplings. `held` records are never trained on: the gate reads them. `rejected` ones have a reason.
 
-Whatever a method returned from survives a power cut (synchronous=FULL), and a method that did not return did all or nothing.
-A minibatch is frozen when it is leased, and `lease` gives it again until it is committed or released: a step that was killed is
-done again with the same exchanges and seed, and `commit` writes it down once.
+When a method returns, its effect survives a power cut (synchronous=FULL); a method that is interrupted did all or nothing. A leased
+minibatch is frozen, and `lease` gives it again until it is committed or released: a step that was killed is repeated with the same
+exchanges and seed, and `commit` records it once.
 
-Age is the number of gradient steps between the version that made a record and the head that learns (CLaaS: k - P(i)). Where the
-head was set back (`set_head`), records of the versions that lead to it are dated anew: steps that were undone make nothing older.
+Age is the number of gradient steps between the version that made a record and the head that learns (CLaaS: k - P(i)). When the head
+is set back (`set_head`), records of the versions that lead to it are dated anew: undone steps make nothing older.
 """
 
 from __future__ import annotations
@@ -30,82 +30,95 @@ from .replay_file import ReplayFile, check_name, digest, json_safe, pack, unpack
 
 __all__ = [
     "Replay",
-    "ReplayLimits",
     "ReplayRow",
+    "ReplaySettings",
     "stratified_sample",
 ]
 
 MAX_REVISIONS = 100
-"""Most often that feedback for one exchange may be changed."""
+"""Largest number of feedbacks on one exchange."""
 ROW_COLUMNS = "r.n, r.state, r.reason, r.times, r.revision, r.made, r.job, r.kl, r.feedback, b.about, b.prompt, b.tokens, b.logprobs, r.tenant"
 RECORD_TABLES = "records r JOIN bodies b USING (n)"
 
 
 @dataclass(frozen=True)
-class ReplayLimits:
-    """What a replay buffer keeps, and how often it gives it out."""
+class ReplaySettings:
+    """What the replay buffer keeps, and how minibatches are drawn from it. "Not given": the paper (arXiv:2606.05559) does not say."""
 
-    records: int = 10_000
-    """B_max, per tenant and adapter. Beyond it go consumed and rejected records, oldest first, and then the oldest (FIFO); leased
-    ones stay."""
-    megabytes: int = 256
-    """Most of a tenant's records together (2^20 bytes), kept in the same way."""
-    record_bytes: int = 2 * 1024 * 1024
-    """Largest record."""
+    batch_size: int = 8
+    """M, exchanges behind a gradient step. Not given."""
+    min_exchanges: int = 8
+    """B_min, ready exchanges before the first step; the learning rate's warm-up takes the place of a long wait. Paper: 32."""
+    positive_share: float | None = 0.5
+    """Share of a minibatch with a reward above 0, where the buffer has enough of both; None: uniform draws. Paper: uniform."""
     max_age: int = 100
-    """A_max: older records, in gradient steps, are rejected."""
-    reuse: int = 8
-    """How often a record is sampled before it is consumed."""
-    pending_seconds: float = 24 * 3600.0
-    """How long feedback is waited for, from when the record was stored."""
-    held_out: float = 0.1
-    """Share of the records, by a hash of their id, that are never trained on."""
+    """A_max, in gradient steps; older exchanges are rejected. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, and collapse at 50
+    without a correction."""
+    max_samplings: int = 8
+    """Times that an exchange is sampled before it is consumed. Paper: until it is too old."""
     max_kl: float | None = None
-    """Nats: a record that the learner has moved further away from (`Replay.note_kl`) is rejected; None: none is."""
+    """kappa, in nats per token: exchanges with a larger estimate of KL(mu || pi) are rejected; None: age alone decides. Not given."""
+    held_out_share: float = 0.1
+    """Share of exchanges, by a hash of their id, that are never trained on: the gate reads them. Paper: none."""
+    max_records: int = 10_000
+    """B_max, exchanges per tenant and adapter. Beyond it consumed and rejected ones go first, oldest first, then the oldest (FIFO);
+    leased ones stay. Not given."""
+    max_megabytes: int = 256
+    """Largest size of a tenant's exchanges together (2^20 bytes), kept in the same way. Not given."""
+    max_record_bytes: int = 2 * 1024 * 1024
+    """Largest exchange, in bytes. Not given."""
+    max_pending_hours: float = 24.0
+    """Hours after the reply in which feedback is accepted. Not given."""
 
     def __post_init__(self) -> None:
-        for name in ("records", "megabytes", "record_bytes", "reuse"):
+        for name in ("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes", "max_record_bytes"):
             if getattr(self, name) < 1:
-                raise UserError(f"replay buffer: {name} is at least 1, got {getattr(self, name)}")
-        if self.max_age < 0 or not self.pending_seconds > 0 or not 0 <= self.held_out <= 1:
+                raise UserError(f"replay: {name} is at least 1, got {getattr(self, name)}")
+        if self.max_age < 0 or not self.max_pending_hours > 0 or not 0 <= self.held_out_share <= 1:
             raise UserError(
-                "replay buffer: max_age is at least 0, pending_seconds above 0, held_out from 0 to 1; got "
-                f"{self.max_age}, {self.pending_seconds}, {self.held_out}"
+                "replay: max_age is at least 0, max_pending_hours above 0, held_out_share from 0 to 1; got "
+                f"{self.max_age}, {self.max_pending_hours}, {self.held_out_share}"
             )
+
+    @property
+    def max_pending_seconds(self) -> float:
+        """`max_pending_hours` in seconds."""
+        return self.max_pending_hours * 3600
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRow:
-    """A record of the buffer as it stands."""
+    """A record of the buffer in its current state."""
 
     exchange: Exchange
+    """The exchange with its feedback."""
     state: str
     """`pending`, `ready`, `held`, `leased`, `consumed` or `rejected`."""
     reason: str
-    """Why it is rejected."""
+    """Why it was rejected; empty: it was not."""
     sample_count: int
-    """How often it was sampled."""
+    """Times that it was sampled."""
     revision: int
-    """How often feedback was given: 0 for none."""
+    """Number of different feedbacks; 0: none."""
     age: int | None
-    """Gradient steps since the version that made it; None where it is consumed or rejected."""
+    """Gradient steps since the version that made it; None if it is consumed or rejected."""
     job: str
-    """Of the newest feedback; empty: none."""
+    """Job of the newest feedback; empty: none."""
     kl: float | None
-    """The last estimate of how far the learner has moved away from it, in nats."""
+    """Last estimate of KL(mu || pi) per token, in nats; None: none yet."""
 
 
 def stratified_sample(
     ready: Sequence[tuple[str, bool]], size: int, random: Random, positive_share: float | None = 0.5, by_family: bool = True
 ) -> list[int]:
-    """Draw `size` of the records without replacement, stratified; all of them if there are no more.
+    """Draw `size` records without replacement, stratified; all of them if there are no more.
 
     Args:
-        ready: (family, reward > 0) of each.
-        size: how many.
-        random: the only source of the draw.
-        positive: share with a reward above 0; where one side has too few, the other fills up. None: as they come.
-        families: each side takes from its families in turn; False: families do not matter.
+        ready: (family, reward > 0) of each record.
+        size: number of records.
+        random: the only source of randomness.
+        positive_share: share with a reward above 0; if one side has too few, the other fills up. None: rewards do not matter.
+        by_family: each side takes from its families in turn; False: families do not matter.
 
     Returns:
         Indices into `ready`, in the order drawn.
@@ -133,36 +146,40 @@ class Replay(ReplayFile):
     """The buffer in a SQLite file. Safe for threads; one process owns the file.
 
     Args:
-        path: of the file; made if it is not there.
-        limits: what is kept.
+        path: the file; made if it does not exist.
+        settings: what is kept, and for how long.
         clock: Unix time in seconds.
 
     Raises:
         ReplayError: the file is open in another process, damaged, something else, or cannot be written.
     """
 
-    def __init__(self, path: Path | str, limits: ReplayLimits | None = None, clock: Callable[[], float] = time.time) -> None:
-        self.limits = limits or ReplayLimits()
+    def __init__(
+        self, path: Path | str, settings: ReplaySettings | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.settings = settings or ReplaySettings()
         self._clock = clock
         super().__init__(path)
 
-    # -- what comes in ----------------------------------------------------------------------------------------------------
+    # -- exchanges and feedback ----------------------------------------------------------------------------------------------------
 
     def append(self, exchange: Exchange) -> None:
-        """Store an exchange that was served; on return it is on the disk. The same one again changes nothing.
+        """Store a served exchange; on return it is on disk. The same exchange again changes nothing.
 
-        It is `pending`, or what `give` makes of it if it comes with feedback.
+        It is `pending`; one with feedback is handled by `add_feedback`, too.
 
         Raises:
-            UserError: a name that is none, another exchange under this id, no log-probability per token, one that is not
-                finite or above 0, what is no JSON, or larger than `Limits.record_bytes`.
+            UserError: an invalid name, another exchange under this id, a log-probability that is missing, not finite or above 0,
+                something that is not JSON, or more than `max_record_bytes`.
             ReplayFull: everything else of the tenant is leased.
         """
         body = pack(exchange)
         size = sum(len(part) for part in body)
         what = f"exchange {exchange.id!r}"
-        if size > self.limits.record_bytes:
-            raise UserError(f"{what} has {size} bytes, at most {self.limits.record_bytes} are kept: a shorter one would do")
+        if size > self.settings.max_record_bytes:
+            raise UserError(
+                f"{what} has {size} bytes, at most {self.settings.max_record_bytes} are kept: a shorter one would do"
+            )
         tenant, adapter = exchange.tenant, exchange.adapter
         with self._writing() as base:
             found = base.execute(
@@ -195,15 +212,15 @@ class Replay(ReplayFile):
                 self._add_feedback(base, tenant, exchange.id, exchange.feedback, "")
 
     def add_feedback(self, tenant: str, id: str, feedback: Feedback, key: str = "") -> FeedbackReceipt:
-        """Note what a reply was worth; on return it is on the disk.
+        """Store the feedback on a reply; on return it is on disk.
 
-        The same feedback again, or the same idempotency `key`, gives the same job and changes nothing. Other feedback takes the
-        place of the earlier as long as nothing was learned from it.
+        The same feedback again, or the same idempotency `key`, gives the same job and changes nothing. Other feedback replaces the
+        earlier one as long as nothing was learned from it.
 
         Raises:
-            UnknownExchange: this tenant has none of this id.
-            ExpiredExchange: it came more than `Limits.pending_seconds` after the reply.
-            FeedbackConflict: other feedback was learned from (or is being), or the record was rejected.
+            UnknownExchange: this tenant has no exchange of this id.
+            ExpiredExchange: it came more than `max_pending_hours` after the reply.
+            FeedbackConflict: other feedback was learned from or is in a minibatch, or the record was rejected.
         """
         with self._writing() as base:
             return self._add_feedback(base, tenant, id, feedback, key)
@@ -225,9 +242,9 @@ class Replay(ReplayFile):
         ).fetchall():
             if (key and key == its_key) or (number == revision and mark == its_mark):
                 return FeedbackReceipt(job, id, state, True)
-        if state in ("pending", "rejected") and revision == 0 and self._clock() - appended > self.limits.pending_seconds:
+        if state in ("pending", "rejected") and revision == 0 and self._clock() - appended > self.settings.max_pending_seconds:
             raise ExpiredExchange(
-                f"exchange {id!r} waited {self.limits.pending_seconds:g} s for feedback, and does no more; feedback for a newer one would do"
+                f"exchange {id!r} waited {self.settings.max_pending_seconds:g} s for feedback, and does no more; feedback for a newer one would do"
             )
         if state not in ("pending", "ready", "held"):
             raise FeedbackConflict(
@@ -236,15 +253,15 @@ class Replay(ReplayFile):
         if revision >= MAX_REVISIONS:
             raise FeedbackConflict(f"exchange {id!r}: its feedback was changed {MAX_REVISIONS} times, that is enough")
         grown = len(content) - len(before or "")
-        if size + grown > self.limits.record_bytes:
+        if size + grown > self.settings.max_record_bytes:
             raise UserError(
-                f"feedback for exchange {id!r} has {len(content)} bytes; with the exchange, at most {self.limits.record_bytes} are kept: "
+                f"feedback for exchange {id!r} has {len(content)} bytes; with the exchange, at most {self.settings.max_record_bytes} are kept: "
                 "a shorter text would do"
             )
         self._make_room(base, tenant, adapter, 0, grown, keep=n)
         revision += 1
         job = "job-" + digest(tenant, id, str(revision))
-        state = "held" if int(digest(id), 16) < self.limits.held_out * 16 ** len(digest(id)) else "ready"
+        state = "held" if int(digest(id), 16) < self.settings.held_out_share * 16 ** len(digest(id)) else "ready"
         base.execute(
             "UPDATE records SET state = ?, feedback = ?, positive = ?, revision = ?, job = ?, bytes = bytes + ? WHERE n = ?",
             (state, content, int((feedback.reward or 0.0) > 0), revision, job, grown, n),
@@ -253,8 +270,8 @@ class Replay(ReplayFile):
         return FeedbackReceipt(job, id, state, False)
 
     def _expire(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
-        """Stop to wait for feedback that did not come."""
-        cutoff = self._clock() - self.limits.pending_seconds
+        """Reject pending records older than `max_pending_hours`."""
+        cutoff = self._clock() - self.settings.max_pending_seconds
         waiting = "WHERE tenant = ? AND adapter = ? AND state = 'pending'"
         oldest = base.execute(f"SELECT appended FROM records {waiting} ORDER BY n LIMIT 1", (tenant, adapter)).fetchone()
         if oldest and oldest[0] < cutoff:
@@ -264,15 +281,19 @@ class Replay(ReplayFile):
             )
 
     def _make_room(self, base: sqlite3.Connection, tenant: str, adapter: str, count: int, size: int, keep: int = 0) -> None:
-        """Make room for so many records and bytes more: first go the finished ones, then the oldest."""
+        """Evict records to make room for `count` records and `size` bytes: finished ones first, then the oldest.
+
+        Raises:
+            ReplayFull: only leased records are left.
+        """
         while True:
             records = base.execute("SELECT records FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()[
                 0
             ]
             used = base.execute("SELECT bytes FROM tenants WHERE tenant = ?", (tenant,)).fetchone()[0]
-            if count and records + count > self.limits.records:
+            if count and records + count > self.settings.max_records:
                 scope, values = "tenant = ? AND adapter = ?", (tenant, adapter)
-            elif used + size > self.limits.megabytes * 2**20:
+            elif used + size > self.settings.max_megabytes * 2**20:
                 scope, values = "tenant = ?", (tenant,)  # type: ignore[assignment]
             else:
                 return
@@ -286,14 +307,14 @@ class Replay(ReplayFile):
                     break
             else:
                 raise ReplayFull(
-                    f"replay buffer of {tenant}: full ({self.limits.records} records per adapter, {self.limits.megabytes} MB), and all of it "
-                    "is leased; try again when the step is done, or raise its limits"
+                    f"replay buffer of {tenant}: full ({self.settings.max_records} records per adapter, {self.settings.max_megabytes} MB), and all of it "
+                    "is leased; try again when the step is done, or raise max_records or max_megabytes"
                 )
 
-    # -- what it holds ----------------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, id: str) -> ReplayRow | None:
-        """A tenant's record; None if it has none of this id."""
+        """A tenant's record; None: it has none of this id."""
         with self._reading() as base:
             found = self._rows(base, "r.tenant = ? AND r.id = ?", (tenant, id), 1)
         return found[0] if found else None
@@ -301,7 +322,7 @@ class Replay(ReplayFile):
     def rows(
         self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None
     ) -> list[ReplayRow]:
-        """A tenant's records, newest first; those of an adapter or in a state, and older than the one whose id is `before`."""
+        """A tenant's records, newest first: of an adapter, in a state, and older than the record of id `before`, where given."""
         where, values = "r.tenant = ?", [tenant]
         for name, value in (("adapter", adapter), ("state", state)):
             if value is not None:
@@ -324,18 +345,18 @@ class Replay(ReplayFile):
         return rows
 
     def job(self, tenant: str, job: str) -> ReplayRow | None:
-        """The record that a tenant's job is about; `rejected`, with the newer job as the reason, if later feedback took its place."""
+        """The record of a tenant's job; `rejected`, with the newer job as the reason, if later feedback replaced it."""
         with self._reading() as base:
             found = base.execute("SELECT id FROM feedbacks WHERE tenant = ? AND job = ?", (tenant, job)).fetchone()
         row = self.get(tenant, found[0]) if found else None
         if row is None or row.job == job:
             return row
-        return replace(row, state="rejected", reason=f"newer feedback took its place: {row.job}", job=job)
+        return replace(row, state="rejected", reason=f"newer feedback replaced it: {row.job}", job=job)
 
     def uses(self, tenant: str, id: str) -> tuple[tuple[str, str], ...]:
-        """(minibatch, version it made) of every step that a record was given to, oldest first; known when the record is long gone.
+        """(minibatch, version) of every step whose minibatch had a record, oldest first; also after the record was deleted.
 
-        Also of a step that did not learn from it: the words of a success may have been shown to the teacher of another record.
+        Steps that did not learn from the record count, too: its reply may have been shown to the teacher of another record.
         """
         with self._reading() as base:
             return tuple(
@@ -346,7 +367,7 @@ class Replay(ReplayFile):
             )
 
     def counts(self, tenant: str | None = None, adapter: str | None = None) -> dict[str, int]:
-        """How many records are in each state that any is in."""
+        """Number of records by state; states without records are left out."""
         where = [(name, value) for name, value in (("tenant", tenant), ("adapter", adapter)) if value is not None]
         text = " AND ".join(f"{name} = ?" for name, _ in where) or "1"
         with self._reading() as base:
@@ -358,7 +379,7 @@ class Replay(ReplayFile):
             )
 
     def ages(self, tenant: str, adapter: str) -> dict[int, int]:
-        """How many ready records there are of each age, in gradient steps, youngest first."""
+        """Number of ready records by age in gradient steps, youngest first."""
         with self._reading() as base:
             return dict(
                 base.execute(
@@ -369,7 +390,7 @@ class Replay(ReplayFile):
             )
 
     def scopes(self) -> list[tuple[str, str, int]]:
-        """(tenant, adapter, ready records) of every adapter, the one whose oldest ready record is oldest first."""
+        """(tenant, adapter, number of ready records) of every adapter, sorted by the age of the oldest ready record, oldest first."""
         with self._reading() as base:
             found = base.execute(
                 "SELECT s.tenant, s.adapter, count(r.n), min(r.n) FROM scopes s LEFT JOIN records r ON r.tenant = s.tenant"
@@ -397,11 +418,11 @@ class Replay(ReplayFile):
         by_family: bool = True,
         base_model: str | None = None,
     ) -> Minibatch | None:
-        """The minibatch of the next gradient step, frozen until `commit` or `release`; None if less than `least` are ready.
+        """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
 
-        An unfinished one comes back first, exactly as it was. Otherwise records older than `Limits.max_age` are rejected, and
-        those of another base model if `base_model` says which this one is; from the others `draw` takes `size`. The draw depends
-        on the seed, the scope, the step, and how many minibatches of this step were released; on nothing else.
+        An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
+        base models than `base_model` if it is given; `stratified_sample` takes `size` of the others. The draw depends only on the
+        seed, the adapter, the step, and the number of this step's released minibatches.
         """
         if size < 1:
             raise UserError(f"a minibatch has at least 1 exchange, asked for {size}")
@@ -445,7 +466,7 @@ class Replay(ReplayFile):
             return self._minibatch(base, id)
 
     def _reject_too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
-        limit = self.limits.max_age
+        limit = self.settings.max_age
         base.execute(
             "UPDATE records INDEXED BY by_age SET state = 'rejected', reason = ? WHERE state = 'ready' AND tenant = ? AND adapter = ?"
             " AND made < (SELECT step FROM scopes s WHERE s.tenant = ? AND s.adapter = ?) - ?",
@@ -456,7 +477,7 @@ class Replay(ReplayFile):
         """The minibatch of this id.
 
         Raises:
-            UserError: there is none, or some of its records are gone by now.
+            UserError: there is none, or some of its records were deleted.
         """
         with self._reading() as base:
             return self._minibatch(base, id)
@@ -488,15 +509,15 @@ class Replay(ReplayFile):
             return str(self._batch(base, batch_id)[7] or "")
 
     def leased_batches(self) -> list[str]:
-        """Ids of the minibatches that are leased: what a restarted learner has to finish."""
+        """Ids of leased minibatches, which a restarted learner has to finish."""
         with self._reading() as base:
             return [id for (id,) in base.execute("SELECT id FROM batches WHERE state = 'leased' ORDER BY id")]
 
     def reject(self, batch_id: str, reasons: Mapping[str, str]) -> None:
-        """Records of a leased minibatch that the step does not learn from, and why: they are not drawn again.
+        """Reject records of a leased minibatch, with reasons by id: they are not drawn again.
 
-        The minibatch stays as it is, so that a step that is done again after a crash sees the same one. One that has ended (committed,
-        released, withdrawn) is left alone: this may be said twice.
+        The minibatch itself stays unchanged, so that a step that is repeated after a crash sees the same one. A minibatch that has
+        ended (committed, released, withdrawn) is left alone, so that a repeated call has no effect.
         """
         with self._writing() as base:
             if self._batch(base, batch_id)[6] != "leased":
@@ -507,16 +528,16 @@ class Replay(ReplayFile):
             )
 
     def note_kl(self, batch_id: str, kls: Mapping[str, float]) -> None:
-        """Note how far the learner has moved away from records of a leased minibatch (KL(mu || pi), estimated, in nats).
+        """Store estimates of KL(mu || pi), in nats per token, of records of a leased minibatch, by id.
 
-        One above `Limits.max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is `reject`ed.
-        One that has ended is left alone.
+        A record above `max_kl` is rejected when the minibatch ends; this step still learns from it, unless it is rejected already. A
+        minibatch that has ended is left alone.
         """
         with self._writing() as base:
             if self._batch(base, batch_id)[6] != "leased":
                 return
             for id, kl in kls.items():
-                limit = self.limits.max_kl
+                limit = self.settings.max_kl
                 away = limit is not None and not kl <= limit
                 verdict = f"too far away: KL {kl:.3g} nats, at most {limit:g}" if away else None
                 base.execute(
@@ -532,12 +553,11 @@ class Replay(ReplayFile):
         return batch
 
     def commit(self, batch_id: str, version: str, update: Mapping[str, Any]) -> None:
-        """Write down, in one transaction, that a minibatch made `version`: the head and the step move on, its records were sampled
-        once more, `update` goes into the log. The same again changes nothing.
+        """Record, in one transaction, that a minibatch made `version`: head and step advance, its records count as sampled once more,
+        `update` goes into the log of steps. A repeated call changes nothing.
 
         Raises:
-            UserError: it made another version, or was withdrawn (a record of it was deleted, the head was set): what was learned
-                from it must not be used.
+            UserError: it made another version, or was withdrawn (a record was deleted, the head was set): the version must not be used.
         """
         if not version:
             raise UserError(f"minibatch {batch_id!r} made no version: release it")
@@ -550,7 +570,7 @@ class Replay(ReplayFile):
                 raise UserError(f"minibatch {batch_id!r} made {batch[7]!r}, and cannot make {version!r}, too")
             tenant, adapter, step, parent, *_ = self._leased_batch(base, batch_id)
             base.execute(
-                # Those it did not learn from, too: a success may have been shown to the teacher of another (`solution`).
+                # All records, also rejected ones: a success may have been shown to the teacher of another record.
                 "INSERT INTO uses SELECT tenant, id, batch, ? FROM records WHERE batch = ?",
                 (version, batch_id),
             )
@@ -569,12 +589,12 @@ class Replay(ReplayFile):
             self._reject_too_old(base, tenant, adapter)
 
     def release(self, batch_id: str, reason: str, counts_as_sampling: bool = False) -> None:
-        """End a minibatch from which nothing was learned: its records are ready again. The next one is drawn anew.
+        """End a minibatch from which nothing was learned: its records are ready again, and the next minibatch is drawn anew.
 
         Args:
-            batch_id: of the minibatch. One that was released already stays so.
+            batch_id: id of the minibatch. If it was released before, nothing changes.
             reason: why.
-            count: counts as a sampling, so that records of no use do not come for ever.
+            counts_as_sampling: count it as a sampling of its records, so that useless ones are not drawn for ever.
         """
         with self._writing() as base:
             state = self._batch(base, batch_id)[6]
@@ -593,12 +613,12 @@ class Replay(ReplayFile):
             "UPDATE records SET times = times + ?1, state = CASE WHEN state <> 'leased' THEN state WHEN verdict IS NOT NULL"
             " THEN 'rejected' WHEN times + ?1 >= ?2 THEN 'consumed' ELSE 'ready' END,"
             " reason = CASE WHEN state <> 'leased' THEN reason ELSE coalesce(verdict, reason) END WHERE batch = ?3",
-            (sampled, self.limits.reuse, id),
+            (sampled, self.settings.max_samplings, id),
         )
         base.execute("UPDATE records SET batch = NULL, verdict = NULL WHERE batch = ?", (id,))
 
     def step(self, tenant: str, adapter: str) -> int:
-        """k: how many gradient steps were taken."""
+        """k: number of gradient steps taken."""
         return int(self._scope(tenant, adapter)[0])
 
     def head(self, tenant: str, adapter: str) -> str:
@@ -611,10 +631,10 @@ class Replay(ReplayFile):
         return found or (0, "")
 
     def set_head(self, tenant: str, adapter: str, version: str) -> None:
-        """Learn on from another version (empty: the base model), after a roll back or a candidate that failed. Steps go on counting.
+        """Go on learning from another version (empty: the base model), after a rollback or a failed candidate. k goes on counting.
 
-        An unfinished minibatch is withdrawn: what is learned from it now cannot be committed. Records of the versions that lead to
-        `version` are dated anew, by the steps between: those that were undone do not count.
+        An unfinished minibatch is withdrawn: it cannot be committed any more. Records of the versions that lead to `version` are dated
+        anew by the steps between them: undone steps do not count.
         """
         scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
         with self._writing() as base:
@@ -629,7 +649,7 @@ class Replay(ReplayFile):
                 self._release(base, id, "withdrawn", f"learning goes on from {version or 'the base model'}", False)
             base.execute("UPDATE scopes SET head = ? WHERE tenant = ? AND adapter = ?", (version, *scope))
             base.execute("DELETE FROM dates WHERE tenant = ? AND adapter = ?", scope)
-            for made in range(step, max(step - self.limits.max_age, 0) - 1, -1):
+            for made in range(step, max(step - self.settings.max_age, 0) - 1, -1):
                 base.execute("INSERT OR IGNORE INTO dates VALUES (?, ?, ?, ?)", (*scope, version, made))
                 found = base.execute(
                     "SELECT parent FROM updates WHERE tenant = ? AND adapter = ? AND version = ?", (*scope, version)
@@ -644,7 +664,7 @@ class Replay(ReplayFile):
             )
 
     def updates(self, tenant: str, adapter: str, limit: int = 100) -> list[dict[str, Any]]:
-        """The log of gradient steps, newest first: what `commit` was given, and `step`, `batch`, `version`, `parent`, `time`."""
+        """The log of gradient steps, newest first: the `update` of `commit`, and `step`, `batch`, `version`, `parent`, `time`."""
         with self._reading() as base:
             found = base.execute(
                 "SELECT about, step, batch, version, parent, time FROM updates WHERE tenant = ? AND adapter = ? ORDER BY step DESC LIMIT ?",
@@ -655,20 +675,20 @@ class Replay(ReplayFile):
             for about, step, batch, version, parent, when in found
         ]
 
-    # -- what goes --------------------------------------------------------------------------------------------------------
+    # -- deletion --------------------------------------------------------------------------------------------------------
 
     def delete(self, tenant: str, id: str | None = None) -> tuple[str, ...]:
-        """Delete a tenant's record for good, or all of its records: their bytes are overwritten in the file and its log.
+        """Delete a tenant's record, or all of its records: their bytes are overwritten in the file and its log.
 
-        An unfinished minibatch with the record is withdrawn. What stays is the log of steps (numbers, no conversation), and which
-        versions are tainted.
+        An unfinished minibatch with the record is withdrawn. The log of steps (numbers, no text) and the labels of tainted versions
+        stay.
 
         Returns:
-            Labels of the versions that learned from it, and of those that came of them; `tainted` gives them again, so that a crash
-            before they are marked forgets none.
+            Labels of the versions that learned from it, and of their descendants. `tainted_versions` gives them again, so that none is
+            lost if a crash comes before they are marked.
 
         Raises:
-            UnknownExchange: this tenant never had one of this id.
+            UnknownExchange: this tenant never had an exchange of this id.
         """
         with self._writing() as base:
             known = base.execute(
@@ -692,7 +712,7 @@ class Replay(ReplayFile):
         return tuple(sorted(labels))
 
     def tainted_versions(self, tenant: str | None = None) -> tuple[str, ...]:
-        """Labels of all versions that learned from records that were deleted since."""
+        """Labels of all versions that learned from records that were deleted since, and of their descendants."""
         with self._reading() as base:
             return tuple(
                 label
@@ -712,7 +732,7 @@ class Replay(ReplayFile):
 
 
 def _descendants(base: sqlite3.Connection, tenant: str, versions: set[str]) -> set[str]:
-    """The versions and all that were learned from them, step after step."""
+    """The versions and all their descendants."""
     children: dict[str, list[str]] = {}
     for version, parent in base.execute("SELECT version, parent FROM updates WHERE tenant = ?", (tenant,)) if versions else ():
         children.setdefault(parent, []).append(version)

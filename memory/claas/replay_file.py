@@ -1,4 +1,4 @@
-"""The file behind the replay buffer (memory/claas/replay.py): its tables, its one owner, its errors, and how an exchange is packed."""
+"""The SQLite file of the replay buffer (memory/claas/replay.py): tables, ownership, transactions, errors, and packed exchanges."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from ..records import ChatRequest, Exchange, Feedback, Reply, Sampling
 __all__ = ["NAME", "ReplayFile", "check_name", "digest", "json_safe", "pack", "unpack"]
 
 APPLICATION_ID = 0x6C675F72
-"""The mark in the file's header that says what it is ("lg_r")."""
+"""The file's type in SQLite's header ("lg_r")."""
 FORMAT = 1
-"""Of the tables; in the header as user_version."""
+"""Version of the tables; user_version in SQLite's header."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
-"""What a tenant or an adapter may be called."""
+"""Pattern of the names of tenants and adapters."""
 LOGPROB_TOLERANCE = 1e-5
 """Nats that a log-probability may be above 0 in 32-bit arithmetic; stored as 0."""
 MAX_GROUP_SIZE = 64
-"""Most writers that share a transaction."""
+"""Largest number of writers that share a transaction."""
 CHECKPOINT_COMMITS, CHECKPOINT_PAGES = 100, 20_000
-"""Transactions after which the log is brought to its place in the background; its pages (4 kB) after which a writer does it."""
+"""Transactions after which a background thread checkpoints the log; pages of the log (4 kB) after which a writer does."""
 TABLES = """
 CREATE TABLE tenants (tenant TEXT PRIMARY KEY, bytes INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID;
 CREATE TABLE scopes (tenant TEXT, adapter TEXT, step INTEGER NOT NULL DEFAULT 0, head TEXT NOT NULL DEFAULT '',
@@ -170,7 +170,7 @@ class ReplayFile:
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:
-        """SQLite's errors as the user's."""
+        """Turn SQLite's errors into `ReplayError`."""
         try:
             yield
         except sqlite3.ProgrammingError as error:
@@ -183,7 +183,7 @@ class ReplayFile:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Through a connection that nobody else has just now: it waits for no writer, and sees what is on the disk."""
+        """A connection for reading that is not in use elsewhere. It waits for no writer, and sees committed transactions."""
         with self._user_errors():
             try:
                 base = self._readers.pop()
@@ -201,15 +201,18 @@ class ReplayFile:
                     self._dismiss()
 
     def _dismiss(self) -> None:
-        """Close the connections that nobody reads through."""
+        """Close idle connections for reading."""
         with suppress(IndexError):
             while True:
                 self._readers.pop().close()
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing, and on the disk at the end. Writers that wait for each other share one transaction (a savepoint
-        each, so that an error undoes its own work only), and thus one wait for the disk: whom nobody follows ends it for all."""
+        """A transaction: all or nothing, and on disk at the end.
+
+        Concurrent writers share one transaction, and so one wait for the disk. Each has a savepoint, so that an error undoes only its
+        own work. The last writer in the queue commits for all.
+        """
         with self._user_errors():
             with self._counting:
                 self._waiting += 1
@@ -236,14 +239,14 @@ class ReplayFile:
                 finally:
                     if not self._waiting or group.size >= MAX_GROUP_SIZE:
                         self._end_group(group)
-            while not group.ended.wait(0.02):  # a follower that was interrupted ends nothing
+            while not group.ended.wait(0.02):  # the writer that should commit may have been interrupted
                 with self._lock:
                     self._end_group(group)
             if group.error is not None:
                 raise group.error
 
     def _end_group(self, group: _Group) -> None:
-        """Commit; an error is everybody's who wrote in it."""
+        """Commit. An error is raised in every writer of the group."""
         if group.ended.is_set():
             return
         try:
@@ -261,7 +264,7 @@ class ReplayFile:
             self._due.set()
 
     def _checkpoint_log(self) -> None:
-        """In a thread of its own: bring what is in the log to its place, so that no request waits for it."""
+        """The background thread: checkpoint the log, so that no request waits for it."""
         with closing(sqlite3.connect(self.path, 5.0, isolation_level=None)) as base:
             while True:
                 self._due.wait()
@@ -271,14 +274,14 @@ class ReplayFile:
                 with (
                     self._copying,
                     suppress(sqlite3.Error),
-                ):  # what fails here (a full disk) fails for the next writer, in words
+                ):  # an error here (a full disk) comes again in the next writer, which reports it
                     base.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def _truncate_log(self) -> None:
-        """Bring all of the log to its place and cut it: what was deleted is then in no file.
+        """Checkpoint and truncate the log, so that deleted records are in no file.
 
         Raises:
-            ReplayError: the disk does not take it. It is done when the file is opened again.
+            ReplayError: the disk or another reader prevents it. Opening the file again does it.
         """
         with self._user_errors(), self._copying, self._lock:
             if self._base.in_transaction:
@@ -302,17 +305,23 @@ class ReplayFile:
 
 
 def digest(*parts: str) -> str:
+    """A hash of strings: 24 hexadecimal digits."""
     return blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
 def check_name(name: str, what: str) -> str:
+    """The name of a tenant or an adapter.
+
+    Raises:
+        UserError: it is invalid.
+    """
     if not NAME.fullmatch(name):
         raise UserError(f"{what} {name!r}: small letters, digits, - and _ make a name, at most 63, the first a letter or digit")
     return name
 
 
 def json_safe(value: Any) -> Any:
-    """As JSON has it: what is no finite number becomes null."""
+    """A value that JSON can hold: dataclasses become objects, NaN and infinities become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if is_dataclass(value) and not isinstance(value, type):
@@ -325,8 +334,13 @@ def json_safe(value: Any) -> Any:
 
 
 def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
-    """An exchange without its feedback: (JSON in ASCII, prompt ids, token ids, log-probabilities); numbers in 4 bytes where
-    that is exact, which for a network's own float32 it is."""
+    """An exchange without its feedback: (JSON in ASCII, prompt ids, token ids, log-probabilities).
+
+    Numbers take 4 bytes where that is exact, as for a network's float32, else 8.
+
+    Raises:
+        UserError: an invalid name or id, or log-probabilities that do not match the tokens.
+    """
     check_name(exchange.tenant, "tenant")
     check_name(exchange.adapter, "adapter")
     if not exchange.id or len(exchange.id) > 200 or not exchange.id.isprintable():
@@ -362,6 +376,7 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
 
 
 def unpack(tenant: str, body: Sequence[Any], feedback: str | None) -> Exchange:
+    """The exchange of a `pack`, with its feedback as JSON; None: no feedback."""
     text, *packed = body
     prompt, tokens = array("I"), array("I")
     prompt.frombytes(packed[0])

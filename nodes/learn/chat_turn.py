@@ -1,7 +1,7 @@
-"""The nodes of a served chat: answer it, record it, wait for what somebody says of it, keep that (CLaaS, arXiv:2606.05559).
+"""The nodes of a served chat: answer it, record it, wait for feedback, keep that (CLaaS, arXiv:2606.05559).
 
-They stand in graphs/claas.py and in any LangGraph app. `Engine` is what they need of a model that answers with versions of an
-adapter; tools/local/engine.py and tools/serving/vllm_engine.py are two.
+graphs/claas.py wires them; they work in any LangGraph app. They answer through an `Engine`, a model that holds several versions of an
+adapter: tools/local/engine.py and tools/serving/vllm_engine.py have one each.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from ...memory.claas.replay import Replay
 
 DEFAULT_SCOPE = "default"
-"""The tenant and the adapter of whoever names none."""
+"""Name of the tenant and of the adapter where none is given."""
 STREAM_CALLBACK = "tell"
-"""`{"configurable": {TELL: function}}` takes the pieces and the exchange in the place of the custom stream. It is called at once, by
-whichever thread the node runs in: the event loop's for pieces."""
+"""`{"configurable": {STREAM_CALLBACK: function}}` receives the pieces and the exchange in place of the custom stream. The node's
+thread calls it at once: the event loop's for pieces."""
 FEEDBACK_KEYS = frozenset({"reward", "success", "text", "source", "key"})
-"""What an answer to `AwaitFeedback` may say."""
+"""Keys of an answer to `AwaitFeedback`."""
 
 
 class Engine(Protocol):
-    """A model that answers chats with any version of an adapter that it holds, token by token."""
+    """A model that answers chats token by token, with any version of an adapter that it holds."""
 
     @property
     def base(self) -> str:
@@ -48,62 +48,62 @@ class Engine(Protocol):
 
     @property
     def window(self) -> int:
-        """Tokens of prompt and reply together."""
+        """Largest number of tokens of prompt and reply together."""
         ...
 
     @property
     def features(self) -> frozenset[str]:
-        """What it can honour besides the core: of `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
+        """Optional request features that it supports: of `tools`, `tool_choice`, `response_format`, `logit_bias`, `presence_penalty`,
         `frequency_penalty`, `raw`."""
         ...
 
     def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
-        """The reply as it grows, and in the end the whole of it. Closing the iterator cancels the generation.
+        """Pieces of the reply as they are generated, and then the whole reply. Closing the iterator cancels the generation.
 
         Raises:
-            UserError: no such version is loaded; the prompt is longer than the window; an option that it cannot honour.
+            UserError: no such version is loaded; the prompt is longer than the window; an unsupported option.
         """
         ...
 
     async def load(self, version: str, folder: Path) -> None:
-        """Hold a version beside the others, under its own label; running requests go on. Twice is once.
+        """Load a version beside the others, under its label; running requests go on. A second call has no effect.
 
         Raises:
-            UserError: it is an adapter of another base, or corrupt.
+            UserError: it is an adapter of another base model, or corrupt.
         """
         ...
 
     async def unload(self, version: str) -> None:
-        """Let go of a version when the requests on it have ended."""
+        """Unload a version when the requests on it have ended."""
         ...
 
     def loaded_versions(self) -> tuple[str, ...]:
-        """Labels of the versions it holds, without the base model's."""
+        """Labels of the loaded versions, without the base model's."""
         ...
 
     async def close(self) -> None:
-        """End what runs and let go of the model."""
+        """Cancel running requests and free the model."""
         ...
 
 
 class Route(Protocol):
-    """Which version answers: a label that the engine holds (empty: the base model), and P(i), the gradient steps behind it."""
+    """Chooses the version that answers: its label, loaded in the engine (empty: the base model), and its number of steps P(i)."""
 
     async def __call__(self, tenant: str, adapter: str, id: str) -> tuple[str, int]: ...
 
 
 async def route_to_base(tenant: str, adapter: str, id: str) -> tuple[str, int]:
-    """The route of whoever has no versions yet: the base model answers."""
+    """A route to the base model."""
     return "", 0
 
 
 def scope(state: Mapping[str, Any]) -> tuple[str, str]:
-    """(tenant, adapter) of a state."""
+    """(tenant, adapter) of a state; `default` where a name is missing."""
     return state.get("tenant") or DEFAULT_SCOPE, state.get("adapter") or DEFAULT_SCOPE
 
 
 def chat_request(messages: Sequence[BaseMessage], sampling: Sampling | None = None, **options: Any) -> ChatRequest:
-    """LangChain's messages as a request: what a LangGraph app that keeps `messages` gives the serving graph."""
+    """LangChain's messages as a request for the serving graph."""
     openai = convert_to_openai_messages(list(messages))
     return ChatRequest(tuple(openai), sampling or Sampling(), **options)
 
@@ -121,7 +121,7 @@ class Respond(Runnable[Any, Any]):
         version, step = await self.route(*scope(input), input["id"])
         tell = _writer()
         stream = self.engine.stream(input["request"], version)
-        async with aclosing(cast(Any, stream)):  # whoever goes away takes the generation along
+        async with aclosing(cast(Any, stream)):  # a client that disconnects cancels the generation
             async for piece in stream:
                 if isinstance(piece, Reply):
                     return {"reply": piece, "step": step}
@@ -129,13 +129,13 @@ class Respond(Runnable[Any, Any]):
         raise RuntimeError(f"the engine's stream for {input['id']} ended without a reply")
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        """The same for graphs that are not async; in a thread, as this one may have an event loop already."""
+        """`ainvoke` for graphs that are not async; in a thread, since this one may run an event loop."""
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(copy_context().run, asyncio.run, self.ainvoke(input, config)).result()
 
 
 def _writer() -> Callable[[Any], None]:
-    """Where the graph streams to; nowhere, outside a graph."""
+    """The callback or the graph's stream; outside a graph a function that does nothing."""
     try:
         tell = get_config().get("configurable", {}).get(STREAM_CALLBACK)
         return tell if tell is not None else get_stream_writer()
@@ -145,29 +145,29 @@ def _writer() -> Callable[[Any], None]:
 
 @dataclass(frozen=True)
 class RecordExchange:
-    """The exchange joins the replay buffer before anybody hears that it is done: feedback by its id finds it from now on.
+    """Append the exchange to the replay buffer, then send it to the custom stream, after the last piece.
 
-    It goes to the custom stream too, after the last piece.
+    A client that has seen the exchange can give feedback on it.
     """
 
     role: ClassVar[str] = "memory"
 
     replay: Replay = field(repr=False)
     base: str
-    """The engine's."""
+    """Fingerprint of the engine's base model."""
     clock: Callable[[], float] = field(default=time.time, repr=False)
 
     def __call__(self, state: ChatState) -> dict[str, Any]:
         exchange = replace(make_exchange(state, self.base), created=self.clock())
-        kept = state.get("store", True)
-        if kept:
+        is_stored = state.get("store", True)
+        if is_stored:
             self.replay.append(exchange)
         _writer()(exchange)
-        return {"state": "pending" if kept else "not kept"}
+        return {"state": "pending" if is_stored else "not kept"}
 
 
 def make_exchange(state: Mapping[str, Any], base: str) -> Exchange:
-    """What was asked, what was said by which version."""
+    """The exchange of a state: request, reply, version and labels."""
     tenant, adapter = scope(state)
     return Exchange(
         state["id"],
@@ -185,15 +185,15 @@ def make_exchange(state: Mapping[str, Any], base: str) -> Exchange:
 
 @dataclass(frozen=True)
 class AwaitFeedback(Runnable[Any, Any]):
-    """Stop until somebody says what the reply was worth: `Command(resume={"reward": 1, "text": "..."})`, minutes or days later.
+    """Interrupt the graph until feedback comes: `Command(resume={"reward": 1, "text": "..."})`, minutes or days later.
 
-    An answer that cannot be read is asked for again, with the reason under `error`.
+    An invalid answer interrupts again, with the reason under `error`.
     """
 
     role: ClassVar[str] = "compute"
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        return self.invoke(input, config)  # it waits for nothing: a thread of its own would be half the cost of a chat
+        return self.invoke(input, config)  # it does not block, and a thread would be half the cost of a chat
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
         reply = input["reply"]
@@ -211,12 +211,12 @@ def _key(answer: Any) -> str:
 
 
 def read_feedback(answer: Any) -> Feedback:
-    """A number, words, true or false, or a mapping of `reward`, `success`, `text`, `source`, as feedback.
+    """Feedback from a number (reward), a text, a bool (success), or a mapping of `reward`, `success`, `text`, `source`.
 
     Success is a reward of 1, failure one of -1.
 
     Raises:
-        UserError: it is none of these; both a reward and a success; a reward that is no number from -1 to 1.
+        UserError: it is none of these; it has both a reward and a success; the reward is not from -1 to 1.
     """
     if isinstance(answer, Feedback):
         return answer
@@ -231,7 +231,7 @@ def read_feedback(answer: Any) -> Feedback:
         raise UserError(f"feedback: {came} cannot be read; a mapping of {', '.join(sorted(FEEDBACK_KEYS))} would do")
     reward, success, text = answer.get("reward"), answer.get("success"), answer.get("text") or ""
     if success is not None and (reward is not None or not isinstance(success, bool)):
-        raise UserError("feedback: success is true or false, and stands in the place of a reward, not beside it")
+        raise UserError("feedback: success is true or false, and replaces a reward; give one of the two")
     if not isinstance(text, str) or isinstance(reward, bool) or not isinstance(reward, int | float | None):
         raise UserError(f"feedback: a reward is a number and a text a text, got {reward!r} and {text!r}")
     if success is not None:
@@ -241,10 +241,10 @@ def read_feedback(answer: Any) -> Feedback:
 
 @dataclass(frozen=True)
 class KeepFeedback:
-    """(x, y, r) is ready to be learned from, or held out for the gate. The same feedback twice is kept once.
+    """Store the feedback: the exchange is ready to be learned from, or held out for the gate. A repeated feedback is stored once.
 
     Raises:
-        UserError: no such exchange (perhaps forgotten), or it was learned from already.
+        UserError: there is no such exchange (perhaps it was deleted), or it was learned from already.
     """
 
     role: ClassVar[str] = "memory"

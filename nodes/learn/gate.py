@@ -1,7 +1,8 @@
-"""The arithmetic of the gate and of the watch on the live version: what a new version must show before it answers anybody.
+"""The arithmetic of CLaaS's gate, and of the watch on the live version. Pure functions.
 
-Pure functions. CLaaS (arXiv:2606.05559) describes no gate; the estimator is the self-normalised, truncated importance-weighted
-mean of Swaminathan and Joachims (NIPS 2015) and Ionides (2008), the interval of the watch that of Agresti and Caffo (2000).
+The gate compares a new version with the live one before it answers anybody; the watch withdraws a live version whose rewards fell.
+CLaaS (arXiv:2606.05559) describes neither. The estimator is the self-normalised, truncated importance-weighted mean of Swaminathan
+and Joachims (NIPS 2015) and Ionides (2008); the interval of the watch is that of Agresti and Caffo (2000).
 """
 
 from __future__ import annotations
@@ -15,42 +16,73 @@ from ...memory.errors import UserError
 from ...memory.records import Check, Exchange, Measured
 
 DROP_STANDARD_ERRORS = 3.2
-"""How many standard errors a fall must be above the margin. For a look after every reward, not for one: of a model that has not
-changed, less than 5 % of stretches of 64 rewards see a false alarm, with windows that grow from 12 to 64 (1 %) and with two of 12
-that move along (4 %); with the 1.645 of a single look it was 14 % and 62 % (tests/nodes/learn/test_gate.py has both). It is a rate: who
-looks for ever will see one."""
+"""Standard errors by which a fall must exceed the margin, for a look after every reward. With an unchanged model less than 5 % of
+stretches of 64 rewards see a false alarm: 1 % with windows that grow from 12 to 64, 4 % with two moving windows of 12. With the 1.645
+of a single look it was 14 % and 62 % (tests/nodes/learn/test_gate.py has both). Over an endless stream a false alarm is certain."""
 
 
 @dataclass(frozen=True)
-class GateThresholds:
-    """What passes. No published values: the paper has no gate."""
+class GateSettings:
+    """What a version must show before it answers anybody. The paper has no gate, so that none of these values is published."""
 
-    margin: float = 0.1
+    enabled: bool = True
+    """False: every version passes that comes from the live one."""
+    every_steps: int = 1
+    """Gradient steps between two gates; versions in between are never live. Paper: the adapter is reloaded about every 8 steps."""
+    max_reward_loss: float = 0.1
     """Reward by which the candidate's estimate on held-out feedback may lie below the live version's: the estimate is noisy."""
-    read: int = 64
-    """The newest held-out exchanges that are read, at most."""
-    least_rewards: int = 8
-    """Rewards, and effective rewards of either version, below which held-out feedback says nothing: then it passes, and says so."""
-    liked: float = 0.2
-    """Share of what the live version would still say of the liked replies that the candidate must be ready to say."""
-    weight_cap: float = 2.0
-    """C: importance weights above it are cut to it."""
-    tolerance: float = 0.2
-    """Nats per token by which the replies of the retention set may become less likely than under the base model."""
-    entropy_share: float = 0.6
-    """Share of the base model's entropy that must remain."""
-    kl_cap: float = 1.0
-    """KL(pi || base) per token, in nats, at most."""
+    exchanges: int = 64
+    """The newest held-out exchanges that a gate reads, at most."""
+    min_rewards: int = 8
+    """Rewards, and effective rewards of either version, below which held-out feedback decides nothing: the check passes then."""
+    min_liked_share: float = 0.2
+    """Share of the probability that the live version gives to liked replies, which the candidate must keep."""
+    max_weight: float = 2.0
+    """C: larger importance weights are cut to it."""
+    max_logprob_loss: float = 0.2
+    """Nats per token by which the retention set's replies may become less likely than under the base model."""
+    min_entropy_share: float = 0.6
+    """Share of the base model's entropy that must remain. The public code's planned threshold: 0.6."""
+    max_kl: float = 1.0
+    """Largest KL(pi || base) per token, in nats."""
     texts: int = 8
     """Texts from which entropy and KL are read, at least, if the buffer has as many."""
 
     def __post_init__(self) -> None:
-        for name in ("margin", "liked", "tolerance", "entropy_share", "kl_cap"):
+        for name in ("max_reward_loss", "min_liked_share", "max_logprob_loss", "min_entropy_share", "max_kl"):
             if not getattr(self, name) >= 0:
                 raise UserError(f"gate: {name} is not negative, got {getattr(self, name)}")
-        for name in ("read", "least_rewards", "weight_cap", "texts"):
+        for name in ("every_steps", "exchanges", "min_rewards", "max_weight", "texts"):
             if not getattr(self, name) >= 1:
                 raise UserError(f"gate: {name} is at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How a version that passed the gate takes over, and when it is withdrawn. The paper describes none of this."""
+
+    canary_share: float = 0.0
+    """Share of requests, by a hash of their ids, that a new version answers until `watch_rewards` rewards of it have come; 0: all at
+    once. While a canary is out, no other version is looked at, so that learning shows late where feedback is rare."""
+    watch_rewards: int = 12
+    """Rewards of the live version, and of the versions before it, from which on it can be withdrawn; 0: never."""
+    watch_window: int = 64
+    """The newest rewards of either side that count."""
+    max_reward_drop: float = 0.0
+    """A version is withdrawn when its mean reward fell by more than this and 3.2 standard errors (`DROP_STANDARD_ERRORS`)."""
+    keep_versions: int = 10
+    """Versions of an adapter that stay on disk, at least; live ones always stay."""
+
+    def __post_init__(self) -> None:
+        for name in ("watch_window", "keep_versions"):
+            if getattr(self, name) < 1:
+                raise UserError(f"rollout: {name} is at least 1, got {getattr(self, name)}")
+        if not 0 <= self.canary_share <= 1:
+            raise UserError(f"rollout: canary_share is a share from 0 to 1, got {self.canary_share}")
+        if self.watch_rewards < 0 or self.max_reward_drop < 0:
+            raise UserError(
+                f"rollout: watch_rewards and max_reward_drop are at least 0, got {self.watch_rewards} and {self.max_reward_drop}"
+            )
 
 
 class RewardEstimate(NamedTuple):
@@ -58,23 +90,26 @@ class RewardEstimate(NamedTuple):
 
     value: float
     ess: float
-    """(sum w)^2 / sum w^2: how many exchanges it rests on."""
+    """(sum w)^2 / sum w^2: the effective number of exchanges."""
 
 
-def importance_mean(rewards: Sequence[float], log_ratios: Sequence[float], weight_cap: float = 2.0) -> RewardEstimate:
+def importance_mean(rewards: Sequence[float], log_ratios: Sequence[float], max_weight: float = 2.0) -> RewardEstimate:
     """V(pi) = sum_i w_i r_i / sum_i w_i with w_i = min(exp(log pi(y_i | x_i) - log mu(y_i | x_i)), C).
 
     Args:
         rewards: r_i, n of them, at least one.
         log_ratios: n, nats, of whole replies, however small: the weights are taken relative to the largest.
-        truncate: C.
+        max_weight: C.
 
-    With mu = pi it is the plain mean. Truncation makes it a little too modest: what a candidate makes much more likely counts at
-    most C times. Both sides of a comparison are estimated so, from the same exchanges.
+    Raises:
+        UserError: the lengths differ, or there is nothing.
+
+    With mu = pi this is the plain mean. Truncation biases it towards mu: a reply that a candidate makes much more likely counts at
+    most C times. Both sides of a comparison are estimated this way, from the same exchanges.
     """
     if len(rewards) != len(log_ratios) or not rewards:
         raise UserError(f"gate: as many ratios as rewards, and one at least; got {len(log_ratios)} and {len(rewards)}")
-    cut = [min(x, math.log(weight_cap)) for x in log_ratios]
+    cut = [min(x, math.log(max_weight)) for x in log_ratios]
     top = max(cut)
     weights = [math.exp(x - top) for x in cut]
     total = math.fsum(weights)
@@ -89,33 +124,36 @@ def gate_checks(
     texts: Sequence[Exchange],
     held_count: int,
     retention_count: int,
-    thresholds: GateThresholds,
+    settings: GateSettings,
 ) -> list[Check]:
-    """All lines of a gate.
+    """All checks of a gate.
 
     Args:
-        candidate, live, base: the three versions, read against `texts`.
-        texts: the first `held` are held-out exchanges with a reward, the next `kept` the retention set.
+        candidate, live, base: log-probabilities of `texts` under the three versions.
+        texts: first the held-out exchanges with a reward, then the retention set, then any others.
+        held_count: number of the held-out exchanges.
+        retention_count: number of the retention set's.
+        settings: the thresholds.
     """
-    drawn = [  # the most probable reply was not drawn: its log mu is 0, and no ratio to it means anything
+    drawn = [  # a reply at temperature 0 was not drawn: its log mu is 0, and a ratio to it has no meaning
         (e.feedback.reward, math.fsum(e.reply.logprobs), new, old)
         for e, new, old in zip(texts[:held_count], candidate.sums[:held_count], live.sums[:held_count], strict=True)
         if e.feedback is not None and e.feedback.reward is not None and e.request.sampling.temperature > 0
     ]
     rewards, behaviour, news, olds = ([row[i] for row in drawn] for i in range(4))
-    found = [held_out_check(rewards, behaviour, news, olds, thresholds)]
+    found = [held_out_check(rewards, behaviour, news, olds, settings)]
     if retention_count:
         found.append(
             retention_check(
                 candidate.logprobs[held_count : held_count + retention_count],
                 base.logprobs[held_count : held_count + retention_count],
-                thresholds.tolerance,
+                settings.max_logprob_loss,
             )
         )
     if texts:
         found += [
-            entropy_check(candidate.entropy, base.entropy, thresholds.entropy_share),
-            divergence_check(candidate.kl, thresholds.kl_cap),
+            entropy_check(candidate.entropy, base.entropy, settings.min_entropy_share),
+            divergence_check(candidate.kl, settings.max_kl),
         ]
     return found
 
@@ -125,42 +163,39 @@ def held_out_check(
     behaviour: Sequence[float],
     candidate: Sequence[float],
     live: Sequence[float],
-    thresholds: GateThresholds,
+    settings: GateSettings,
 ) -> Check:
-    """V(candidate) >= V(live) - margin on feedback that was never trained on, and what was liked is not given up.
+    """V(candidate) >= V(live) - max_reward_loss on feedback that was never trained on; and liked replies stay likely.
 
-    An estimate that rests on too few effective exchanges decides nothing. A version that has left everything would always be such a
-    one: so the share of liked replies that it would still say, mean min(1, pi / mu) over them, must be a part of the live version's.
-    One that left only what was disliked did as it was told; where it went, retention set, entropy and KL must say.
+    Too few effective exchanges decide nothing. A version that gives no probability to any known reply would always have too few.
+    So the mean of min(1, pi / mu) over liked replies must be at least `min_liked_share` of the live version's. A version that left
+    only disliked replies passes here; the retention set, the entropy and KL judge what it says instead.
 
     Args:
         rewards: n, of replies that were drawn (at a temperature above 0).
         behaviour, candidate, live: n each, log-probability of the whole reply in nats: log mu, and under either version.
     """
     name = "held-out feedback"
-    if len(rewards) < thresholds.least_rewards:
-        return Check(
-            name, None, 0.0, True, f"too few: passes by default ({len(rewards)} of {thresholds.least_rewards} rewards)"
-        )
+    if len(rewards) < settings.min_rewards:
+        return Check(name, None, 0.0, True, f"too few: passes by default ({len(rewards)} of {settings.min_rewards} rewards)")
     x, y = ([one - mu for one, mu in zip(sums, behaviour, strict=True)] for sums in (candidate, live))
     kept, before = (_liked_share(rewards, ratios) for ratios in (x, y))
-    if not kept >= thresholds.liked * before:
-        said = f"{kept:.3f} of the liked replies it would still say, the live version {before:.3f}"
-        return Check(name, kept, thresholds.liked * before, False, said)
-    new, old = importance_mean(rewards, x, thresholds.weight_cap), importance_mean(rewards, y, thresholds.weight_cap)
+    if not kept >= settings.min_liked_share * before:
+        note = f"it would still say {kept:.3f} of the liked replies, the live version {before:.3f}"
+        return Check(name, kept, settings.min_liked_share * before, False, note)
+    new, old = importance_mean(rewards, x, settings.max_weight), importance_mean(rewards, y, settings.max_weight)
     rests = f"{len(rewards)} rewards, effectively {new.ess:.1f} and {old.ess:.1f}"
-    if min(new.ess, old.ess) < thresholds.least_rewards:
-        return Check(name, None, 0.0, True, f"too few: passes by default ({rests}, of {thresholds.least_rewards})")
-    limit = old.value - thresholds.margin
-    said = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
-    return Check(name, new.value, limit, new.value >= limit, said)
+    if min(new.ess, old.ess) < settings.min_rewards:
+        return Check(name, None, 0.0, True, f"too few: passes by default ({rests}, of {settings.min_rewards})")
+    limit = old.value - settings.max_reward_loss
+    note = f"{new.value:.3f} against {old.value:.3f} of the live version, {rests}"
+    return Check(name, new.value, limit, new.value >= limit, note)
 
 
 def _liked_share(rewards: Sequence[float], log_ratios: Sequence[float]) -> float:
-    """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 where nothing was liked. Its expectation is 1 - TV(pi, mu)
-    among the liked replies."""
-    said = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
-    return math.fsum(said) / len(said) if said else 0.0
+    """mean over r_i > 0 of min(1, pi(y_i) / mu(y_i)), in [0, 1]; 0 without liked replies. It estimates 1 - TV(pi, mu) among these."""
+    shares = [math.exp(min(x, 0.0)) for r, x in zip(rewards, log_ratios, strict=True) if r > 0]
+    return math.fsum(shares) / len(shares) if shares else 0.0
 
 
 def retention_check(candidate: Sequence[float], base: Sequence[float], tolerance: float) -> Check:
@@ -175,46 +210,50 @@ def retention_check(candidate: Sequence[float], base: Sequence[float], tolerance
 
 
 def entropy_check(candidate: float, base: float, share: float) -> Check:
-    """H(candidate) >= share * H(base): a version that says one thing only has collapsed. An entropy of 0 to begin with passes."""
+    """H(candidate) >= share H(base), in nats: a version that says only one thing has collapsed. A base entropy of 0 passes."""
     limit = share * base
     return Check("entropy", candidate, limit, candidate >= limit, f"{candidate:.3f} nats, base {base:.3f}")
 
 
 def divergence_check(kl: float, limit: float) -> Check:
-    """KL(candidate || base) <= limit, per token in nats. What is not a number does not pass."""
+    """KL(candidate || base) <= limit, per token in nats. NaN does not pass."""
     return Check("kl", kl, limit, kl <= limit, f"{kl:.3f} nats a token")
 
 
 def is_gate_passed(found: Sequence[Check]) -> bool:
-    """Whether all of it did."""
+    """True if every check passed."""
     return all(check.passed for check in found)
 
 
 class RewardDrop(NamedTuple):
-    """A version against the one before it, on live feedback."""
+    """Mean rewards of a version and of the one before it, on live feedback."""
 
     before: float
+    """Mean reward of the earlier version."""
     after: float
+    """Mean reward of the later version."""
     bound: float
     """Lower end of the one-sided interval of before - after."""
     is_drop: bool
+    """True if the bound exceeds the margin."""
 
 
 def reward_drop(
     before: Sequence[float], after: Sequence[float], margin: float, min_rewards: int, z: float = DROP_STANDARD_ERRORS
 ) -> RewardDrop | None:
-    """Whether live feedback says that a version is worse than the one before it; None: too few of either.
+    """Compares live feedback on a version with that on the one before it. None with fewer than `min_rewards` on either side.
 
-    d = mean(before) - mean(after); it fell if d - z sqrt(s_b^2 / n_b + s_a^2 / n_a) > margin, means and variances with one reward
-    of 1 and one of -1 added to each side (Agresti and Caffo 2000: without them, few and equal rewards look certain).
+    d = mean(before) - mean(after); the reward dropped if d - z sqrt(s_b^2 / n_b + s_a^2 / n_a) > margin. Means and variances are
+    taken with one reward of 1 and one of -1 added to each side (Agresti and Caffo 2000): without them, few and equal rewards look
+    certain.
 
     Args:
         before, after: rewards in [-1, 1].
         margin: in reward units.
-        least: rewards needed on both sides.
-        z: standard errors; 1.645 would be a one-sided 95 % for whoever looks once.
+        min_rewards: rewards needed on both sides.
+        z: standard errors; 1.645 is a one-sided 95 % for a single look.
 
-    Feedback on the two was given at different times, unless one of them was a canary: a harder time looks like a worse version.
+    Feedback on the two versions came at different times, unless one was a canary: harder requests look like a worse version.
     """
     if min(len(before), len(after)) < min_rewards:
         return None
@@ -231,23 +270,28 @@ def _moments(rewards: Sequence[float]) -> tuple[float, float]:
 
 
 class RewardWindows(NamedTuple):
-    """Two stretches of a line of versions, the newer one that is on trial and the one before."""
+    """Rewards of two stretches of a line of versions."""
 
     after: tuple[float, ...]
+    """The newer stretch, oldest reward first."""
     before: tuple[float, ...]
+    """The stretch before it, oldest reward first."""
     rollback_to: str
-    """Label of the newest version of the stretch before: where a rollback leads."""
+    """Label of the newest version of the earlier stretch: the target of a rollback."""
 
 
 def reward_windows(line: Iterable[tuple[str, Sequence[float]]], min_rewards: int, max_rewards: int) -> RewardWindows | None:
-    """The live version, with as many before it as it takes to have `least` rewards; and the same again before these.
+    """Rewards of the live version and of as many versions before it as give `min_rewards`, and the same again before these.
 
-    Versions may follow each other faster than feedback comes, so that none has enough by itself.
+    Versions may follow each other faster than feedback comes; a single one then has too few rewards.
 
     Args:
         line: (label, its rewards, oldest first), the live version first, the base model last.
-        least: rewards of a stretch.
-        recent: rewards of a stretch at most, the newest.
+        min_rewards: rewards of a stretch, at least.
+        max_rewards: rewards of a stretch, at most; the newest count.
+
+    Returns:
+        None if there are too few rewards for two stretches.
     """
     after: list[float] = []
     before: list[float] = []

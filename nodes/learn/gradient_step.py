@@ -1,8 +1,8 @@
 """The nodes of a gradient step: sample the replay buffer, correct for staleness, step, gate, promote or drop (CLaaS).
 
-They stand in graphs/claas.py. `Learner` is what they need of whoever trains; tools/training/learner.py is one. All that is durable lies in
-the replay buffer (which exchanges a step is made of, which steps were taken) and with the adapter's versions. Every node may
-run twice: the same minibatch, the same version, the same log.
+graphs/claas.py wires them. They train through an `AdapterLearner`; tools/training/learner.py has one. Everything durable lies in the
+replay buffer (minibatches, steps) and with the adapter's versions. Every node may run twice after a crash: it finds the same
+minibatch, makes the same version and writes the same log.
 """
 
 from __future__ import annotations
@@ -16,20 +16,22 @@ from ...memory.errors import AdapterConflict, UserError
 from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update
 from ..state import GradientStepState
 from .chat_turn import scope
-from .gate import GateThresholds, gate_checks, is_gate_passed
+from .gate import GateSettings, gate_checks, is_gate_passed
 
 if TYPE_CHECKING:
     from ...memory.claas.adapters import Adapters
-    from ...memory.claas.replay import Replay
+    from ...memory.claas.replay import Replay, ReplaySettings
 
 WITHDRAWN = "made from a version that was withdrawn since"
+"""Why a candidate fails whose line of versions was rolled back."""
 TAINTED = "comes from a version that learned from a record that was deleted since"
+"""Why a version is marked whose parent used deleted feedback."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
 
 class AdapterLearner(Protocol):
-    """Whoever takes gradient steps on adapters. Deterministic: the same parent, batch and seed make the same version."""
+    """Takes gradient steps on adapters. The same parent, minibatch and seed give the same version."""
 
     @property
     def base(self) -> str:
@@ -37,59 +39,58 @@ class AdapterLearner(Protocol):
         ...
 
     def correct(self, batch: Minibatch) -> Correction:
-        """How far the learner has moved from what sampled the batch: log pi_old against log mu."""
+        """Importance weights' statistics of a minibatch, log pi_old against log mu, and which exchanges can be learned from."""
         ...
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """One gradient step from the batch's parent; the version it makes is on disk when this returns.
+        """One gradient step from the minibatch's parent. The new version is on disk when this returns.
 
         Raises:
-            UserError: nothing can be learned from this batch, ever.
+            UserError: nothing can be learned from this minibatch, however often it is tried.
         """
         ...
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """Read a version (empty: the base model) against what was said in these exchanges."""
+        """Log-probabilities, entropy and KL of a version (empty label: the base model) on the replies of exchanges."""
         ...
 
 
 def lineage(versions: Adapters, label: str) -> Iterator[str]:
-    """A version, the one it was made from, and so on to the base model, whether their files are still there or not."""
+    """A version's label, its parent's, and so on to the base model (""), also where files were deleted."""
     return versions.lineage(label)
 
 
 def is_from_live(versions: Adapters, label: str) -> bool:
-    """Whether a version comes from the live one, and from none that was withdrawn on the way."""
+    """True if a version descends from the live one, with no withdrawn version in between."""
     return versions.is_live_descendant(label)
 
 
 def is_gate_due(versions: Adapters, label: str, gate_every: int) -> bool:
-    """Whether a version is a candidate whose turn it is: every n-th step, and while no canary is out."""
+    """True if a version is a candidate at a step that `gate_every` divides, and no canary is out."""
     version = versions.version(label)
     return version.state == "candidate" and not versions.canary and version.step % gate_every == 0
 
 
 @dataclass(frozen=True)
 class SampleMinibatch:
-    """Lease a minibatch of M from the buffer: stratified, nothing older than A_max. One that was leased before a crash comes
-    first, as it was; and before that a version that no gate has looked at. Learning that stands on a version which was withdrawn
-    goes on from the live one."""
+    """Lease a minibatch of M exchanges from the buffer, stratified, none older than A_max.
+
+    A version that no gate has looked at comes first, then a minibatch that was leased before a crash. If the version that learning
+    stands on was withdrawn, learning goes on from the live one.
+    """
 
     role: ClassVar[str] = "memory"
 
     replay: Replay = field(repr=False)
     versions: AdapterLookup = field(repr=False)
-    batch_size: int
-    """M."""
-    min_exchanges: int
-    """B_min."""
+    settings: ReplaySettings
+    """M, B_min and the share of positive rewards."""
     base: str
-    """Fingerprint of the learner's base model: exchanges of another are of no use."""
+    """Fingerprint of the learner's base model; exchanges of other base models are rejected."""
     gate_every: int = 1
-    """Steps between two gates."""
+    """Gradient steps between two gates."""
     seed: int = 0
-    positive_share: float | None = 0.5
-    """Share of the sample with a reward above 0."""
+    """Seed of the draws."""
 
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         tenant, adapter = scope(state)
@@ -99,16 +100,16 @@ class SampleMinibatch:
             self.replay.set_head(tenant, adapter, versions.current)
         elif head and is_gate_due(versions, head, self.gate_every):
             return {**fresh, "candidate": head}
-        least = state.get("least") or self.min_exchanges
-        if not self.replay.step(tenant, adapter):  # the first step may come as soon as B_min have spoken, held-out ones too
+        least = state.get("least") or self.settings.min_exchanges
+        if not self.replay.step(tenant, adapter):  # the first step needs B_min feedbacks, held-out ones included
             least = max(min(2, least), least - self.replay.counts(tenant, adapter).get("held", 0))
         batch = self.replay.lease(
             tenant,
             adapter,
-            self.batch_size,
+            self.settings.batch_size,
             min_exchanges=least,
             seed=self.seed,
-            positive_share=self.positive_share,
+            positive_share=self.settings.positive_share,
             base_model=self.base,
         )
         if batch is None:
@@ -117,19 +118,23 @@ class SampleMinibatch:
 
 
 def route_sample(state: GradientStepState) -> Literal["batch", "too few", "gate first"]:
-    """Whether there is something to learn from."""
+    """`batch` if a minibatch was leased, `gate first` if a candidate waits for its gate, else `too few`."""
     return "gate first" if state["candidate"] else "batch" if state["batch"] else "too few"
 
 
 @dataclass(frozen=True)
-class Correct:
-    """log pi_old(y) once per minibatch, against log mu(y): weights, ESS, and what is too stale to learn from."""
+class _LearnerNode:
+    """A node that asks the learner about a leased minibatch."""
 
     role: ClassVar[str] = "model"
     is_blocking: ClassVar[bool] = True
 
     learner: AdapterLearner = field(repr=False)
     replay: Replay = field(repr=False)
+
+
+class Correct(_LearnerNode):
+    """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale."""
 
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         try:
@@ -139,19 +144,12 @@ class Correct:
 
 
 def route_correction(state: GradientStepState) -> Literal["something left", "nothing left"]:
-    """Whether anything of the batch can be learned from."""
+    """`something left` if the correction kept any exchange."""
     return "something left" if state["correction"].kept else "nothing left"
 
 
-@dataclass(frozen=True)
-class TakeGradientStep:
-    """theta <- theta - eta grad L: one step on what the correction left, and with it a new version on disk."""
-
-    role: ClassVar[str] = "model"
-    is_blocking: ClassVar[bool] = True
-
-    learner: AdapterLearner = field(repr=False)
-    replay: Replay = field(repr=False)
+class TakeGradientStep(_LearnerNode):
+    """theta <- theta - eta grad L: one step on the exchanges that the correction kept. Writes a new version to disk."""
 
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         try:
@@ -162,12 +160,12 @@ class TakeGradientStep:
 
 
 def route_step(state: GradientStepState) -> Literal["a version", "nothing learned"]:
-    """Whether the step made a version."""
+    """`a version` if the step made one."""
     return "a version" if state["update"].version else "nothing learned"
 
 
 def _reason(error: UserError) -> str:
-    """Why a batch cannot be learned from. What is wrong with the machine is no fault of the batch, and stays an error."""
+    """Why a minibatch cannot be learned from. An error of the machine (an OSError) is raised again: the minibatch is not at fault."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):
@@ -178,7 +176,7 @@ def _reason(error: UserError) -> str:
 
 @dataclass(frozen=True)
 class Skip:
-    """Nothing was learned: the exchanges go back, counted as sampled, so that no batch can come for ever."""
+    """Return a minibatch from which nothing was learned. Its exchanges count as sampled, so that none is drawn for ever."""
 
     role: ClassVar[str] = "memory"
 
@@ -195,9 +193,9 @@ class Skip:
 
 @dataclass(frozen=True)
 class CommitStep:
-    """k <- k + 1: the step is taken and its exchanges are used once more, in one transaction; the next step starts from here.
+    """k <- k + 1: record the step and one more use of its exchanges, in one transaction. The next step starts from the new version.
 
-    A batch may have been withdrawn meanwhile (an exchange was deleted, the live version was rolled back): then nothing was learned.
+    If the minibatch was withdrawn meanwhile (an exchange was deleted, the live version was rolled back), the new version is dropped.
     """
 
     role: ClassVar[str] = "memory"
@@ -209,9 +207,8 @@ class CommitStep:
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         tenant, adapter = scope(state)
         update, correction, versions = state["update"], state["correction"], self.versions(tenant, adapter)
-        if (
-            self.replay.version_of_batch(state["batch"]) != update.version
-        ):  # else it is done, and this node was killed behind that
+        # If they are equal, this node ran before and was killed after its transaction.
+        if self.replay.version_of_batch(state["batch"]) != update.version:
             try:
                 batch = self.replay.minibatch(state["batch"])
                 if correction.dropped:
@@ -223,16 +220,14 @@ class CommitStep:
                 why = _reason(error)
                 versions.drop(update.version, why)
                 return {"candidate": "", "outcome": "skipped", "why": why}
-        if update.version in self.replay.tainted_versions(
-            tenant
-        ):  # it goes on from one that learned from what was deleted since
+        if update.version in self.replay.tainted_versions(tenant):
             versions.taint((update.version,), TAINTED)
         due = is_gate_due(versions, update.version, self.gate_every)
         return {"candidate": update.version if due else "", "outcome": "" if due else "stepped"}
 
 
 def step_summary(batch: Minibatch, correction: Correction, update: Update) -> dict[str, Any]:
-    """What the log of steps says of one."""
+    """A step's entry in the buffer's log of steps: losses, importance weights, ages, mean reward."""
     rewards = [e.feedback.reward for e in batch.exchanges if e.feedback is not None and e.feedback.reward is not None]
     corrected = asdict(correction)
     return {
@@ -248,13 +243,13 @@ def step_summary(batch: Minibatch, correction: Correction, update: Update) -> di
 
 
 def route_commit(state: GradientStepState) -> Literal["gate now", "later"]:
-    """Whether it is this version's turn at the gate."""
+    """`gate now` if the new version is a candidate for the gate."""
     return "gate now" if state["candidate"] else "later"
 
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """Candidate against live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py)."""
+    """Compare the candidate with the live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py)."""
 
     role: ClassVar[str] = "model"
     is_blocking: ClassVar[bool] = True
@@ -262,53 +257,60 @@ class GateCandidate:
     learner: AdapterLearner = field(repr=False)
     replay: Replay = field(repr=False)
     versions: AdapterLookup = field(repr=False)
-    thresholds: GateThresholds | None
-    """None: whatever comes from the live version passes."""
+    settings: GateSettings
     retention: Sequence[Exchange] = field(default=(), repr=False)
     """Chats whose replies must stay likely."""
 
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         tenant, adapter = scope(state)
         versions, candidate = self.versions(tenant, adapter), state["candidate"]
-        sound = is_from_live(versions, candidate)
-        found = [Check("lineage", float(sound), 1.0, sound, "" if sound else WITHDRAWN)]
-        if sound and self.thresholds is not None:
-            found += self._measure(tenant, adapter, candidate, versions.current, self.thresholds)
-        return {"checks": found, "why": "; ".join(f"{c.name}: {c.note}" for c in found if not c.passed)}
+        descends = is_from_live(versions, candidate)
+        checks = [Check("lineage", float(descends), 1.0, descends, "" if descends else WITHDRAWN)]
+        if descends and self.settings.enabled:
+            checks += self._measure(tenant, adapter, candidate, versions.current)
+        return {"checks": checks, "why": "; ".join(f"{check.name}: {check.note}" for check in checks if not check.passed)}
 
-    def _measure(self, tenant: str, adapter: str, candidate: str, live: str, thresholds: GateThresholds) -> list[Check]:
+    def _measure(self, tenant: str, adapter: str, candidate: str, live: str) -> list[Check]:
         held = [
             exchange
-            for exchange in self.replay.held_out_exchanges(tenant, adapter, thresholds.read)
+            for exchange in self.replay.held_out_exchanges(tenant, adapter, self.settings.exchanges)
             if exchange.feedback is not None and exchange.feedback.reward is not None
         ]
         texts = [*held, *self.retention]
-        if len(texts) < thresholds.texts:  # entropy and KL can be read off any reply
+        if len(texts) < self.settings.texts:  # any reply will do for entropy and KL
             known = {exchange.id for exchange in texts}
-            rows = self.replay.rows(tenant, adapter, limit=thresholds.texts)
+            rows = self.replay.rows(tenant, adapter, limit=self.settings.texts)
             texts += [row.exchange for row in rows if row.exchange.id not in known and row.exchange.reply.token_ids]
-        read = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
-        return gate_checks(read[candidate], read[live], read[""], texts, len(held), len(self.retention), thresholds)
+        measured = {label: self.learner.measure(label, texts) for label in dict.fromkeys((candidate, live, ""))}
+        return gate_checks(
+            measured[candidate],
+            measured[live],
+            measured[""],
+            texts,
+            held_count=len(held),
+            retention_count=len(self.retention),
+            settings=self.settings,
+        )
 
 
 def route_gate(state: GradientStepState) -> Literal["passed", "failed"]:
-    """What the gate says."""
+    """`passed` if all checks of the gate passed."""
     return "passed" if is_gate_passed(state["checks"]) else "failed"
 
 
 def gate_results(found: Sequence[Check]) -> list[dict[str, Any]]:
-    """A gate's result as the versions' log keeps it."""
+    """A gate's checks as plain data, for the versions' log."""
     return [asdict(check) for check in found]
 
 
 @dataclass(frozen=True)
 class Load:
-    """The engine takes the new version in beside the one that answers: no request waits for a swap."""
+    """Have the engine load the new version beside the live one, so that no request waits for a swap."""
 
     role: ClassVar[str] = "model"
 
     load: Callable[[str], Awaitable[None]] | None = field(default=None, repr=False)
-    """None: whoever answers reads CURRENT for itself."""
+    """None: the engine reads CURRENT by itself."""
 
     async def __call__(self, state: GradientStepState) -> dict[str, Any]:
         if self.load is not None:
@@ -318,7 +320,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Promote:
-    """The version answers from now on: all requests, or as a canary a share of them until feedback has spoken."""
+    """Make the version answer: all requests, or as a canary a share of them until there is enough feedback."""
 
     role: ClassVar[str] = "memory"
     is_blocking: ClassVar[bool] = True
@@ -334,16 +336,16 @@ class Promote:
         try:
             change(candidate, why, about, require_descendant=True)
         except AdapterConflict as error:
-            if versions.current == candidate:  # it was a canary when this node ran first, and went live
+            if versions.current == candidate:  # this node ran before, and the canary went live since
                 return {"outcome": "live", "why": why}
-            versions.drop(candidate, str(error), about)  # rolled back while the gate looked at it
+            versions.drop(candidate, str(error), about)  # there was a rollback during the gate
             return {"outcome": "dropped", "why": str(error)}
         return {"outcome": "canary" if self.canary_share > 0 else "live", "why": why}
 
 
 @dataclass(frozen=True)
 class Drop:
-    """The version never answers anybody, and learning goes on from the live one."""
+    """Drop a version that failed the gate, and go on learning from the live one."""
 
     role: ClassVar[str] = "memory"
 
@@ -353,13 +355,13 @@ class Drop:
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         tenant, adapter = scope(state)
         versions = self.versions(tenant, adapter)
-        # In this order: a crash in between leaves a candidate that nobody builds on.
+        # In this order: a crash in between leaves a candidate that is no step's parent.
         self.replay.set_head(tenant, adapter, versions.current)
         versions.drop(state["candidate"], state["why"], {"gate": gate_results(state["checks"])})
         return {"outcome": "dropped"}
 
 
 def describe_run(state: Mapping[str, Any]) -> str:
-    """What a run of the learning graph came to, in a line."""
+    """A line with the outcome of a run of the learning graph, its version or minibatch, and the reason."""
     what = state.get("candidate") or (state["update"].version if state.get("update") else "") or state.get("batch", "")
     return " ".join(part for part in (state.get("outcome", ""), what, f"({state['why']})" if state.get("why") else "") if part)

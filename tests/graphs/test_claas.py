@@ -6,12 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import urn
+from claas_settings import OPEN_GATE, changed
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
@@ -22,7 +23,8 @@ from learngraph.graphs import claas
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.wiring import flow
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Check, Correction, Exchange, Feedback, Piece, Reply
 from learngraph.memory.storage.checkpoints import open_checkpoints_async, serializer
@@ -41,12 +43,10 @@ from learngraph.nodes.learn.gradient_step import (
     lineage,
 )
 
-FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
-
 
 @pytest.fixture
 def replay(tmp_path: Path) -> Iterator[Replay]:
-    with Replay(tmp_path / "replay.sqlite", ReplayLimits(held_out=0.0)) as opened:
+    with Replay(tmp_path / "replay.sqlite", ReplaySettings(held_out_share=0.0)) as opened:
         yield opened
 
 
@@ -175,7 +175,7 @@ async def filled(replay: Replay, n: int = 8, tenant: str = "acme") -> None:
 
 async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     scope = {"tenant": "acme"}
     early = await graph.ainvoke(scope)
     assert (early["outcome"], describe_run(early)) == ("too few", "too few (fewer than 8 exchanges are ready)")
@@ -194,15 +194,15 @@ async def test_a_step_by_hand(replay: Replay, versions: Any) -> None:
 async def test_the_first_step_counts_what_is_held_out(tmp_path: Path, versions: Any) -> None:
     """B_min feedbacks are enough, wherever they went: the first update comes within 10 scenarios."""
     for seed in range(5):
-        with Replay(tmp_path / f"{seed}.sqlite", ReplayLimits(held_out=0.3)) as replay:
-            graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, FREE)
+        with Replay(tmp_path / f"{seed}.sqlite", ReplaySettings(held_out_share=0.3)) as replay:
+            graph = claas.build_learning(urn.UrnLearner(versions), replay, versions, OPEN_GATE)
             await filled(replay, 8, f"tenant-{seed}")
             assert (await graph.ainvoke({"tenant": f"tenant-{seed}"}))["outcome"] == "live"
 
 
 async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions, poison="alike")
-    graph = claas.build_learning(learner, replay, versions, replace(FREE, positive=None))
+    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, replay={"positive_share": None}))
     await filled(replay)
     for i in range(8):
         replay.add_feedback("acme", f"e{i}", Feedback(-1.0, "no"))
@@ -216,7 +216,7 @@ async def test_what_cannot_be_learned_goes_back_and_does_not_come_for_ever(repla
 
 async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     await filled(replay)
     full = UserError("no room")
     full.__cause__ = OSError(28, "No space left on device")
@@ -228,7 +228,7 @@ async def test_errors_of_the_machine_are_errors(replay: Replay, versions: Any) -
 
 async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     await filled(replay)
     await graph.ainvoke({"tenant": "acme"})
     mine, real = versions("acme", "default"), learner.step
@@ -249,7 +249,7 @@ async def test_a_rollback_during_a_step_makes_it_void(replay: Replay, versions: 
 
 async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     await filled(replay)
     first = (await graph.ainvoke({"tenant": "acme"}))["candidate"]
     mine, real = versions("acme", "default"), learner.measure
@@ -270,7 +270,7 @@ async def test_a_rollback_during_the_gate_drops_the_candidate(replay: Replay, ve
 
 async def test_a_candidate_that_no_gate_saw_comes_first(replay: Replay, versions: Any) -> None:
     learner = urn.UrnLearner(versions)
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     await filled(replay)
     real, killed = learner.measure, RuntimeError("killed")
     learner.measure = lambda *args: (_ for _ in ()).throw(killed)
@@ -288,14 +288,13 @@ async def test_every_node_of_a_step_may_run_twice(replay: Replay, versions: Any,
     learner, mine = urn.UrnLearner(versions, rate=0.1), versions("acme", "default")
     await filled(replay)
     state: dict[str, Any] = {"tenant": "acme"}
-    bar = FREE.bar
     for node in (
-        SampleMinibatch(replay, versions, 8, 8, learner.base),
+        SampleMinibatch(replay, versions, ReplaySettings(), learner.base),
         Correct(learner, replay),
         TakeGradientStep(learner, replay),
         CommitStep(replay, versions),
-        SampleMinibatch(replay, versions, 8, 8, learner.base),  # a candidate that no gate has seen comes first
-        GateCandidate(learner, replay, versions, bar),
+        SampleMinibatch(replay, versions, ReplaySettings(), learner.base),  # a candidate that no gate has seen comes first
+        GateCandidate(learner, replay, versions, OPEN_GATE.gate),
         Promote(versions, canary),
     ):
         first = node(state)  # type: ignore[operator]
@@ -315,7 +314,7 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
     learner, mine = urn.UrnLearner(versions), versions("acme", "default")
     await filled(replay)
     state: dict[str, Any] = {"tenant": "acme"}
-    sample = SampleMinibatch(replay, versions, 8, 2, learner.base)
+    sample = SampleMinibatch(replay, versions, ReplaySettings(min_exchanges=2), learner.base)
     for node in (sample, Correct(learner, replay), TakeGradientStep(learner, replay), CommitStep(replay, versions)):
         state |= node(state)  # type: ignore[operator]
     state |= {"checks": [Check("kl", 9.0, 1.0, False, "far")], "why": "kl: far"}
@@ -335,10 +334,13 @@ async def test_dropping_and_skipping_may_run_twice(replay: Replay, versions: Any
 
 async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
     """While one is out steps go on, and old versions are pruned; then it goes live, and what was learned meanwhile follows it."""
-    with Replay(tmp_path / "replay.sqlite", ReplayLimits(held_out=0.0, reuse=100)) as replay:
+    with Replay(tmp_path / "replay.sqlite", ReplaySettings(held_out_share=0.0, max_samplings=100)) as replay:
         mine = Adapters(tmp_path / "adapters", "acme", keep_versions=3)
         graph = claas.build_learning(
-            urn.UrnLearner(lambda *scope: mine, rate=0.01), replay, lambda *scope: mine, replace(FREE, canary=0.1)
+            urn.UrnLearner(lambda *scope: mine, rate=0.01),
+            replay,
+            lambda *scope: mine,
+            changed(OPEN_GATE, rollout={"canary_share": 0.1}),
         )
         await filled(replay)
         assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "canary"
@@ -355,7 +357,7 @@ async def test_learning_goes_on_after_a_long_canary(tmp_path: Path) -> None:
 
 async def test_a_head_that_is_gone_is_no_error(replay: Replay, versions: Any) -> None:
     learner, mine = urn.UrnLearner(versions), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, replace(FREE, gate_every=100))
+    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, gate={"every_steps": 100}))
     await filled(replay)
     await graph.ainvoke({"tenant": "acme"})
     mine.delete(replay.head("acme", "default"))
@@ -365,7 +367,7 @@ async def test_a_head_that_is_gone_is_no_error(replay: Replay, versions: Any) ->
 
 async def test_what_comes_of_a_tainted_version_is_tainted(replay: Replay, versions: Any) -> None:
     learner, mine = urn.UrnLearner(versions, rate=0.01), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, replace(FREE, least=2))
+    graph = claas.build_learning(learner, replay, versions, changed(OPEN_GATE, replay={"min_exchanges": 2}))
     await filled(replay)
     assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "live"
     first = mine.current
@@ -379,7 +381,9 @@ async def test_what_comes_of_a_tainted_version_is_tainted(replay: Replay, versio
 async def test_what_learned_from_a_deleted_record_does_not_become_live(replay: Replay, versions: Any) -> None:
     """The live version did not; learning goes on from it."""
     learner, mine = urn.UrnLearner(versions, rate=0.01), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, replace(FREE, least=2, gate_every=2))
+    graph = claas.build_learning(
+        learner, replay, versions, changed(OPEN_GATE, replay={"min_exchanges": 2}, gate={"every_steps": 2})
+    )
     await filled(replay)
     assert (await graph.ainvoke({"tenant": "acme"}))["outcome"] == "stepped"
     first = replay.head("acme", "default")
@@ -391,7 +395,7 @@ async def test_what_learned_from_a_deleted_record_does_not_become_live(replay: R
 
 async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Replay, versions: Any) -> None:
     learner, mine = urn.UrnLearner(versions), versions("acme", "default")
-    graph = claas.build_learning(learner, replay, versions, FREE)
+    graph = claas.build_learning(learner, replay, versions, OPEN_GATE)
     await filled(replay)
     await graph.ainvoke({"tenant": "acme"})
     real = mine.promote
@@ -408,29 +412,48 @@ async def test_a_rollback_between_the_gate_and_the_promotion_holds(replay: Repla
 
 
 def test_settings_say_what_is_wrong() -> None:
-    for wrong, said in (
-        ({"loss": "sft"}, "loss is one of sdpo, reinforce, ppo"),
-        ({"batch": 0}, "batch is at least 1"),
-        ({"canary": 1.5}, "canary is a share"),
-        ({"watch": -1}, "watch and fall_margin"),
-        ({"kl_cap": -1.0}, "kl_cap is not negative"),
+    for group, wrong, said in (
+        ("loss", {"kind": "sft"}, "loss: kind is one of sdpo, reinforce, ppo"),
+        ("replay", {"batch_size": 0}, "replay: batch_size is at least 1"),
+        ("replay", {"held_out_share": 0.95}, "replay: held_out_share is from 0 to 0.9"),
+        ("replay", {"max_age": 0}, "replay: max_age is at least 1"),
+        ("lora", {"rank": 0}, "lora: rank is at least 1"),
+        ("rollout", {"canary_share": 1.5}, "rollout: canary_share is a share"),
+        ("rollout", {"watch_rewards": -1}, "watch_rewards and max_reward_drop"),
+        ("gate", {"max_kl": -1.0}, "gate: max_kl is not negative"),
     ):
         with pytest.raises(UserError, match=said):
-            CLaaS(**wrong)  # type: ignore[arg-type]
-    assert (CLaaS.paper().least, CLaaS.paper().max_age, CLaaS.paper().gate) == (32, 50, False)
-    assert CLaaS.ppo().no_gate().watch == 0
+            changed(CLaaS(), **{group: wrong})
 
 
-def test_hyper_parameters_are_those_of_whoever_uses_them() -> None:
-    from learngraph.tools.training.lora import LoRA
-    from learngraph.tools.training.losses import Objective
+def test_presets_are_what_they_are_called() -> None:
+    paper = CLaaS.paper()
+    assert (paper.replay.min_exchanges, paper.replay.max_age, paper.gate.enabled) == (32, 50, False)
+    assert (paper.loss.correction.kind, paper.loss.warmup_steps) == ("none", 0)
+    assert (CLaaS.reinforce().loss.kind, CLaaS.ppo().loss.kind) == ("reinforce", "ppo")
+    assert CLaaS.sdpo() == CLaaS()
+    bold = CLaaS.ppo().no_gate()
+    assert (bold.loss.kind, bold.gate.enabled, bold.rollout.watch_rewards) == ("ppo", False, 0)
 
-    objective = claas.pick_fields(Objective, CLaaS())
-    assert objective == Objective(), "the same names and the same defaults"
-    assert {one.name for one in fields(Objective)} <= {one.name for one in fields(CLaaS)}
-    assert claas.pick_fields(ReplayLimits, CLaaS(reuse=3, max_age=7)) == ReplayLimits(reuse=3, max_age=7)
-    assert claas.pick_fields(LoRA, CLaaS(rank=4), alpha=8.0, batch=1).rank == 4
-    assert claas.pick_fields(Objective, CLaaS.reinforce()).loss == "reinforce"
+
+def test_a_knob_is_declared_once() -> None:
+    """No group has a field of its neighbour's meaning: the learning rate is the loss's, the scale LoRA's, the divergence the teacher's."""
+    paths: dict[str, list[str]] = {}
+
+    def walk(settings: Any, path: str) -> None:
+        for one in fields(settings):
+            value = getattr(settings, one.name)
+            if is_dataclass(value):
+                assert len(fields(value)) <= 12, f"{path}{one.name} has more knobs than can be seen at once"
+                walk(value, f"{path}{one.name}.")
+            else:
+                paths.setdefault(one.name, []).append(path + one.name)
+
+    walk(CLaaS(), "")
+    assert paths["learning_rate"] == ["loss.learning_rate"]
+    assert paths["alpha"] == ["lora.alpha"]
+    assert {name for name, found in paths.items() if len(found) > 1} == {"kind", "max_kl", "max_weight"}
+    assert (LoRA(rank=4).scale, LoRA(rank=4, alpha=3.0).scale) == (8.0, 3.0)
 
 
 # Kill -9
@@ -439,15 +462,19 @@ def test_hyper_parameters_are_those_of_whoever_uses_them() -> None:
 KILLED = '''
 import asyncio, importlib.util, json, os, signal, sys
 from pathlib import Path
-from dataclasses import replace
 from learngraph.graphs import claas
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Limits, Replay
+from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.nodes.learn.gate import GateSettings, RolloutSettings
 
 spec = importlib.util.spec_from_file_location("urn", sys.argv[1])
 urn = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(urn)
-settings = claas.CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0, keep=100, reuse=2)
+settings = claas.CLaaS(
+    replay=ReplaySettings(held_out_share=0.0, max_samplings=2),
+    gate=GateSettings(min_entropy_share=0.0, max_kl=9.0),
+    rollout=RolloutSettings(watch_rewards=0, keep_versions=100),
+)
 calls = 0
 
 def bomb(owner, name, at):
@@ -467,16 +494,16 @@ def tick(at):
     calls += 1
 
 async def fill(folder):
-    with Replay(folder / "replay.sqlite", Limits(held_out=0.0, reuse=2)) as replay:
+    with Replay(folder / "replay.sqlite", ReplaySettings(held_out_share=0.0, max_samplings=2)) as replay:
         graph = claas.build_serving(urn.UrnEngine(), replay)
         for i in range(8):
             await graph.ainvoke({"id": f"e{i}", "request": urn.request(f"{i}", seed=i), "tenant": "acme"})
             word = replay.get("acme", f"e{i}").exchange.reply.text
-            replay.give("acme", f"e{i}", urn.read_feedback(1.0 if word == "blue" else -1.0))
+            replay.add_feedback("acme", f"e{i}", urn.read_feedback(1.0 if word == "blue" else -1.0))
 
 async def learn(folder, at):
-    replay = Replay(folder / "replay.sqlite", Limits(held_out=0.0, reuse=2))
-    adapters = Adapters(folder / "adapters", "acme", keep=100)
+    replay = Replay(folder / "replay.sqlite", ReplaySettings(held_out_share=0.0, max_samplings=2))
+    adapters = Adapters(folder / "adapters", "acme", keep_versions=100)
     learner = urn.UrnLearner(lambda tenant, adapter: adapters)
     if at is not None:
         for name in ("lease", "note_kl", "commit"):
@@ -492,7 +519,7 @@ async def learn(folder, at):
         "live": adapters.current,
         "versions": sorted((v.label, v.parent) for v in adapters.versions()),
         "steps": [(u["step"], u["batch"], u["version"]) for u in replay.updates("acme", "default")],
-        "rows": sorted((row.exchange.id, row.state, row.times) for row in replay.rows("acme")),
+        "rows": sorted((row.exchange.id, row.state, row.sample_count) for row in replay.rows("acme")),
     }
     replay.close()
     return told, calls

@@ -16,7 +16,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
 from learngraph.graphs import icrl
-from learngraph.graphs.baselines import best_of_n, cot, long_cot, react, reflexion, self_refine
+from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
+from learngraph.graphs.methods import find_method
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
@@ -215,9 +216,7 @@ def answering(chat: Chat, **more: Any) -> MethodInputs:
         world,
         Journal(),
         make_policy=lambda seen: answer_policy(chat, seen, world.read),
-        make_writing_policy=lambda seen, name: answer_policy(
-            chat, seen, world.read, "cot/long" if name == "long-cot" else "cot/answer"
-        ),
+        make_writing_policy=lambda seen, style: answer_policy(chat, seen, world.read, style.answer_prompt),
         model=chat,
         **more,
     )
@@ -338,12 +337,12 @@ def test_self_refine_shows_feedback_and_no_reward() -> None:
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
-@pytest.mark.parametrize("method", [react, cot, long_cot])
-def test_what_carries_nothing_over_asks_the_same_again(method: Any) -> None:
+@pytest.mark.parametrize("method", ["react", "cot", "long-cot"])
+def test_what_carries_nothing_over_asks_the_same_again(method: str) -> None:
     chat = Chat(replies=["4\n6"])
-    play(method.build(answering(chat)), 2, commit="last")
+    play(find_method(method).build(answering(chat)), 2, commit="last")
     assert chat.prompt(0) == chat.prompt(1) == "Task: two numbers that make 10\n\n0 of 2"
-    assert ("<think>" in str(chat.asked[0][0].content)) == (method is long_cot)
+    assert ("<think>" in str(chat.asked[0][0].content)) == (method == "long-cot")
 
 
 def test_react_plays_a_written_answer_step_by_step() -> None:

@@ -17,13 +17,12 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static, tabular
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.q_table import QTable
 from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
-from learngraph.nodes.act.policies import UniformPolicy
 from learngraph.nodes.evaluate.judge import model_judge
 from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -35,8 +34,8 @@ TOY = KeywordKeep()
 def episode(memory: Experiences | None = None, journal: Journal | None = None, **more: Any) -> Any:
     """A JitRL episode in the toy world with a uniform prior."""
     settings = more.pop("settings", jitrl.JitRL(gamma=0.5))
-    memory = memory if memory is not None else settings.memory()
-    return jitrl.build(TOY, UniformPolicy(), memory, journal if journal is not None else Journal(), settings, **more)
+    parts = MethodInputs(TOY, journal if journal is not None else Journal(), judge=more.pop("judge", None))
+    return jitrl.build(parts, settings, experiences=memory, **more)
 
 
 def scores(graph: Any, seed: int = 0, episodes: int = 20) -> list[float]:
@@ -73,7 +72,7 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
     def final(memory: type[Experiences]) -> float:
         ends = []
         for seed in range(3):
-            graph = jitrl.build(world, UniformPolicy(), memory(gamma=0.8), Journal(), chain=True)
+            graph = jitrl.build(MethodInputs(world), experiences=memory(gamma=0.8), chain=True)
             plan = {"task": world.task(seed), "run": f"r{seed}", "episode": 0, "episodes": 14}
             ends += run.build(graph).invoke(plan)["scores"][-4:]
         return mean(ends)
@@ -86,9 +85,9 @@ def test_it_learns_a_published_game_and_only_through_its_memory() -> None:
 
 
 def test_static_does_not_learn_and_a_table_does() -> None:
-    still = [scores(static.build(TOY, UniformPolicy(), Journal(), chain=True), seed) for seed in range(4)]
+    still = [scores(static.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
     assert abs(mean([mean(s[-5:]) for s in still]) - mean([mean(s[:5]) for s in still])) < 1.5
-    table = [scores(tabular.build(TOY, QTable(), Journal(), chain=True), seed) for seed in range(4)]
+    table = [scores(tabular.build(MethodInputs(TOY), chain=True), seed) for seed in range(4)]
     assert mean([mean(s[-5:]) for s in table]) > 6
 
 
@@ -165,6 +164,20 @@ def test_memory_outlives_the_graph(tmp_path: Path) -> None:
     again = Experiences(RecordStore(store, ("toy",), Trajectory), gamma=0.5)
     plan = {"task": TOY.task(0), "run": "later", "episode": 0, "episodes": 5}
     assert mean(run.build(episode(again, chain=True)).invoke(plan)["scores"]) > mean(first[:2]) + 3
+
+
+def test_the_memory_is_made_from_the_shelf_unless_one_is_given() -> None:
+    from langgraph.store.memory import InMemoryStore
+
+    from learngraph.memory.storage.shelf import RecordStore
+
+    shelf = RecordStore(InMemoryStore(), ("toy",), Trajectory)
+    assert len(scores(jitrl.build(MethodInputs(TOY, shelf=shelf)), episodes=3)) == 3
+    assert [trajectory.episode for trajectory in shelf.all()] == [0, 1, 2]
+    memory = Experiences(gamma=0.8)
+    scores(jitrl.build(MethodInputs(TOY, shelf=shelf), experiences=memory), episodes=2)
+    assert len({experience.id.rpartition("/")[0] for experience in memory}) == 2
+    assert len([*shelf.all()]) == 3
 
 
 def test_cross_task_memory_is_a_switch() -> None:
@@ -260,7 +273,7 @@ def test_batched_and_streamed() -> None:
 def test_checkpoints_do_not_grow_with_the_episode() -> None:
     """Plain data only, and nothing that accumulates: 300 steps into an episode a checkpoint is as large as after 30."""
     world = KeywordKeep(horizon=300)
-    graph = static.build(world, Look(), Journal(), chain=True, checkpointer=InMemorySaver())
+    graph = static.build(MethodInputs(world, make_policy=lambda view: Look()), chain=True, checkpointer=InMemorySaver())
     graph.invoke({"task": world.task(0), "run": "r", "episode": 0}, config(), durability="async")
     states = [s.values for s in graph.get_state_history(config()) if s.next]
     size = {s["step"]: len(JsonPlusSerializer().dumps_typed(s)[1]) for s in states if "action" in s}
@@ -324,4 +337,4 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words
 
 def test_memory_and_settings_must_agree() -> None:
     with pytest.raises(UserError, match=r"the settings say gamma=0.8, the memory has gamma=0.5"):
-        jitrl.build(TOY, UniformPolicy(), Experiences(gamma=0.5), Journal())
+        jitrl.build(MethodInputs(TOY), experiences=Experiences(gamma=0.5))

@@ -25,12 +25,13 @@ from typing_extensions import TypedDict
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints, serializer
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.episode import route_episode_end
-from learngraph.nodes.act.policies import UniformPolicy, admissible_actions
+from learngraph.nodes.act.policies import admissible_actions
 from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
@@ -71,7 +72,7 @@ class Kept:
 def practised() -> Kept:
     """20 episodes of the task."""
     world, shelf = KeywordKeep(), Kept()
-    episode = jitrl.build(world, UniformPolicy(), Experiences(shelf, gamma=0.8), Journal(), chain=True)
+    episode = jitrl.build(MethodInputs(world, shelf=shelf), chain=True)
     run.build(episode).invoke({"task": world.task(0), "run": "before", "episode": 0, "episodes": 20})
     return shelf
 
@@ -80,11 +81,12 @@ SHELF = practised()
 
 
 def build(method: str, steps: int, journal: Journal | None = None, **compile: Any) -> Any:
-    world, journal = KeywordKeep(steps), journal if journal is not None else Journal()
+    journal = journal if journal is not None else Journal()
+    parts = MethodInputs(KeywordKeep(steps), journal, make_policy=lambda view: Stay())
     if method == "static":
-        return static.build(world, Stay(), journal, static.Static(temperature=0), **compile)
+        return static.build(parts, static.Static(temperature=0), **compile)
     memory = Experiences(SHELF, gamma=0.8)
-    return jitrl.build(world, Stay(), memory, journal, jitrl.JitRL(temperature=0, min_prior=0), **compile)
+    return jitrl.build(parts, jitrl.JitRL(temperature=0, min_prior=0), experiences=memory, **compile)
 
 
 def attempt() -> dict[str, Any]:

@@ -28,7 +28,7 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.journal import Journal

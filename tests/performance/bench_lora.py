@@ -1,18 +1,18 @@
-"""What an update of LoRA costs, as ratios within one run (targets: rows 17 and 18).
+"""The cost of a LoRA update, as ratios within one run.
 
     python tests/performance/bench_lora.py [--rounds 5] [--batch 4] [--device cpu]
 
 A random Llama of 8 layers x 384, vocabulary 24,000 (24 million parameters), float32, one thread, LoRA of rank 16 on all linear layers.
 
-Row 17: 16 examples of 24 to 302 tokens (1,915), half of each a reply: forward, backward and AdamW, over the time that the
+Supervised: 16 examples of 24 to 302 tokens (1,915), half of each a reply: forward, backward and AdamW, over the time that the
 multiplications alone would take at the machine's own rate for a product of (512, 384) and (384, 1024), measured in the same rounds.
 Counted are products that no update can do without: forward, gradients to the inputs of all layers but the first, gradients of the
 changes, attention up to the diagonal, logits where a reply is. "whole": the shortest step. "passes": the sum over the 16
 examples of each one's shortest pass, plus the shortest AdamW: on a machine with other work the better estimate of what
 the code costs.
 
-Row 18: one step of distillation (SDPO, teacher = base model with the feedback) against the public reference's way of doing it, from
-its description (papers/claas.md, sections 1.4, 4.3 and 9): for every step the base model, the adapter and the optimizer are read
+Distillation: one step of distillation (SDPO, teacher = base model with the feedback) against the way of CLaaS's public code:
+for every step the base model, the adapter and the optimizer are read
 from disk, every sample has a student, a base and a teacher pass under gradient checkpointing with logits at every token, all graphs
 are held until one backward, and all is written again. Both have the same loss. "resident": the same without reading the base model.
 CPU time of the process, the shortest of the rounds, variants by turns. Nothing here is asserted.
@@ -33,8 +33,9 @@ from typing import Any
 import torch
 import transformers
 
+from learngraph.memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
 from learngraph.tools.training import lora, losses
-from learngraph.tools.training.lora import Example, LoRA, Objective, TrainingSample
+from learngraph.tools.training.lora import Example, TrainingSample
 
 LAYERS, HIDDEN, FFN, VOCABULARY, RANK = 8, 384, 1024, 24_000, 16
 SETTINGS = LoRA(rank=RANK, alpha=2 * RANK)
@@ -97,7 +98,7 @@ def product(clock: Callable[[], float], device: str) -> float:
 def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) -> None:
     network, _ = opened(folder)
     network.to(device)
-    updates = lora.make_optimizer(network, LoRA(rate=1e-9))
+    updates = lora.make_optimizer(network, 1e-9)
     batch = examples(random.Random(0), 16, 1915)
     least = sum(map(needed, batch))
     ways: dict[str, Callable[[], Any]] = {
@@ -113,7 +114,7 @@ def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) ->
             lora._fast_lora_layers = lean
 
     ways["micro 1, PEFT's own"] = usual
-    objective = Objective(loss="reinforce", correction="none", rate=1e-9)
+    objective = Objective("reinforce", learning_rate=1e-9, correction=StalenessCorrection("none"))
     samples = [TrainingSample(e, advantage=torch.ones(len(e.reply))) for e in batch]
     ways["learn"] = lambda: lora.learn(network, updates, samples, objective)
     best = dict.fromkeys(ways, float("inf"))
@@ -134,7 +135,7 @@ def limit(folder: Path, rounds: int, device: str, clock: Callable[[], float]) ->
         step = min(step, clock() - start)
         rate = max(rate, product(clock, device))
     best["passes, one by one"] = sum(parts) + step
-    print(f"row 17: {least / 1e9:.0f} GFLOP at {rate / 1e9:.0f} GFLOP/s: {1e3 * least / rate:.0f} ms; target 1.5, limit 1")
+    print(f"supervised: {least / 1e9:.0f} GFLOP at {rate / 1e9:.0f} GFLOP/s: {1e3 * least / rate:.0f} ms; target 1.5, limit 1")
     for name, seconds in best.items():
         print(f"  {name:20} {1e3 * seconds:8.0f} ms   {seconds * rate / least:5.2f} x")
 
@@ -195,8 +196,8 @@ def reference(
 
 def ours(network: Any, wrapper: Any, state: Path, samples: list[TrainingSample]) -> tuple[float, float]:
     """One step as tools/training/learner.py makes it, with the files that it reads and writes."""
-    objective = Objective(teacher="base", correction="truncated", rate=1e-9)
-    updates = lora.make_optimizer(network, objective)
+    objective = Objective(learning_rate=1e-9, correction=StalenessCorrection("truncated"), teacher=TeacherSettings("base"))
+    updates = lora.make_optimizer(network, objective.learning_rate)
     if (state / "optimizer.safetensors").exists():
         lora.read_optimizer(updates, state / "optimizer.safetensors")
     done, _ = lora.learn(network, updates, samples, objective, base=wrapper.disable_adapter)
@@ -232,7 +233,7 @@ def faster(folder: Path, rounds: int, batch: int, clock: Callable[[], float]) ->
             start = clock()
             said[n] = way()
             best[n] = min(best[n], clock() - start)
-    print(f"row 18: a step of distillation, {batch} samples; target: 1.7 times as fast as the reference's way")
+    print(f"distillation: a step of distillation, {batch} samples; target: 1.7 times as fast as the reference's way")
     for name, seconds, (at, norm) in zip(("reference", "resident", "ours"), best, said, strict=True):
         print(f"  {name:20} {1e3 * seconds:8.0f} ms   loss {at:.6g}  gradient {norm:.6g}   {seconds / best[-1]:5.2f} x ours")
 

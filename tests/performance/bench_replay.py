@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.claas.replay import Replay, ReplaySettings
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Reply
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     place = Path(tempfile.mkdtemp(dir=options.folder))
     count = options.records
     try:
-        with Replay(place / "replay.sqlite", ReplayLimits(records=count)) as replay:
+        with Replay(place / "replay.sqlite", ReplaySettings(max_records=count)) as replay:
             begun = time.perf_counter()
             measured("append", lambda i: replay.append(exchange(i)), count)
             print(f"{'':<10}{count / (time.perf_counter() - begun):.0f} a second")

@@ -27,7 +27,7 @@ from stub_server import stub
 
 from learngraph.graphs import icrl
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.records import Observation, Task
 from learngraph.memory.storage.checkpoints import open_checkpoints
@@ -117,7 +117,7 @@ def raw(url: str, count: int, rounds: int, chars: int = 3000) -> tuple[float, fl
 
 
 def loop(environment: Any, url: str, count: int, rounds: int) -> tuple[float, float]:
-    """Runs as plain loops (graphs.flow.Loop)."""
+    """Runs as plain loops (graphs.wiring.loop.PlainLoop)."""
 
     runs = PlainLoop(graph(environment, url))
 

@@ -1,4 +1,4 @@
-"""What it costs requests that an adapter version takes another's place, and what adapters cost at all (target: row 19).
+"""The cost of swapping an adapter version under load, and of adapters as such.
 
     python tests/performance/bench_swap.py [--small] [--streams 8] [--swaps 20]
 
@@ -132,7 +132,7 @@ async def swaps(model: LocalChatModel, folders: list[Path], streams: int, length
     busy = sorted(gap for at, gap in load.gaps if during(at, gap))
     versions = len({reply.version for reply in load.replies})
     print(
-        f"row 19  pause {counts.swap_seconds / counts.swaps * 1e3:.3f} ms, at most {counts.longest_swap_seconds * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
+        f"swap    pause {counts.swap_seconds / counts.swaps * 1e3:.3f} ms, at most {counts.longest_swap_seconds * 1e3:.3f}, of {counts.swaps} swaps (target 1, limit 0.15)"
     )
     print(f"        failed {load.failed} of {len(load.replies)} requests, on {versions} versions (target 0)")
     print(

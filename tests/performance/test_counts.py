@@ -11,13 +11,14 @@ from langchain_core.messages import BaseMessage
 from learngraph.graphs import jitrl
 from learngraph.graphs.baselines import static
 from learngraph.graphs.wiring import run
+from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Trajectory
 from learngraph.memory.storage.checkpoints import open_checkpoints
 from learngraph.memory.storage.chroma_store import ChromaStore
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.shelf import RecordStore
-from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, UniformPolicy, admissible_actions
+from learngraph.nodes.act.policies import LocalPolicy, RecentStepsPrompt, admissible_actions
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
@@ -37,9 +38,10 @@ def attempt(world: KeywordKeep) -> dict[str, Any]:
 
 
 def build(method: str, world: KeywordKeep, policy: Any, **compile: Any) -> Any:
+    parts = MethodInputs(world, make_policy=lambda view: policy)
     if method == "static":
-        return static.build(world, policy, Journal(), **compile)
-    return jitrl.build(world, policy, Experiences(gamma=0.8), Journal(), **compile)
+        return static.build(parts, **compile)
+    return jitrl.build(parts, **compile)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_memory_calls_no_encoder() -> None:
     world = KeywordKeep()
     with ChromaStore.memory(index={"dims": 2, "embed": embed}) as store:
         memory = Experiences(RecordStore(store, ("trajectories",), Trajectory), gamma=0.8)
-        episode = jitrl.build(world, UniformPolicy(), memory, Journal(), chain=True)
+        episode = jitrl.build(MethodInputs(world), experiences=memory, chain=True)
         run.build(episode).invoke({**attempt(world), "episodes": 3})
         assert len(memory) > 20
     assert not encoded

@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from learngraph.graphs import icrl
 from learngraph.graphs.studies.sweep import play_in_threads
 from learngraph.graphs.wiring import run
-from learngraph.graphs.wiring.flow import PlainLoop
+from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.buffer import Buffer
 from learngraph.memory.records import Observation, Task

@@ -1,11 +1,11 @@
-"""CLaaS's learner in a process of its own, at the lowest priority: serving goes on at its own speed while it works.
+"""CLaaS's learner in a process of its own, at the lowest priority, so that serving keeps its speed.
 
     learner = WorkerLearner("pocket", folder, write, LoRA(rank=16), Objective(), hindsight=template)
     update = learner.step(batch, learner.correct(batch))
     learner.close()
 
-The process reads versions from their folders, and writes the next one into a folder that it is given; labels stay here. So a
-worker that dies loses nothing: another one is started, and does the same again. It ends with its parent, however that ends.
+The process reads versions from their folders, and writes the next one into a folder that it is given; labels stay here. A worker that
+dies therefore loses nothing: another one is started, and does the same again. The process ends with its parent, however that ends.
 """
 
 from __future__ import annotations
@@ -28,42 +28,46 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError, WindowError
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.model import LocalChatModel
 from ..models.models import open_model
-from .learner import LoRATrainer, VersionError, scratch_folder
-from .lora import LoRA
-from .losses import Objective
+from .learner import LoRATrainer, scratch_folder
+from .version_files import VersionError
 
 __all__ = ["WorkerDied", "WorkerLearner"]
 
 log = logging.getLogger(__name__)
 
 MAX_TRIES = 2
-"""How often one thing is done at most, where the worker dies of it."""
+"""Attempts at one call, if the worker dies during it."""
 START_SECONDS = 300.0
-"""Seconds that a worker has to load its model."""
+"""Seconds in which a worker must load its model."""
 
 
 class WorkerDied(OSError):
-    """The process that learns has ended, more than once; or it was closed. The machine's fault, or its memory's: no batch's."""
+    """The learner's process ended more than once, or was closed. An OSError: the machine or its memory failed, not the minibatch."""
 
 
 class WorkerLearner:
-    """As `learner.Learner`, in another process.
+    """An `InProcessLearner` in another process.
 
-    Errors come back as they were raised there. Calls come one at a time; several threads wait for each other.
+    Errors are raised here as they were raised there. Calls run one at a time; several threads wait for each other.
 
     Args:
         model: name of the base model, as `open_model` takes it.
         folder: label -> its folder.
-        write: (minibatch, finished folder, what the step said of itself) -> label.
-        lora, objective, hindsight, watch: see `learner.Trainer`.
+        write: (minibatch, finished folder, the step's statistics) -> label.
+        lora: see `LoRATrainer`.
+        objective: see `LoRATrainer`.
+        hindsight: see `LoRATrainer`.
+        measure_kl: see `LoRATrainer`.
         scratch: where folders are made; best on the versions' file system.
-        threads: that it computes with.
-        device, dtype: of the model.
-        nice: its priority, from 0 to 19, the lowest.
+        threads: threads of the worker.
+        device: of the model.
+        dtype: of the model.
+        nice: the worker's priority, from 0 to 19, the lowest.
     """
 
     def __init__(
@@ -90,35 +94,34 @@ class WorkerLearner:
         self._pipe: Connection | None = None
         self._errors: Any = None
         self.restarts = 0
-        """How often a worker has died and another one was started."""
+        """Number of workers that died and were replaced."""
         self.base: str = self._call("base")
         """Fingerprint of the base model."""
 
     @property
     def process_id(self) -> int | None:
-        """Id of the worker's process."""
+        """Id of the worker's process; None: it is not running."""
         return self._process.pid if self._process is not None else None
 
     def correct(self, batch: Minibatch) -> Correction:
-        """See `learner.Trainer.correct`."""
+        """See `LoRATrainer.correct`."""
         found: Correction = self._call("correct", batch, self._version_folder(batch.parent))
         return found
 
     def step(self, batch: Minibatch, correction: Correction) -> Update:
-        """See `learner.Trainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
-
+        """See `LoRATrainer.step`; the version is adopted when this returns, and `Update.version` is its label."""
         with scratch_folder(self._scratch) as out:
             update: Update
-            update, said = self._call("step", batch, correction, self._version_folder(batch.parent), out)
-            return update if update.skipped else replace(update, version=self._write(batch, out, said))
+            update, statistics = self._call("step", batch, correction, self._version_folder(batch.parent), out)
+            return update if update.skipped else replace(update, version=self._write(batch, out, statistics))
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
-        """See `learner.Trainer.measure`; the empty label is the base model."""
+        """See `LoRATrainer.measure`; the empty label is the base model."""
         found: Measured = self._call("measure", label, self._version_folder(label), tuple(exchanges))
         return found
 
     def close(self) -> None:
-        """End the worker, also in the middle of something: whoever waits for that gets `WorkerDied`."""
+        """End the worker at once. A call that is under way raises `WorkerDied`."""
         self._is_closed.set()
         if (process := self._process) is not None:
             process.kill()
@@ -130,7 +133,11 @@ class WorkerLearner:
         return self._folder(label) if label else None
 
     def _call(self, name: str, *arguments: Any) -> Any:
-        """Ask the worker, and another one if it dies of the question or has died since the last one."""
+        """Call the worker; if it dies, start another one and try again, up to `MAX_TRIES` times.
+
+        Raises:
+            WorkerDied: every attempt ended so, or the learner is closed.
+        """
         with self._lock:
             for attempt in range(1, MAX_TRIES + 1):
                 if self._is_closed.is_set():
@@ -138,7 +145,7 @@ class WorkerLearner:
                 try:
                     pipe = self._pipe or self._start()
                     if name == "step":
-                        _empty_folder(arguments[-1])  # of a worker that died half-way
+                        _empty_folder(arguments[-1])  # files of a worker that died half-way
                     pipe.send((name, arguments))
                     kind, answer = pipe.recv()
                 except (EOFError, OSError) as error:
@@ -168,7 +175,7 @@ class WorkerLearner:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            start_new_session=True,  # Ctrl-C is for us, and we end it
+            start_new_session=True,  # Ctrl-C goes to this process, which ends the worker
         )
         there.close()
         pipe = self._pipe = Connection(here.detach())
@@ -182,7 +189,7 @@ class WorkerLearner:
         return pipe
 
     def _discard_worker(self) -> str:
-        """End what is left of the worker, and say how it ended."""
+        """End the worker and close its pipe; returns how it ended, in words."""
         process, pipe, errors = self._process, self._pipe, self._errors
         self._process = self._pipe = self._errors = None
         if pipe is not None:
@@ -207,26 +214,26 @@ def _empty_folder(folder: Path) -> None:
 
 
 def _decode_error(kind: str, answer: Any) -> Exception:
-    """The error that was raised in the worker."""
+    """The error of a message of `_encode_error`."""
     if kind == "failed":
         return RuntimeError(f"the learner's process failed; this is a bug:\n{answer}")
     name, text, tokens, number = answer
     if name == "OSError":
         return OSError(number, text)
-    error = (
-        WindowError(text, tokens)
-        if name == "WindowError"
-        else VersionError(text)
-        if name == "VersionError"
-        else UserError(text)
-    )
-    if number is not None:  # the machine's fault stays the machine's, across processes
+    error: UserError
+    if name == "WindowError":
+        error = WindowError(text, tokens)
+    elif name == "VersionError":
+        error = VersionError(text)
+    else:
+        error = UserError(text)
+    if number is not None:  # keeps an error of the machine recognisable
         error.__cause__ = OSError(number, os.strerror(number))
     return error
 
 
 def _encode_error(error: Exception) -> tuple[str, Any]:
-    """An error as a message."""
+    """An error as a message: its class's name, text, tokens and the number of an OSError in its causes."""
     cause: BaseException | None = error
     number: int | None = None
     while cause is not None and number is None:
@@ -244,39 +251,45 @@ def _encode_error(error: Exception) -> tuple[str, Any]:
 
 
 def work(descriptor: int, parent: int, nice: int) -> None:
-    """The worker's whole life: settings first, then one question after another, until the parent is gone."""
+    """The worker's main function: reads the settings, then answers calls until the parent ends.
+
+    Args:
+        descriptor: file descriptor of the pipe.
+        parent: the parent's process id.
+        nice: priority, from 0 to 19.
+    """
     pipe = Connection(descriptor)
-    asked: queue.Queue[Any] = queue.Queue()
+    calls: queue.Queue[Any] = queue.Queue()
 
     def listen() -> None:
         while True:
             try:
-                asked.put(pipe.recv())
+                calls.put(pipe.recv())
             except (EOFError, OSError):
                 os._exit(0)
 
     def watch() -> None:
-        """A parent's other children may hold its end of the pipe open."""
+        """End with the parent, also where its other children keep the pipe open."""
         while os.getppid() == parent:
             time.sleep(1)
         os._exit(0)
 
-    for one in (listen, watch):
-        threading.Thread(target=one, daemon=True).start()
+    for loop in (listen, watch):
+        threading.Thread(target=loop, daemon=True).start()
     try:
-        trainer = _open_trainer(*asked.get()[:-1])
+        trainer = _open_trainer(*calls.get()[:-1])
     except Exception as error:
         pipe.send(_encode_error(error))
         return
-    with contextlib.suppress(OSError):  # now: who starts it waits for the model, and on a busy machine would wait long
+    with contextlib.suppress(OSError):  # only now: at low priority, loading the model could take long on a busy machine
         for thread in Path("/proc/self/task").iterdir() if Path("/proc/self/task").exists() else ():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
         os.setpriority(os.PRIO_PROCESS, 0, nice)
     pipe.send(("done", None))
     while True:
-        name, given = asked.get()
+        name, arguments = calls.get()
         try:
-            answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*given))
+            answer = ("done", trainer.base if name == "base" else getattr(trainer, name)(*arguments))
         except Exception as error:
             answer = _encode_error(error)
         pipe.send(answer)

@@ -1,8 +1,8 @@
-"""LoRA on a network in memory: its changes, one update of them, and the files between two updates.
+"""LoRA on a network in memory: attach adapters, take one update of them, write and read their files.
 
-An update is `step` (supervised: the surprise of replies, or any loss over logits) or `learn` (from served replies and what was
-said of them: the losses of tools/training/losses.py). tools/training/sft.py trains on chats with `step`, tools/training/learner.py from a replay buffer with
-`learn`; both keep what `write_adapter` and `write_optimizer` write.
+An update is `step` (supervised: cross-entropy of replies, or any loss over logits) or `learn` (from served replies and feedback: the
+losses of tools/training/losses.py). tools/training/sft.py trains on chats with `step`, tools/training/learner.py from a replay buffer
+with `learn`; both keep the files of `write_adapter` and `write_optimizer`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...memory.claas.settings import LoRA, Objective
 from ...memory.errors import UserError
-from .losses import LossInputs, Objective, blend, entropy, kl_to, objective_loss, token_logprobs
+from .losses import LossInputs, blend, entropy, kl_to, objective_loss, token_logprobs
 
 __all__ = [
     "Example",
-    "LoRA",
-    "Objective",
     "OptimizerStepResult",
     "ReplyLogprobs",
     "TrainingSample",
@@ -48,53 +47,14 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class LoRA:
-    """How to train. "Paper" is AdaMEM (arXiv 2606.05684); what it does not give is ours, or what trainers usually take."""
-
-    rank: int = 32
-    """r: a weight W becomes W + alpha / r B A, with A of shape (r, inputs) and B of shape (outputs, r). Paper: 32."""
-    alpha: float = 64.0
-    """The scale of the changes. Not given: twice the rank."""
-    targets: str = "all-linear"
-    """Which weights: all linear layers but the last, or names joined by commas (`q_proj,v_proj`). Not given."""
-    epochs: int = 1
-    """Times that each example is seen. Paper: 1."""
-    batch: int = 64
-    """Examples behind one update. Paper: 64."""
-    micro: int = 4
-    """Examples that share a pass; as many passes as a batch needs add up. Changes memory and speed, not the result. On a CPU 1 and
-    4 are about as fast, 16 takes half as long again: short examples are filled up. Paper: 4 (and 16 passes)."""
-    rate: float = 1e-4
-    """Peak learning rate of AdamW. Missing in the paper; its code's README says 1e-4."""
-    warmup: float = 0.1
-    """Share of the updates in which the rate grows to its peak; then it falls as a cosine. Paper: 0.1."""
-    decay: float = 0.0
-    """Weight decay of the changes. Not given."""
-    clip: float = 1.0
-    """Longest gradient: longer ones are shortened to it. Not given."""
-    seed: int = 0
-    """Of the first changes and of the order of the examples. The same seed, machine and number of threads: the same weights."""
-
-    def __post_init__(self) -> None:
-        for name in ("rank", "epochs", "batch", "micro"):
-            if getattr(self, name) < 1:
-                raise UserError(f"LoRA: {name} is at least 1, got {getattr(self, name)}")
-        for name in ("alpha", "rate", "clip"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise UserError(f"LoRA: {name} is a number above 0, got {getattr(self, name)}")
-        if not 0 <= self.warmup <= 1 or not 0 <= self.decay < math.inf:
-            raise UserError(f"LoRA: warmup is from 0 to 1 and decay 0 or more, got {self.warmup} and {self.decay}")
-
-
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A chat as tokens."""
+    """A chat as token ids."""
 
     prompt: tuple[int, ...]
-    """Up to where the reply begins; at least one."""
+    """Tokens before the reply; at least one."""
     reply: tuple[int, ...]
-    """From there to the end of the turn, inclusive."""
+    """Tokens of the reply, the end of turn included."""
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.reply)
@@ -102,14 +62,14 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStepResult:
-    """What an update did."""
+    """Numbers of one update."""
 
     loss: float
-    """Before it, in nats per token of the replies."""
+    """Loss before the update, in nats per token of the replies."""
     grad_norm: float
-    """Length of the gradient, before it was shortened."""
+    """Length of the gradient before clipping."""
     tokens: int
-    """Tokens of the replies."""
+    """Number of tokens of the replies."""
 
 
 # One step
@@ -119,20 +79,20 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """L = -E[ log pi(z | s) ]: the mean of -log softmax(logits)[target], in nats.
 
     Args:
-        logits: (tokens, vocabulary), what stands before each token of the replies. Prompts have no row here.
-        targets: (tokens,), these tokens.
+        logits: (tokens, vocabulary), before each token of the replies. Tokens of prompts have no row.
+        targets: (tokens,), the tokens of the replies.
 
     Returns:
-        () in float32.
+        The mean, (), in float32.
     """
     return -token_logprobs(logits, targets).mean()
 
 
 def reply_logits(network: Any, examples: Sequence[Example]) -> tuple[Tensor, Tensor]:
-    """What the network says of each token of the replies, from one pass: logits (tokens, vocabulary), and the tokens (tokens,).
+    """Logits before each token of the replies, (tokens, vocabulary), and these tokens, (tokens,), from one pass.
 
-    The tokens stand example after example, in order. Shorter examples are filled up at their ends, which no token before them
-    sees, so that no mask is needed. The last layer is computed only where a reply is, if the network lets us choose.
+    The tokens stand example after example, in order. Shorter examples are padded at the end, which no earlier token attends to, so
+    that no mask is needed. The last layer is computed for replies only, if the network has `logits_to_keep`.
     """
     with _fast_lora_layers(network):
         logits, _ = _forward_pass(network, examples)
@@ -145,11 +105,11 @@ def _forward_pass(network: Any, examples: Sequence[Example], hidden: bool = Fals
     fed = [example.prompt + example.reply[:-1] for example in examples]  # nothing follows the last token
     longest = max(map(len, fed))
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in fed], device=network.device)  # (examples, longest)
-    spans = [(len(example.prompt) - 1, len(example) - 1) for example in examples]  # what stands before a reply's tokens
+    spans = [(len(example.prompt) - 1, len(example) - 1) for example in examples]  # positions before a reply's tokens
     columns = sorted({column for start, end in spans for column in range(start, end)})  # (columns,)
     more: dict[str, Any] = {"output_hidden_states": True} if hidden else {}
     if _has_logits_to_keep(network):
-        whole = len(columns) == longest - columns[0]  # they reach to the end: a slice, which copies nothing
+        whole = len(columns) == longest - columns[0]  # a slice at the end, which copies nothing
         more["logits_to_keep"] = len(columns) if whole else torch.tensor(columns, device=network.device)
         places = {column: n for n, column in enumerate(columns)}
     else:
@@ -178,16 +138,16 @@ def step(
 ) -> OptimizerStepResult:
     """One update: the loss of a batch, its gradient, AdamW.
 
-    The gradient is that of the mean over all the batch's tokens, however it is cut into passes: each pass counts by its share of
+    The gradient is that of the mean over all the batch's tokens, however it is divided into passes: each pass counts by its share of
     the tokens. Examples of similar length share a pass.
 
     Args:
         network: a causal model whose trainable parameters are the optimizer's.
-        optimizer: steps on the gradient; its rate is set by the caller.
+        optimizer: steps on the gradient; the caller sets its learning rate.
         batch: at least one example.
-        micro: examples that share a pass.
-        clip: the longest gradient.
-        loss: the mean of something over tokens, from logits (tokens, vocabulary) and the tokens (tokens,).
+        micro_batch_size: examples that share a pass.
+        max_grad_norm: the longest gradient.
+        loss: a mean over tokens, from logits (tokens, vocabulary) and the tokens (tokens,).
 
     Raises:
         UserError: the gradient is not finite; nothing was changed.
@@ -206,43 +166,55 @@ def step(
     return OptimizerStepResult(float(total), norm, tokens)
 
 
-def attach_lora(network: Any, settings: LoRA) -> Any:
-    """Put changes that are still nothing into the network, in place: from now on they alone are trained. Returns PEFT's wrapper."""
+def attach_lora(network: Any, settings: LoRA, seed: int = 0) -> Any:
+    """Attach LoRA adapters to a network, in place; only these are trainable then. Returns PEFT's wrapper.
+
+    A new adapter changes nothing: B = 0. The seed draws A.
+
+    Raises:
+        UserError: PEFT is not installed, or no layer has one of the target names.
+    """
     try:
         import peft
     except ImportError as error:
-        raise UserError("LoRA needs a package that is not here: pip install 'learngraph[lora]'") from error
+        raise UserError("LoRA needs a package that is not installed: pip install 'learngraph[lora]'") from error
 
     names = [name.strip() for name in settings.targets.split(",") if name.strip()]
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # a factor; PEFT only ever divides it
+        lora_alpha=settings.scale,  # type: ignore[arg-type]  # typed int; PEFT only divides it
         target_modules=names if names != ["all-linear"] else "all-linear",
     )
     try:
         with torch.random.fork_rng(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers for what has another name now
-            torch.manual_seed(settings.seed)
+            warnings.simplefilter("ignore", FutureWarning)  # PEFT uses a deprecated name of transformers
+            torch.manual_seed(seed)
             return peft.get_peft_model(network, config)
     except ValueError as error:
-        raise UserError(f"LoRA: targets {settings.targets!r}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"lora: targets {settings.targets!r}: {str(error).splitlines()[0]}") from error
 
 
-def make_optimizer(network: Any, settings: LoRA | Objective, critic: torch.nn.Module | None = None) -> torch.optim.Optimizer:
-    """AdamW over what is trainable, by name; a critic has its own rate."""
+def make_optimizer(
+    network: Any,
+    learning_rate: float,
+    weight_decay: float = 0.0,
+    critic: torch.nn.Module | None = None,
+    critic_learning_rate: float | None = None,
+) -> torch.optim.Optimizer:
+    """AdamW over the trainable weights, by name. A critic has a group of its own, without weight decay."""
     trained = [(name, weight) for name, weight in network.named_parameters() if weight.requires_grad]
-    groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": settings.decay, "lr": settings.rate}]
+    groups: list[dict[str, Any]] = [{"params": trained, "weight_decay": weight_decay, "lr": learning_rate}]
     if critic is not None:
         own = [(f"critic.{name}", weight) for name, weight in critic.named_parameters()]
-        groups.append({"params": own, "weight_decay": 0.0, "lr": getattr(settings, "value_rate", settings.rate)})
-    return torch.optim.AdamW(groups, lr=settings.rate, fused=True)
+        groups.append({"params": own, "weight_decay": 0.0, "lr": critic_learning_rate or learning_rate})
+    return torch.optim.AdamW(groups, lr=learning_rate, fused=True)
 
 
 def make_critic(network: Any) -> torch.nn.Linear:
-    """V: the last hidden state before a token -> what the reply will be worth. At first 0 everywhere; (T, hidden) -> (T, 1).
+    """PPO's critic V: the last hidden state before a token -> the reply's expected reward. It starts as 0; (T, hidden) -> (T, 1).
 
-    Hidden states are read without a gradient: the critic's errors do not move the changes.
+    It reads hidden states without a gradient: its errors do not train the adapter.
     """
     head = torch.nn.Linear(network.config.get_text_config().hidden_size, 1, device=network.device, dtype=torch.float32)
     torch.nn.init.zeros_(head.weight)
@@ -250,7 +222,7 @@ def make_critic(network: Any) -> torch.nn.Linear:
     return head
 
 
-# Changed layers, with less around their products than in PEFT: no scaling and no sum in a tensor of its own
+# LoRA layers with fewer tensors than PEFT's: scaling and sum happen within the products
 
 
 class _LoRALinear(torch.autograd.Function):
@@ -275,11 +247,11 @@ class _LoRALinear(torch.autograd.Function):
 
 @contextmanager
 def _fast_lora_layers(network: Any) -> Iterator[None]:
-    """Within, layers that PEFT has changed in the plain way (float32, one adapter, nothing dropped or merged) take `_Changed`.
+    """Within the context, plain LoRA layers of PEFT (float32, one adapter, no dropout, not merged) run as `_LoRALinear`.
 
-    Entered once for all passes of a call: to look for these layers takes as long as a small pass.
+    Callers enter it once for all passes: the search for these layers takes as long as a small pass.
     """
-    changed = []
+    replaced = []
     for layer in network.modules():
         if not (hasattr(layer, "lora_A") and type(getattr(layer, "base_layer", None)) is torch.nn.Linear and len(layer.lora_A)):
             continue
@@ -291,18 +263,18 @@ def _fast_lora_layers(network: Any) -> Iterator[None]:
         frozen = not base.weight.requires_grad and a.bias is None and b.bias is None and isinstance(dropped, torch.nn.Identity)
         if frozen and {base.weight.dtype, a.weight.dtype, b.weight.dtype} == {torch.float32}:
             layer.forward = partial(_lora_forward, layer, layer.forward, base, a, b, layer.scaling[name])
-            changed.append(layer)
+            replaced.append(layer)
     try:
         yield
     finally:
-        for layer in changed:
+        for layer in replaced:
             del layer.forward
 
 
 def _lora_forward(
     layer: Any, usual: Callable[..., Tensor], base: Any, a: Any, b: Any, scale: float, x: Tensor, **more: Any
 ) -> Tensor:
-    """A changed layer, (..., inputs) -> (..., outputs); as PEFT has it where the changes are switched off or more is asked for."""
+    """A LoRA layer, (..., inputs) -> (..., outputs). PEFT's own forward runs if the adapter is off or options are given."""
     if layer.disable_adapters or more or x.dtype != torch.float32 or layer.lora_A[layer.active_adapters[0]] is not a:
         return usual(x, **more)
     y: Tensor = _LoRALinear.apply(x.reshape(-1, x.shape[-1]), base.weight, base.bias, a.weight, b.weight, scale)  # type: ignore[no-untyped-call]
@@ -313,13 +285,13 @@ def _lora_forward(
 
 
 def pack_by_length(sizes: Sequence[int], max_tokens: int, overhead_tokens: float = 0.0) -> list[list[int]]:
-    """Which examples share a pass: numbers of them, shortest first; shorter ones are filled up to the longest of their pass.
+    """The cheapest division of examples into passes: indices of each pass, shortest examples first.
 
-    The cheapest division, where a pass costs its tokens, those filled up included, and `fixed` more. No pass has more than `cap`
-    tokens, but for one example alone.
+    A pass costs its tokens, padding to its longest example included, and `overhead_tokens` more. No pass has more than `max_tokens`
+    tokens, unless it is a single example.
     """
     order = sorted(range(len(sizes)), key=lambda n: (sizes[n], n))
-    best: list[tuple[float, int]] = [(0.0, 0)]  # of the first n: what they cost, and where their last pass begins
+    best: list[tuple[float, int]] = [(0.0, 0)]  # for the first n examples: their cost, and the start of their last pass
     for end in range(1, len(order) + 1):
         longest = sizes[order[end - 1]]
         starts = [at for at in range(end) if at == end - 1 or (end - at) * longest <= max_tokens]
@@ -332,24 +304,24 @@ def pack_by_length(sizes: Sequence[int], max_tokens: int, overhead_tokens: float
 
 
 def _pass_overhead_tokens(network: Any) -> float:
-    """How many tokens take as long as what a pass takes however few it has. On a CPU about 3e8 / weights: an estimate from models of
-    1 and 23 million (13 tokens there); elsewhere passes are filled as far as they may be."""
+    """The fixed cost of a pass, in tokens. On a CPU about 3e8 / weights, estimated from models of 1 and 23 million weights (13 tokens
+    there); on other devices so large that passes are filled up."""
     weights = sum(weight.numel() for weight in network.parameters())
     return 3e8 / weights if network.device.type == "cpu" else 1e9
 
 
 @dataclass(frozen=True)
 class ReplyLogprobs:
-    """What a network says of a reply of T tokens, in float32 on the CPU."""
+    """Log-probabilities and entropies of a network on a reply of T tokens, in float32 on the CPU."""
 
     logprobs: Tensor
     """(T,), log pi(y_t) in nats."""
     entropy: Tensor
     """(T,), in nats."""
     kl: Tensor | None = None
-    """(T,), KL(pi || base) in nats, if asked for."""
+    """(T,), KL(pi || base) in nats; None: not asked for."""
     values: Tensor | None = None
-    """(T,), the critic's, if there is one."""
+    """(T,), the critic's values; None: no critic."""
 
 
 def reply_logprobs(
@@ -361,15 +333,15 @@ def reply_logprobs(
     temperatures: Sequence[float] = (),
     max_tokens: int = 2048,
 ) -> list[ReplyLogprobs]:
-    """Read replies without learning from them: log pi_old before an update, or what a gate goes by.
+    """Log-probabilities of replies without a gradient: log pi_old before an update, or the numbers of a gate.
 
     Args:
-        network: as it is to read.
-        examples: with at least one token of reply each.
-        base: `with base():` makes the network the base model; then KL(pi || base) is measured, by a second pass.
-        critic: reads the hidden states.
-        temperatures: that each reply was sampled at; log-probabilities are of softmax(logits / temperature), all else at 1.
-        cap: tokens that share a pass, those that fill up included.
+        network: the network, with the weights to evaluate.
+        examples: each has at least one token of reply.
+        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base).
+        critic: gives values from the hidden states.
+        temperatures: sampling temperature of each reply; log-probabilities are of softmax(logits / temperature), all else at 1.
+        max_tokens: tokens that share a pass, padding included.
     """
     found: dict[int, ReplyLogprobs] = {}
     with _fast_lora_layers(network), torch.inference_mode():
@@ -399,17 +371,21 @@ class TrainingSample:
 
     example: Example
     behaviour_logprobs: Tensor | None = None
-    """(T,), log mu(y_t), as recorded when it was sampled; None: the learner has just sampled it."""
+    """(T,), log mu(y_t), recorded at sampling; None: the learner has just sampled it."""
     old_logprobs: Tensor | None = None
-    """(T,), log pi_old(y_t), by `read`; None: as this update's own pass says."""
+    """(T,), log pi_old(y_t), by `reply_logprobs`; None: those of this update's own pass."""
     advantage: Tensor | None = None
-    """(T,), by `judge`: for `reinforce` and `ppo`."""
+    """(T,), by `compute_advantages`: for `reinforce` and `ppo`."""
     hindsight: Example | None = None
-    """For `sdpo` and `hint`: the prompt with the feedback, and the same reply; None: nothing was said."""
+    """For `sdpo` and hints: the prompt with the feedback, and the same reply; None: there is no feedback to read."""
     returns: Tensor | None = None
-    """(T,), by `judge`: for the critic."""
+    """(T,), by `compute_advantages`: targets of the critic."""
     temperature: float = 1.0
-    """That it was sampled at: log mu, log pi_old and log pi are of softmax(logits / temperature)."""
+    """Sampling temperature: log mu, log pi_old and log pi are of softmax(logits / temperature)."""
+
+
+Switch = Callable[[], AbstractContextManager[Any]]
+"""`with switch():` gives the network other weights: the teacher's, or the base model's."""
 
 
 def learn(
@@ -419,125 +395,143 @@ def learn(
     objective: Objective,
     *,
     scale: float = 1.0,
-    teacher: Callable[[], AbstractContextManager[Any]] | None = None,
-    base: Callable[[], AbstractContextManager[Any]] | None = None,
+    teacher: Switch | None = None,
+    base: Switch | None = None,
     critic: torch.nn.Module | None = None,
     max_tokens: int = 2048,
 ) -> tuple[OptimizerStepResult, dict[str, float]]:
     """One update of an objective: losses pack by pack, one gradient, AdamW.
 
-    The gradient is that of the mean over all tokens learned from, however they are packed; only one pack's graph is held at a
-    time. Passes of the teacher and of the base model are made where the objective needs them, and only there.
+    The gradient is that of the mean over all tokens learned from, however they are packed; one pack's graph is held at a time.
+    Passes of the teacher and of the base model are made only where the objective needs them.
 
     Args:
         network: a causal model whose trainable parameters are the optimizer's.
-        updates: steps on the gradient.
-        samples: what to learn from; for `sdpo` those without a hindsight are left out.
-        scale: what every group's rate is multiplied with in this update: warm-up, and what the correction says.
-        teacher, base: `with teacher():` makes the network the teacher, `with base():` the base model.
+        optimizer: steps on the gradient.
+        samples: replies to learn from; for `sdpo` those without a hindsight are left out.
+        objective: the loss and its settings.
+        scale: factor of every group's learning rate in this update: warm-up times the correction's scale.
+        teacher: makes the network the teacher.
+        base: makes the network the base model.
         critic: for `ppo`.
-        cap: tokens that share a pass, those that fill up included.
+        max_tokens: tokens that share a pass, padding included.
 
     Returns:
-        What the update did, and the statistics of `loss` over all tokens.
+        Numbers of the update, and the statistics of `objective_loss` over all tokens.
 
     Raises:
-        UserError: the gradient is not finite, nothing was changed; nothing to learn from; what the objective needs is missing.
+        UserError: the gradient is not finite (nothing was changed); nothing to learn from; an input is missing.
     """
-    if objective.loss == "sdpo":
+    if objective.kind == "sdpo":
         samples = [sample for sample in samples if sample.hindsight is not None]
     tokens = sum(len(sample.example.reply) for sample in samples)
     if not tokens:
         raise UserError("nothing to learn from: no reply has feedback that this loss can use")
     if (objective.needs_base and base is None) or (objective.needs_teacher and teacher is None):
-        raise UserError(f"the objective {objective.loss} with the teacher {objective.teacher!r} needs base and teacher passes")
+        raise UserError(
+            f"the objective {objective.kind} with the teacher {objective.teacher.kind!r} needs base and teacher passes"
+        )
     optimizer.zero_grad(set_to_none=True)
-    total, largest, sums = 0.0, 0.0, dict[str, float]()
+    total, ratio_max, sums = 0.0, 0.0, dict[str, float]()
     with _fast_lora_layers(network):
         for pack in pack_by_length([len(sample.example) for sample in samples], max_tokens, _pass_overhead_tokens(network)):
             part = [samples[n] for n in pack]
-            taught = _hindsight_logits(network, part, objective, teacher, base)
-            plain: Sequence[Tensor | None] = [None] * len(part)
-            if objective.kl > 0 and base is not None:
-                with torch.no_grad(), base():
-                    plain = _forward_pass(network, [sample.example for sample in part])[0]
-            logits, states = _forward_pass(network, [sample.example for sample in part], critic is not None)
-            batch = []
-            for n, sample in enumerate(part):
-                values = critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None  # (T,)
-                targets = torch.tensor(sample.example.reply, device=logits[n].device)  # (T,)
-                batch.append(
-                    LossInputs(
-                        *(
-                            logits[n],
-                            targets,
-                            sample.behaviour_logprobs,
-                            sample.old_logprobs,
-                            sample.advantage,
-                            taught[n],
-                            plain[n],
-                        ),
-                        *(values, sample.returns, sample.temperature),
-                    )
-                )
-            share, said = objective_loss(batch, objective, tokens)  # ()
+            batch = _loss_inputs(network, part, objective, teacher=teacher, base=base, critic=critic)
+            share, statistics = objective_loss(batch, objective, tokens)  # ()
             share.backward()  # type: ignore[no-untyped-call]
             total += float(share.detach())
-            largest = max(largest, said.pop("ratio_max"))
-            for name, value in said.items():
-                sums[name] = sums.get(name, 0.0) + value * said["tokens"]
-            del share, batch, logits, taught, plain
-    norm = _optimizer_step(optimizer, objective.max_norm, total, scale)
-    counted = {name: value / tokens for name, value in sums.items() if name != "tokens"}
-    return OptimizerStepResult(total, norm, tokens), counted | {"ratio_max": largest}
+            ratio_max = max(ratio_max, statistics.pop("ratio_max"))
+            for name, value in statistics.items():
+                sums[name] = sums.get(name, 0.0) + value * statistics["tokens"]
+            del share, batch
+    norm = _optimizer_step(optimizer, objective.max_grad_norm, total, scale)
+    means = {name: value / tokens for name, value in sums.items() if name != "tokens"}
+    return OptimizerStepResult(total, norm, tokens), means | {"ratio_max": ratio_max}
+
+
+def _loss_inputs(
+    network: Any,
+    samples: Sequence[TrainingSample],
+    objective: Objective,
+    *,
+    teacher: Switch | None,
+    base: Switch | None,
+    critic: torch.nn.Module | None,
+) -> list[LossInputs]:
+    """The passes of one pack: teacher and base model without a gradient, then the learner with one."""
+    examples = [sample.example for sample in samples]
+    taught = _hindsight_logits(network, samples, objective, teacher, base)
+    plain: Sequence[Tensor | None] = [None] * len(samples)
+    if objective.kl_weight > 0 and base is not None:
+        with torch.no_grad(), base():
+            plain = _forward_pass(network, examples)[0]
+    logits, states = _forward_pass(network, examples, critic is not None)
+    return [
+        LossInputs(
+            logits=logits[n],
+            tokens=torch.tensor(sample.example.reply, device=logits[n].device),  # (T,)
+            behaviour_logprobs=sample.behaviour_logprobs,
+            old_logprobs=sample.old_logprobs,
+            advantage=sample.advantage,
+            teacher_logits=taught[n],
+            base_logits=plain[n],
+            values=critic(states[n])[:, 0] if critic is not None and sample.returns is not None else None,  # (T,)
+            returns=sample.returns,
+            temperature=sample.temperature,
+        )
+        for n, sample in enumerate(samples)
+    ]
 
 
 def _hindsight_logits(
     network: Any,
     samples: Sequence[TrainingSample],
     objective: Objective,
-    teacher: Callable[[], AbstractContextManager[Any]] | None,
-    base: Callable[[], AbstractContextManager[Any]] | None,
+    teacher: Switch | None,
+    base: Switch | None,
 ) -> list[Tensor | None]:
-    """log q or logits of q, (T, V), before each token of each reply, on its hindsight prompt; without a gradient. None: no prompt."""
-    told = [n for n, sample in enumerate(samples) if sample.hindsight is not None]
-    if not (told and objective.needs_hindsight):
+    """The teacher's logits (or log-probabilities), (T, V), before each token of each reply, on its hindsight prompt; no gradient.
+
+    None for replies without a hindsight prompt, or if the objective needs no teacher.
+    """
+    prompts = {n: sample.hindsight for n, sample in enumerate(samples) if sample.hindsight is not None}
+    if not (prompts and objective.needs_hindsight):
         return [None] * len(samples)
-    said = _teacher_logits(network, [samples[n].hindsight or samples[n].example for n in told], objective, teacher, base)
-    taught: list[Tensor | None] = [None] * len(samples)
-    for n, logits in zip(told, said, strict=True):
-        taught[n] = logits
-    return taught
+    logits = dict(zip(prompts, _teacher_logits(network, list(prompts.values()), objective, teacher, base), strict=True))
+    return [logits.get(n) for n in range(len(samples))]
 
 
 def _teacher_logits(
     network: Any,
     prompts: Sequence[Example],
     objective: Objective,
-    teacher: Callable[[], AbstractContextManager[Any]] | None,
-    base: Callable[[], AbstractContextManager[Any]] | None,
+    teacher: Switch | None,
+    base: Switch | None,
 ) -> list[Tensor]:
-    """log q or logits of q, (T, V), of each."""
+    """The teacher's logits (or log-probabilities), (T, V), of each prompt."""
     with torch.no_grad():
-        if objective.teacher in ("ema", "sync") and teacher is not None:
+        if objective.teacher.kind in ("ema", "sync") and teacher is not None:
             with teacher():
                 return _forward_pass(network, prompts)[0]
         with base() if base is not None else nullcontext():
             reference = _forward_pass(network, prompts)[0]
-        if objective.teacher == "base":
+        if objective.teacher.kind == "base":
             return reference
         current = _forward_pass(network, prompts)[0]
-        return [blend(one, two, objective.trust) for one, two in zip(reference, current, strict=True)]
+        return [blend(one, two, objective.teacher.learner_share) for one, two in zip(reference, current, strict=True)]
 
 
 def _optimizer_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss: float, scale: float = 1.0) -> float:
-    """Shorten each group's gradient to `clip`, step at `scale` times its rate, and return how long the first group's was."""
-    norms = [
-        float(torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm)) for group in optimizer.param_groups
-    ]  # the critic's: apart
+    """Clip each group's gradient to `max_grad_norm`, step at `scale` times its learning rate; returns the first group's norm before.
+
+    Groups are clipped apart: the critic's gradient does not shorten the adapter's.
+    """
+    norms = [float(torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm)) for group in optimizer.param_groups]
     if not all(map(math.isfinite, norms)):
         optimizer.zero_grad(set_to_none=True)
-        raise UserError(f"the gradient is {max(norms)} at a loss of {loss:g}; a smaller rate or dtype float32 would do")
+        raise UserError(
+            f"the gradient is {max(norms)} at a loss of {loss:g}; a smaller learning rate or dtype float32 would do"
+        )
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -553,7 +547,7 @@ def _optimizer_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss
 
 
 def lora_parameters(network: Any) -> dict[str, Tensor]:
-    """The trainable weights by name, the live tensors themselves."""
+    """The trainable weights by name: the network's own tensors, no copies."""
     return {name: weight for name, weight in network.named_parameters() if weight.requires_grad}
 
 
@@ -579,9 +573,13 @@ def set_lora_parameters(network: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def write_adapter(wrapper: Any, folder: Path, base: str | None, name: str = "default") -> None:
-    """As PEFT's `save_pretrained`, but without the model card and without paths of this machine; names in order.
+    """Write an adapter in PEFT's format, like `save_pretrained` but without a model card and paths of this machine; names sorted.
 
-    `base`: the model's name on the hub; None for a folder. `name`: which of the wrapper's adapters.
+    Args:
+        wrapper: PEFT's model.
+        folder: made if it does not exist.
+        base: the base model's name on the hub; None if it is a folder.
+        name: which of the wrapper's adapters.
     """
     import peft
     from safetensors.torch import save_file
@@ -598,12 +596,14 @@ def write_adapter(wrapper: Any, folder: Path, base: str | None, name: str = "def
 
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""AdamW's state of a weight."""
 
 
 def write_optimizer(optimizer: torch.optim.Optimizer, path: Path, extra_tensors: Mapping[str, Tensor] | None = None) -> None:
-    """AdamW's moments and step counts by the names of the weights, as safetensors; no rate, no decay: those are asked for anew.
+    """Write AdamW's moments and step counts by the names of the weights, as safetensors.
 
-    `more`: tensors to keep with them (the critic's weights).
+    Learning rate and weight decay are not written: they are settings of the next run. `extra_tensors` are kept with the moments (the
+    critic's weights).
     """
     from safetensors.torch import save_file
 
@@ -617,9 +617,10 @@ def write_optimizer(optimizer: torch.optim.Optimizer, path: Path, extra_tensors:
 
 
 def read_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> dict[str, Tensor]:
-    """Go on with the moments of `write_optimizer`, and return its `more`. Rates and decay stay those that `updates` was made with.
+    """Load the moments of `write_optimizer` into an optimizer, and return its `extra_tensors`.
 
-    (The public code loads them too, so that a requested rate holds for the first update of an adapter only: defect 11a.)
+    Learning rate and weight decay stay those of `optimizer`. (CLaaS's public code loads them, too, so that a requested learning rate
+    holds for the first update of an adapter only.)
 
     Raises:
         UserError: the file cannot be read, or is of other weights; nothing was loaded.

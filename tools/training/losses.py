@@ -3,11 +3,12 @@
     mu       the distribution that the reply was sampled from, recorded then (the behaviour policy)
     pi_old   the learner before the update, recomputed now
     pi       the learner, with a gradient (p in the losses of distillation)
-    q        the teacher: the model that has read the feedback, too
-    base     the model without any changes
+    q        the teacher: the model that also reads the feedback
+    base     the model without an adapter
 
-`Objective` says which of them, and how stale replies are corrected; `judge` makes advantages of rewards, `statistics` says what a
-batch is still worth, `loss` puts all of it together. tools/training/lora.py makes the passes and the update.
+`Objective` (memory/claas/settings.py) chooses the loss and its weights. `compute_advantages` turns rewards into advantages,
+`ratio_statistics` measures how stale a minibatch is, and `objective_loss` puts everything together. tools/training/lora.py makes the
+passes and the update. tests/equations/test_claas.py checks the equations with numbers worked out by hand.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...memory.claas.settings import Objective, StalenessCorrection
 from ...memory.errors import UserError
 
 __all__ = [
     "BatchAdvantages",
     "LossInputs",
-    "Objective",
     "RatioStatistics",
     "RewardMoments",
     "blend",
@@ -58,141 +59,20 @@ MIN_TAIL_PROBABILITY = 1e-7
 """The smallest probability of the tail bucket: what is left of 1 in float32."""
 
 
-@dataclass(frozen=True)
-class Objective:
-    """What an update from feedback goes down. "Not given": the paper (CLaaS, arXiv 2606.05559) does not say; then it is ours."""
-
-    loss: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
-    """`sdpo`: the model that has read the feedback teaches the one that has not (arXiv 2601.20802); `reinforce`: REINFORCE++
-    (arXiv 2501.03262), whitened rewards; `ppo`: a critic and GAE. Paper: all three; sdpo is its best."""
-    correction: Literal["none", "truncated", "decoupled", "rejection"] = "decoupled"
-    """Of what stale replies are worth: `none`; `truncated`: weights min(pi / mu, C); `decoupled`: weights min(pi_old / mu, C) and
-    a clip around pi_old (AReaL, arXiv 2505.24298); `rejection`: weights pi_old / mu, 0 outside [mis_low, mis_high]. Paper: none."""
-    level: Literal["token", "sequence", "geometric"] = "token"
-    """Weights of tokens, of whole replies (product of their ratios), or the geometric mean of these. Not given."""
-    truncate: float = 2.0
-    """C, the largest weight; inf: as they are. Not given; SDPO's code: 2."""
-    mis_low: float = 0.5
-    """Weights below are rejected. Not given."""
-    mis_high: float = 2.0
-    """Weights above are rejected. Not given."""
-    veto: float = 1e-4
-    """A reply with a token whose pi_old / mu is below is rejected whole, whatever the correction but `none`. Not given; verl: 1e-4."""
-    clip_low: float = 0.2
-    """epsilon below 1. Not given; PPO: 0.2."""
-    clip_high: float = 0.28
-    """epsilon above 1. Not given; DAPO: 0.28."""
-    dual: float = 3.0
-    """c of dual clip: for A < 0 the loss of a token is at most -c A; inf: no such limit. Not given; verl: 3."""
-    ess_target: float = 0.5
-    """Effective share of a batch below which the rate is scaled down by share / target. Not given."""
-    alpha: float = 0.5
-    """Of the divergence: 0 is KL(q || p), 1 is KL(p || q), Jensen-Shannon's between. Not given; SDPO: 0.5."""
-    top_k: int = 100
-    """K tokens most probable to the student are compared one by one, all others as one bucket; 0: all one by one. SDPO: 100."""
-    teacher: Literal["base", "ema", "sync", "trust"] = "ema"
-    """Whose weights read the feedback: the base model's; a moving average of the learner's; the learner's of a few updates ago; a
-    mixture of base and learner. Paper: ema."""
-    ema: float = 0.01
-    """tau: the average moves by this share of the way per update. Not given; above 0.01 learners were seen to collapse
-    (arXiv 2607.01763)."""
-    sync_every: int = 20
-    """Updates between two copies of the learner to the teacher `sync`. Not given."""
-    trust: float = 0.5
-    """Share of the learner in the mixture `trust`. Not given."""
-    hint: float = 0.0
-    """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t), what the teacher thinks of each token, that is added to its
-    advantage; the way to give them the feedback that `sdpo` gets. Not given; OpenClaw-RL's combined advantage."""
-    feedback: bool = True
-    """Whether the teacher is told the text of the feedback; False: it is told that something was said, and not what."""
-    kl: float = 0.0
-    """Weight of KL(pi || base) in the loss (in the reward for `reinforce`'s beta: see `judge`). Not given."""
-    entropy: float = 0.0
-    """Weight of the entropy that is added to what is maximised. Not given."""
-    baseline: Literal["batch", "family"] = "batch"
-    """What rewards are compared with, for `reinforce`: those of the minibatch (REINFORCE++'s global whitening), or running
-    statistics of their own family, the minibatch included, which tells something also where all of a batch went wrong."""
-    floor: float = 0.1
-    """Least standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
-    gamma: float = 1.0
-    """Discount per token. Not given; REINFORCE++: 1."""
-    lam: float = 0.95
-    """lambda of GAE and v-trace. Not given."""
-    traces: Literal["gae", "v-trace"] = "gae"
-    """How the critic's errors become advantages: as if on-policy, or corrected by min(1, pi_old / mu). Not given."""
-    value_rate: float = 1e-3
-    """Learning rate of the critic. Not given."""
-    rate: float = 1e-4
-    """Learning rate of AdamW. Not given; this is the rate that is used, whatever a saved optimizer says."""
-    warmup_steps: int = 10
-    """Updates in which the rate grows to `rate`, in a line. Not given."""
-    decay: float = 0.0
-    """Weight decay. Not given."""
-    passes: int = 1
-    """Updates from one batch: pi_old stays what it was before the first, and from the second on the clip holds. Not given."""
-    max_norm: float = 1.0
-    """Longest gradient: longer ones are shortened to it. Not given."""
-
-    def __post_init__(self) -> None:
-        choices = {"loss": ("sdpo", "reinforce", "ppo"), "correction": ("none", "truncated", "decoupled", "rejection")}
-        choices |= {"level": ("token", "sequence", "geometric"), "teacher": ("base", "ema", "sync", "trust")}
-        choices |= {"traces": ("gae", "v-trace"), "baseline": ("batch", "family")}
-        for name, among in choices.items():
-            if getattr(self, name) not in among:
-                raise UserError(f"Objective: {name} is one of {', '.join(among)}, got {getattr(self, name)!r}")
-        for name in ("alpha", "ema", "trust", "gamma", "lam", "ess_target", "mis_low", "veto"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"Objective: {name} is from 0 to 1, got {getattr(self, name)}")
-        for name in ("rate", "value_rate", "max_norm", "floor"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise UserError(f"Objective: {name} is a number above 0, got {getattr(self, name)}")
-        for name in ("kl", "entropy", "decay", "clip_high", "hint"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"Objective: {name} is 0 or more, got {getattr(self, name)}")
-        for name in ("truncate", "mis_high", "dual"):
-            if not getattr(self, name) >= 1:
-                raise UserError(f"Objective: {name} is 1 or more, got {getattr(self, name)}")
-        if not 0 <= self.clip_low < 1:
-            raise UserError(f"Objective: clip_low is from 0 to below 1, got {self.clip_low}")
-        for name, least in (("top_k", 0), ("warmup_steps", 0), ("sync_every", 1), ("passes", 1)):
-            if getattr(self, name) < least:
-                raise UserError(f"Objective: {name} is at least {least}, got {getattr(self, name)}")
-
-    @property
-    def needs_hindsight(self) -> bool:
-        """Whether a teacher reads the feedback."""
-        return self.loss == "sdpo" or self.hint > 0
-
-    @property
-    def needs_teacher(self) -> bool:
-        """Whether an update needs passes of a teacher with weights of its own."""
-        return self.needs_hindsight and self.teacher in ("ema", "sync")
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether an update needs passes of the base model: for the teacher, or for KL(pi || base). Not where its weight is 0."""
-        return self.kl > 0 or (self.needs_hindsight and self.teacher in ("base", "trust"))
-
-    @property
-    def needs_critic(self) -> bool:
-        """Whether an update needs a critic."""
-        return self.loss == "ppo"
-
-
 # Importance ratios and corrections. Weights carry no gradient
 
 
 def ratios(new: Tensor, old: Tensor, clamp: float = MAX_LOG_RATIO) -> Tensor:
-    """rho_t = exp(clamp(log new(y_t) - log old(y_t))): how much more probable a token has become. Shapes (T,) -> (T,), float32.
+    """rho_t = exp(clamp(log new(y_t) - log old(y_t))), the ratio of a token's probabilities. Shapes (T,), (T,) -> (T,), float32.
 
-    With a gradient to whichever of the two has one. Ratios are differences of small numbers: what comes in must be float32 log
-    probabilities, not those of bfloat16 logits (defect 5 of the public code).
+    The gradient goes to both arguments where they have one. A ratio is a small difference of large numbers: the log-probabilities
+    must be float32. Those of bfloat16 logits (as in CLaaS's public code) are too coarse.
     """
     return (new.float() - old.float()).clamp(-clamp, clamp).exp()  # (T,)
 
 
 def ess(log_weights: Tensor) -> float:
-    """(sum w)^2 / (N sum w^2), from log w of N sequences, (N,): the effective share of a sample, in (0, 1]. 1 for none."""
+    """(sum w)^2 / (N sum w^2), from log w of N sequences, (N,): the effective share of a sample, in (0, 1]. 1 if N = 0."""
     if not log_weights.numel():
         return 1.0
     logs = log_weights.double()  # (N,)
@@ -202,7 +82,8 @@ def ess(log_weights: Tensor) -> float:
 def truncated_weights(log_ratio: Tensor, max_weight: float = 2.0, level: str = "token") -> Tensor:
     """w_t = min(pi_old(y_t) / mu(y_t), C), truncated importance sampling, from log(pi_old / mu) of one reply: (T,) -> (T,).
 
-    `level`: of each token, of the product over the reply, or of the geometric mean over the reply. Detached.
+    The ratio is that of each token, of the product over the reply, or of the geometric mean over the reply, as `level` says. The
+    result has no gradient.
     """
     logs = log_ratio.detach().float()  # (T,)
     if level == "sequence":
@@ -213,90 +94,107 @@ def truncated_weights(log_ratio: Tensor, max_weight: float = 2.0, level: str = "
 
 
 def trusted_token_mask(log_ratio: Tensor, low: float, high: float, veto: float = 0.0, level: str = "token") -> Tensor:
-    """Which tokens' weights are trusted (masked importance sampling): low <= w <= high, as bools; (T,) -> (T,).
+    """True for tokens whose weight is trusted (masked importance sampling): low <= w <= high; (T,) -> (T,) of bools.
 
-    None of them where the ratio of one token alone is below `veto`: such a reply is from another model (verl).
+    If the ratio of any single token is below `veto`, no token is trusted: such a reply is from another model (verl).
     """
     weights = truncated_weights(log_ratio, math.inf, level)  # (T,)
     trusted = (weights >= low) & (weights <= high)  # (T,)
     return trusted & (log_ratio.detach().float().exp() >= veto).all()  # (T,)
 
 
-def _importance_weights(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
-    """w_t of the objective's correction, without a gradient: log pi_old and log mu, (T,) and (T,) -> (T,)."""
+def _importance_weights(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -> Tensor:
+    """w_t of a correction, without a gradient, from log pi_old and log mu: (T,), (T,) -> (T,)."""
     log_ratio = (old.detach().float() - behaviour.float()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
-    if objective.correction == "none":
+    if correction.kind == "none":
         return torch.ones_like(log_ratio)  # (T,)
-    if objective.correction == "rejection":
-        trusted = trusted_token_mask(log_ratio, objective.mis_low, objective.mis_high, objective.veto, objective.level)  # (T,)
-        return truncated_weights(log_ratio, math.inf, objective.level) * trusted  # (T,)
-    return truncated_weights(log_ratio, objective.truncate, objective.level)  # (T,)
+    if correction.kind == "rejection":
+        low, high = correction.min_ratio, correction.max_ratio
+        trusted = trusted_token_mask(log_ratio, low, high, correction.veto_ratio, correction.level)  # (T,)
+        return truncated_weights(log_ratio, math.inf, correction.level) * trusted  # (T,)
+    return truncated_weights(log_ratio, correction.max_weight, correction.level)  # (T,)
 
 
 @dataclass(frozen=True, slots=True)
 class RatioStatistics:
-    """How far the learner has moved from what sampled a batch (`statistics`)."""
+    """How far the learner has moved from the versions that sampled a minibatch."""
 
     ess: float
-    """Of the replies that are kept."""
+    """Effective share of the kept replies, in (0, 1]."""
     mean: float
-    """Of pi_old / mu, over the tokens of the kept."""
+    """Mean of pi_old / mu over the tokens of the kept replies."""
     max: float
+    """Largest pi_old / mu of these tokens."""
     clip_fraction: float
-    """Share of their tokens whose weight is truncated, or rejected."""
+    """Share of these tokens whose weight is truncated or rejected."""
     kl: float
-    """Mean of log mu - log pi_old over their tokens: KL(mu || pi_old) in nats, estimated by k1."""
+    """Mean of log mu - log pi_old over these tokens: KL(mu || pi_old) in nats, estimated by k1."""
     reply_kls: tuple[float, ...]
-    """The same of every reply, kept or not."""
+    """The same for every reply, kept or not."""
     drop_reasons: tuple[str, ...]
-    """Of every reply: why it is not kept; empty for those that are."""
+    """For every reply: why it is not kept; empty if it is."""
 
     @property
     def keep_mask(self) -> tuple[bool, ...]:
-        """Of every reply: whether something can still be learned from it."""
+        """For every reply: True if it can still be learned from."""
         return tuple(not reason for reason in self.drop_reasons)
 
 
 def ratio_statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objective: Objective) -> RatioStatistics:
-    """What a batch is still worth, from log pi_old and log mu of its replies, (T_i,) each, in float32."""
-    logs, kls, why = [], [], []
+    """Importance statistics of a minibatch, from log pi_old and log mu of its replies, (T_i,) each, in float32."""
+    correction = objective.correction
+    logs, kls, reasons = [], [], []
     for now, then in zip(old, behaviour, strict=True):
         log_ratio = now.detach().float().cpu() - then.float().cpu()  # (T,)
         logs.append(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))  # (T,)
         kls.append(-float(log_ratio.mean()) if len(log_ratio) else 0.0)
-        reason = "" if len(log_ratio) else "no tokens"
-        if not bool(torch.isfinite(log_ratio).all()):
-            reason = "log-probabilities that are not finite"
-        elif not reason and objective.correction != "none":
-            least = float(log_ratio.min().exp())
-            if least < objective.veto:
-                reason = (
-                    f"a token is {least:.2g} times as probable as when it was sampled, less than the veto of {objective.veto:g}"
-                )
-            elif objective.correction == "rejection":
-                weights = truncated_weights(log_ratio, math.inf, objective.level)  # (T,)
-                if not bool(((weights >= objective.mis_low) & (weights <= objective.mis_high)).any()):
-                    reason = f"all its ratios are outside [{objective.mis_low:g}, {objective.mis_high:g}]"
-        why.append(reason)
-    kept = [log_ratio for log_ratio, reason in zip(logs, why, strict=True) if not reason]
+        reasons.append(_drop_reason(log_ratio, correction))
+    kept = [log_ratio for log_ratio, reason in zip(logs, reasons, strict=True) if not reason]
     if not kept:
-        return RatioStatistics(1.0, 1.0, 1.0, 0.0, 0.0, tuple(kls), tuple(why))
+        return RatioStatistics(1.0, 1.0, 1.0, 0.0, 0.0, tuple(kls), tuple(reasons))
     every = torch.cat(kept)  # (tokens,)
-    weights = torch.cat([truncated_weights(log_ratio, math.inf, objective.level) for log_ratio in kept])  # (tokens,)
-    low, high = (objective.mis_low, objective.mis_high) if objective.correction == "rejection" else (0.0, objective.truncate)
-    cut = ((weights < low) | (weights > high)).float().mean() if objective.correction != "none" else torch.zeros(())  # ()
-    sums = torch.stack([log_ratio.sum() for log_ratio in kept])  # (kept,)
+    weights = torch.cat([truncated_weights(log_ratio, math.inf, correction.level) for log_ratio in kept])  # (tokens,)
+    low, high = 0.0, correction.max_weight
+    if correction.kind == "rejection":
+        low, high = correction.min_ratio, correction.max_ratio
+    cut = ((weights < low) | (weights > high)).float().mean() if correction.kind != "none" else torch.zeros(())  # ()
     ratio = every.exp()  # (tokens,)
     return RatioStatistics(
-        ess(sums), float(ratio.mean()), float(ratio.max()), float(cut), -float(every.mean()), tuple(kls), tuple(why)
+        ess=ess(torch.stack([log_ratio.sum() for log_ratio in kept])),
+        mean=float(ratio.mean()),
+        max=float(ratio.max()),
+        clip_fraction=float(cut),
+        kl=-float(every.mean()),
+        reply_kls=tuple(kls),
+        drop_reasons=tuple(reasons),
     )
+
+
+def _drop_reason(log_ratio: Tensor, correction: StalenessCorrection) -> str:
+    """Why a reply cannot be learned from, by log(pi_old / mu) of its tokens, (T,); empty if it can."""
+    if not len(log_ratio):
+        return "no tokens"
+    if not bool(torch.isfinite(log_ratio).all()):
+        return "log-probabilities that are not finite"
+    if correction.kind == "none":
+        return ""
+    least = float(log_ratio.min().exp())
+    if least < correction.veto_ratio:
+        return (
+            f"a token is {least:.2g} times as probable as when it was sampled, less than the veto of {correction.veto_ratio:g}"
+        )
+    if correction.kind == "rejection":
+        weights = truncated_weights(log_ratio, math.inf, correction.level)  # (T,)
+        if not bool(((weights >= correction.min_ratio) & (weights <= correction.max_ratio)).any()):
+            return f"all its ratios are outside [{correction.min_ratio:g}, {correction.max_ratio:g}]"
+    return ""
 
 
 # Log-probabilities
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """log softmax(logits)[token], with one (T, V) tensor in the way back; autograd's own makes three."""
+    """log softmax(logits)[token] with a backward pass that makes one (T, V) tensor; autograd's own makes three."""
 
     @staticmethod
     def forward(context: Any, logits: Tensor, tokens: Tensor) -> Tensor:
@@ -333,7 +231,7 @@ def k2(logp: Tensor, base: Tensor) -> Tensor:
 def k3(logp: Tensor, base: Tensor) -> Tensor:
     """e^{-x} - 1 + x, x = log pi(y) - log base(y): >= 0, under pi its mean is KL(pi || base). (T,), (T,) -> (T,).
 
-    With e^x - 1 - x (defect 4 of the public code) the mean is chi^2 - KL instead.
+    With the sign of x swapped, e^x - 1 - x as in CLaaS's public code, the mean is chi^2 - KL instead.
     """
     x = k1(logp, base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
     return torch.expm1(-x) + x  # (T,)
@@ -342,7 +240,7 @@ def k3(logp: Tensor, base: Tensor) -> Tensor:
 def kl_to(base: Tensor, logits: Tensor) -> Tensor:
     """KL(pi || base) = sum_v pi(v) (log pi(v) - log base(v)) before each token: logits (T, V), (T, V) -> (T,), in nats.
 
-    Over the whole vocabulary: with its true gradient, which no estimate from the sampled tokens has as a loss.
+    The sum runs over the whole vocabulary, so that the gradient is exact. Estimates from the sampled tokens have another gradient.
     """
     logp = logits.float().log_softmax(-1)  # (T, V)
     return (logp.exp() * (logp - base.float().log_softmax(-1))).sum(-1)  # (T,)
@@ -361,15 +259,17 @@ def entropy(logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class RewardMoments:
-    """Running statistics of the rewards of one family, so that small batches are compared with more than themselves."""
+    """Running mean and variance of one family's rewards, so that small minibatches are compared with more than themselves."""
 
     count: float = 0.0
-    """Rewards behind it; counts up to the horizon, then older ones fade."""
+    """Number of rewards, up to the horizon; beyond it older rewards fade."""
     mean: float = 0.0
+    """Mean reward."""
     variance: float = 0.0
+    """Variance of the rewards."""
 
     def with_rewards(self, rewards: Sequence[float], horizon: float = 100.0) -> RewardMoments:
-        """With these rewards, too. Neither their order nor how they are cut into batches matters before the horizon."""
+        """The statistics with these rewards added. Before the horizon their order and division into batches do not matter."""
         if not rewards:
             return self
         new = len(rewards)
@@ -391,20 +291,21 @@ def whiten(
     beta: float = 0.0,
     family_moments: Sequence[RewardMoments] = (),
 ) -> list[Tensor] | None:
-    """A_t = (G_t - mean) / max(std, floor), G_t = r - beta sum_{s >= t} kl_s: REINFORCE++ with one reply per prompt (2501.03262).
+    """A_t = (G_t - mean) / max(std, min_std), G_t = r - beta sum_{s >= t} kl_s: REINFORCE++ with one reply per prompt (2501.03262).
 
-    Mean and standard deviation are those over all tokens of the batch, so that long replies count for more; or, if given, those
-    of `against`, the running statistics of each reply's family.
+    Mean and standard deviation are taken over all tokens of the minibatch, so that long replies count for more. With
+    `family_moments` they are the running statistics of each reply's family.
 
     Args:
         rewards: r of each reply.
         lengths: T_i of each reply.
-        floor: the least standard deviation.
-        kls: log pi_old - log base of the tokens, (T_i,) each, for KL in the reward; beta: its weight.
-        against: per reply.
+        min_std: the smallest standard deviation, in reward units.
+        kls: log pi_old - log base of the tokens, (T_i,) each, for KL in the reward.
+        beta: weight of KL in the reward.
+        family_moments: statistics for each reply.
 
     Returns:
-        (T_i,) of each reply, in float32. None where there is nothing to learn: all G_t are what was to be expected.
+        (T_i,) of each reply, in float32. None if all advantages are 0, so that there is nothing to learn.
     """
     returns = [
         torch.full((length,), float(reward), dtype=torch.float64) for reward, length in zip(rewards, lengths, strict=True)
@@ -429,11 +330,11 @@ def gae(rewards: Tensor, values: Tensor, gamma: float = 1.0, lam: float = 0.95) 
     """A_t = sum_l (gamma lambda)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t, V = 0 after the end (1506.02438).
 
     Args:
-        rewards: (T,), r_t; for a reply with one reward, 0 but at the end.
+        rewards: (T,), r_t; with one reward for the reply, 0 except at the end.
         values: (T,), the critic's V before each token.
 
     Returns:
-        Advantages (T,), and what the critic should have said, A_t + V_t, (T,). No gradients.
+        Advantages (T,), and the critic's targets A_t + V_t, (T,). No gradients.
     """
     now = values.detach().float()  # (T,)
     after = torch.cat([now[1:], now.new_zeros(1)])  # (T,)
@@ -449,7 +350,7 @@ def gae(rewards: Tensor, values: Tensor, gamma: float = 1.0, lam: float = 0.95) 
 def v_trace(rewards: Tensor, values: Tensor, log_ratio: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """v_t = V_t + delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = rho_t (r_t + gamma v_{t+1} - V_t) (IMPALA, 1802.01561).
 
-    delta_t = rho_t (r_t + gamma V_{t+1} - V_t), rho_t = min(1, pi / mu), c_t = lambda rho_t: a critic of pi from what mu sampled.
+    delta_t = rho_t (r_t + gamma V_{t+1} - V_t), rho_t = min(1, pi / mu), c_t = lambda rho_t: values of pi from tokens that mu sampled.
 
     Args:
         rewards: (T,), r_t.
@@ -474,14 +375,14 @@ def v_trace(rewards: Tensor, values: Tensor, log_ratio: Tensor, gamma: float = 1
 
 @dataclass(frozen=True)
 class BatchAdvantages:
-    """What rewards say of the tokens of a batch (`judge`)."""
+    """Advantages of the tokens of a minibatch."""
 
     advantages: tuple[Tensor, ...]
     """(T_i,) of each reply."""
     returns: tuple[Tensor, ...] = ()
-    """(T_i,) of each reply: what the critic is to say. Empty without one."""
+    """(T_i,) of each reply: targets of the critic. Empty without a critic."""
     moments: Mapping[str, RewardMoments] = field(default_factory=dict)
-    """Of each family, with this batch's rewards."""
+    """Reward statistics of each family, with this minibatch's rewards."""
 
 
 def compute_advantages(
@@ -495,51 +396,68 @@ def compute_advantages(
     values: Sequence[Tensor] = (),
     log_ratios: Sequence[Tensor] = (),
 ) -> BatchAdvantages | None:
-    """Advantages of an objective `reinforce` or `ppo` for a batch. None where nothing can be learned: all rewards are alike, or for
-    `ppo`, whose critic has an opinion of its own of every token, all advantages are 0.
+    """Advantages of a minibatch for the losses `reinforce` and `ppo`. None if all of them are 0, so that there is nothing to learn.
 
     Args:
-        rewards, lengths: r and T_i of each reply.
-        families: of each reply; with `moments`, rewards are compared with the family's running statistics, this batch included.
-        moments: those so far; None: the batch is compared with itself.
-        kls: log pi_old - log base of the tokens, (T_i,): KL in the reward, weighed by `objective.kl`.
+        rewards: r of each reply.
+        lengths: T_i of each reply.
+        objective: the loss and its settings.
+        families: of each reply; with `moments`, rewards are compared with the family's running statistics, this minibatch included.
+        moments: the statistics so far; None: the minibatch is compared with itself.
+        kls: log pi_old - log base of the tokens, (T_i,): KL in the reward, weighted by `objective.kl_weight`.
         values: of the critic, (T_i,): for `ppo`.
-        log_ratios: log(pi_old / mu), (T_i,): for `ppo` with v-trace.
+        log_ratios: log(pi_old / mu), (T_i,): for `ppo` with V-trace.
     """
-    seen: dict[str, RewardMoments] = {}
-    against: list[RewardMoments] = []
+    updated: dict[str, RewardMoments] = {}
+    family_moments: list[RewardMoments] = []
     if moments is not None:
         named = list(families) or [""] * len(rewards)
         for name in dict.fromkeys(named):
-            of = [reward for reward, family in zip(rewards, named, strict=True) if family == name]
-            seen[name] = moments.get(name, RewardMoments()).with_rewards(of)
-        against = [seen[name] for name in named]
-        seen = {**moments, **seen}
-    if objective.loss != "ppo":
-        beta = objective.kl if kls else 0.0
-        white = whiten(rewards, lengths, objective.floor, kls=kls, beta=beta, family_moments=against)
-        return None if white is None else BatchAdvantages(tuple(white), (), seen)
+            own = [reward for reward, family in zip(rewards, named, strict=True) if family == name]
+            updated[name] = moments.get(name, RewardMoments()).with_rewards(own)
+        family_moments = [updated[name] for name in named]
+        updated = {**moments, **updated}
+    if objective.kind == "ppo":
+        return _critic_advantages(rewards, lengths, objective, kls=kls, values=values, log_ratios=log_ratios, moments=updated)
+    beta = objective.kl_weight if kls else 0.0
+    min_std = objective.policy.min_advantage_std
+    white = whiten(rewards, lengths, min_std, kls=kls, beta=beta, family_moments=family_moments)
+    return None if white is None else BatchAdvantages(tuple(white), (), updated)
+
+
+def _critic_advantages(
+    rewards: Sequence[float],
+    lengths: Sequence[int],
+    objective: Objective,
+    *,
+    kls: Sequence[Tensor],
+    values: Sequence[Tensor],
+    log_ratios: Sequence[Tensor],
+    moments: Mapping[str, RewardMoments],
+) -> BatchAdvantages | None:
+    """PPO's advantages by GAE or V-trace, whitened over the minibatch; arguments as for `compute_advantages`."""
+    policy = objective.policy
     raw, returns = [], []
     for n, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         given = torch.zeros(length)  # (T,)
         given[-1:] = reward
         if kls:
-            given = given - objective.kl * kls[n].detach().float().cpu()  # (T,)
-        at = values[n].cpu()  # (T,)
-        if objective.traces == "v-trace":
-            advantages, targets = v_trace(given, at, log_ratios[n].cpu(), objective.gamma, objective.lam)  # (T,), (T,)
+            given = given - objective.kl_weight * kls[n].detach().float().cpu()  # (T,)
+        now = values[n].cpu()  # (T,)
+        if policy.traces == "v-trace":
+            advantages, targets = v_trace(given, now, log_ratios[n].cpu(), policy.discount, policy.gae_lambda)  # (T,), (T,)
         else:
-            advantages, targets = gae(given, at, objective.gamma, objective.lam)  # (T,), (T,)
+            advantages, targets = gae(given, now, policy.discount, policy.gae_lambda)  # (T,), (T,)
         raw.append(advantages)
         returns.append(targets)
     every = torch.cat(raw) if raw else torch.zeros(0)  # (tokens,)
     if not every.numel() or float(every.abs().max()) < 1e-6:
         return None
-    spread = max(float(every.std(correction=0)), objective.floor)
-    return BatchAdvantages(tuple((a - every.mean()) / spread for a in raw), tuple(returns), seen)
+    std = max(float(every.std(correction=0)), policy.min_advantage_std)
+    return BatchAdvantages(tuple((a - every.mean()) / std for a in raw), tuple(returns), moments)
 
 
-# Losses of a reply, token by token: what is to be made small
+# Losses of a reply, token by token
 
 
 def ppo_clip(logp: Tensor, old: Tensor, advantage: Tensor, low: float = 0.2, high: float = 0.28, dual: float = 3.0) -> Tensor:
@@ -573,14 +491,14 @@ def decoupled_ppo(
 ) -> Tensor:
     """-w min(rho A, clip(rho) A), rho = pi / pi_old, w = min(pi_old / mu, C): decoupled PPO (AReaL, 2505.24298).
 
-    The clip is around pi_old, where this update starts, not around mu, which may be 50 updates away: there most tokens would
-    have left the clip before the first step. All shapes (T,).
+    The clip is around pi_old, where this update starts. Around mu, which may be 50 updates away, most tokens would be outside of the
+    clip before the first step. All shapes (T,).
     """
     return truncated_weights(old - behaviour, max_weight, level) * ppo_clip(logp, old, advantage, low, high, dual)  # (T,)
 
 
 def reinforce(logp: Tensor, advantage: Tensor, weight: Tensor | float = 1.0) -> Tensor:
-    """-sg(w) A log pi(y_t): the score function, weighed. (T,), (T,), (T,) -> (T,).
+    """-sg(w) A log pi(y_t): the weighted score function. (T,), (T,), (T,) -> (T,).
 
     With w = min(pi / mu, C) every token keeps a gradient, however far it has moved (CISPO, 2506.13585).
     """
@@ -590,27 +508,28 @@ def reinforce(logp: Tensor, advantage: Tensor, weight: Tensor | float = 1.0) -> 
 def sdpo(logits: Tensor, teacher: Tensor, alpha: float = 0.5, top_k: int = 100) -> Tensor:
     """D(q, p) = (alpha KL(q || m) + (1 - alpha) KL(p || m)) / (alpha (1 - alpha)), m = alpha q + (1 - alpha) p (SDPO, 2601.20802).
 
-    Jensen-Shannon's divergence, divided by what makes it go to 0 at both ends: so alpha = 0 is KL(q || p), alpha = 1 is
-    KL(p || q), what lies between is continuous, and near p = q all of them are the same (half of chi^2). At alpha = 1/2 it is four
-    times the usual one. Computed as
+    The generalised Jensen-Shannon divergence, divided by alpha (1 - alpha). alpha = 0 is KL(q || p), alpha = 1 is KL(p || q), values
+    in between are continuous, and near p = q all of them agree (half of chi^2). At alpha = 1/2 it is four times the usual
+    Jensen-Shannon divergence. Computed as
 
         D = -sum_v q log(m / q) / (1 - alpha) - sum_v p log(m / p) / alpha
 
-    The student's top K tokens are compared one by one, all others as one tail bucket of probability 1 - sum_K on both sides: what
-    the teacher wants outside of K still pulls. Nothing is renormalised.
+    The student's top K tokens are compared one by one, all others as one tail bucket of probability 1 - sum_K on both sides, so that
+    the teacher's probability outside of K still counts. Nothing is renormalised.
 
     Args:
         logits: (T, V), the student's, with a gradient.
-        teacher: (T, V), logits or log-probabilities; no gradient goes there.
+        teacher: (T, V), logits or log-probabilities, without a gradient.
         alpha: from 0 to 1.
         top_k: K; 0, or V and more: every token on its own.
 
     Returns:
         (T,), in nats, >= 0.
     """
-    alpha = (
-        0.0 if alpha < MIN_TAIL_PROBABILITY else 1.0 if alpha > 1 - MIN_TAIL_PROBABILITY else alpha
-    )  # as near as float32 can tell
+    if alpha < MIN_TAIL_PROBABILITY:  # as near to an end as float32 can tell
+        alpha = 0.0
+    elif alpha > 1 - MIN_TAIL_PROBABILITY:
+        alpha = 1.0
     wide = logits.float()  # (T, V)
     other = teacher.detach().float()  # (T, V)
     if 0 < top_k < wide.shape[-1]:
@@ -644,21 +563,19 @@ def _log_mixture(share: float, apart: Tensor) -> Tensor:
 
 
 def blend(reference: Tensor, current: Tensor, share: float) -> Tensor:
-    """log((1 - share) reference + share current): a teacher in a trust region around the base model, which does not run away.
+    """log((1 - share) reference + share current): a teacher that stays in a trust region around the base model.
 
     Logits or log-probabilities (T, V), (T, V) -> log-probabilities (T, V).
     """
-    one, two = reference.float().log_softmax(-1), current.float().log_softmax(-1)  # (T, V), (T, V)
+    fixed, moving = reference.float().log_softmax(-1), current.float().log_softmax(-1)  # (T, V), (T, V)
     if share in (0, 1):
-        return two if share else one  # (T, V)
-    return torch.logaddexp(one + math.log1p(-share), two + math.log(share))  # (T, V)
+        return moving if share else fixed  # (T, V)
+    return torch.logaddexp(fixed + math.log1p(-share), moving + math.log(share))  # (T, V)
 
 
 def ema(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], rate: float) -> dict[str, Tensor]:
-    """theta' <- (1 - tau) theta' + tau theta, tensor by tensor, in float32; the shapes stay. New tensors."""
-    return {
-        name: old.float().lerp(student[name].detach().to(old).float(), rate) for name, old in teacher.items()
-    }  # as they are
+    """theta' <- (1 - tau) theta' + tau theta: new float32 tensors of the teacher's names and shapes."""
+    return {name: old.float().lerp(student[name].detach().to(old).float(), rate) for name, old in teacher.items()}
 
 
 # The loss of an objective
@@ -666,7 +583,7 @@ def ema(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], rate: floa
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss is told of one reply of T tokens; V is the size of the vocabulary. Only logits and values have a gradient."""
+    """Inputs of the loss of one reply of T tokens; V is the size of the vocabulary. Only logits and values have a gradient."""
 
     logits: Tensor
     """(T, V), the learner's, before each token of the reply."""
@@ -679,111 +596,142 @@ class LossInputs:
     advantage: Tensor | None = None
     """(T,), A_t: for `reinforce` and `ppo`."""
     teacher_logits: Tensor | None = None
-    """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without it, and for `hint`."""
+    """(T, V), logits or log-probabilities: for `sdpo`, which leaves the reply out without them, and for hints."""
     base_logits: Tensor | None = None
-    """(T, V), logits of the base model; None: no KL is computed, where its weight is 0."""
+    """(T, V), logits of the base model; None: KL(pi || base) is not computed, which needs its weight to be 0."""
     values: Tensor | None = None
-    """(T,), the critic's."""
+    """(T,), the critic's values."""
     returns: Tensor | None = None
-    """(T,), what it is to say."""
+    """(T,), the critic's targets."""
     temperature: float = 1.0
-    """That the reply was sampled at: its log-probabilities are those of softmax(logits / temperature). Divergences, entropy and KL
-    are those at 1."""
+    """Temperature that the reply was sampled at: its log-probabilities are those of softmax(logits / temperature). Divergences,
+    entropy and KL are those at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ReplyLoss:
+    """Loss terms of a reply, each (), and sums of its statistics over its tokens."""
+
+    policy: Tensor
+    regularizer: Tensor
+    critic: Tensor
+    sums: dict[str, float]
+    ratio_max: float
+    tokens: int
 
 
 def objective_loss(
     batch: Sequence[LossInputs], objective: Objective, total_tokens: int | None = None
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of an objective over replies, per token: policy + kl KL(pi || base) - entropy H(pi) + (V - returns)^2 / 2.
+    """The loss of an objective over replies, per token: policy + b KL(pi || base) - c H(pi) + (V - returns)^2 / 2.
 
     Args:
-        batch: what is known of each reply.
-        objective: which loss, which correction, which weights.
-        tokens: what the sum is divided by: the tokens of the whole batch, where this is a part of it. Default: those given.
+        batch: the replies. For `sdpo` those without a teacher are left out.
+        objective: loss, correction and weights.
+        total_tokens: divisor of the sum: the tokens of the whole minibatch, where `batch` is a part of it. Default: those of `batch`.
 
     Returns:
-        The loss, (), in float32; and statistics of the learner before the update, means over the tokens given: `loss`,
-        `entropy` and (where it was computed) `kl`, in nats; `weight`, the mean of w; `clipped`, the share of tokens that the clip
-        of PPO holds back or whose weight is truncated or rejected; `ratio` and `ratio_max` of pi / mu; `value`, the critic's
-        loss; `tokens`.
+        The loss, (), in float32; and statistics of the learner before the update, means over the tokens: `loss`, `entropy` and
+        (where it was computed) `kl`, in nats; `weight`, the mean of w; `clipped`, the share of tokens that PPO's clip holds back or
+        whose weight is truncated or rejected; `ratio` and `ratio_max` of pi / mu; `value`, the critic's loss; `tokens`.
 
     Raises:
-        UserError: the objective needs what is not there.
+        UserError: an input is missing that the objective needs.
     """
     device = batch[0].logits.device if batch else torch.device("cpu")
-    policy, more, critics = (torch.zeros((), device=device) for _ in range(3))  # ()
+    policy, regularizer, critic = (torch.zeros((), device=device) for _ in range(3))  # ()
     sums = dict.fromkeys(("entropy", "kl", "weight", "clipped", "ratio"), 0.0)
-    count, measured, largest = 0, 0, 0.0
+    count, with_base, ratio_max = 0, 0, 0.0
     for reply in batch:
-        logits, size = reply.logits.float(), len(reply.tokens)  # (T, V)
-        if objective.loss == "sdpo" and reply.teacher_logits is None:
+        if objective.kind == "sdpo" and reply.teacher_logits is None:
             continue
-        wide = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
-        logp = token_logprobs(wide.detach() if objective.loss == "sdpo" else wide, reply.tokens)  # (T,)
-        now = logp.detach()  # (T,)
-        old = now if reply.old_logprobs is None else reply.old_logprobs.to(now)  # (T,)
-        behaviour = old if reply.behaviour_logprobs is None else reply.behaviour_logprobs.to(now)  # (T,)
-        current = now if objective.correction == "truncated" else old  # (T,)
-        weights = _importance_weights(current, behaviour, objective)  # (T,)
-        if objective.loss == "sdpo":
-            assert reply.teacher_logits is not None
-            each = weights * sdpo(logits, reply.teacher_logits, objective.alpha, objective.top_k)  # (T,)
-            held = torch.zeros_like(now, dtype=torch.bool)  # (T,)
-        else:
-            if reply.advantage is None:
-                raise UserError(f"the loss {objective.loss!r} needs advantages; `judge` makes them from rewards")
-            gain = reply.advantage.to(now)  # (T,)
-            if objective.hint > 0 and reply.teacher_logits is not None:
-                gain = gain + objective.hint * _hint_advantage(reply, logits)  # (T,)
-            if objective.correction == "truncated":
-                each = reinforce(logp, gain, weights)  # (T,)
-                held = torch.zeros_like(now, dtype=torch.bool)  # (T,)
-            else:
-                each = weights * ppo_clip(logp, old, gain, objective.clip_low, objective.clip_high, objective.dual)  # (T,)
-                rho = ratios(now, old)  # (T,)
-                held = ((rho > 1 + objective.clip_high) & (gain > 0)) | ((rho < 1 - objective.clip_low) & (gain < 0))  # (T,)
-        policy = policy + each.sum()  # ()
-        if objective.kl > 0 and reply.base_logits is None:
-            raise UserError(f"a weight of {objective.kl:g} on KL(pi || base) needs a pass of the base model")
-        if reply.base_logits is not None:
-            apart = kl_to(reply.base_logits, logits if objective.kl > 0 else logits.detach())  # (T,)
-            more = more + objective.kl * apart.sum() if objective.kl > 0 else more  # ()
-            sums["kl"] += float(apart.detach().sum())
-            measured += size
-        spread = entropy(logits if objective.entropy > 0 else logits.detach())  # (T,)
-        more = more - objective.entropy * spread.sum() if objective.entropy > 0 else more  # ()
-        if reply.values is not None and reply.returns is not None:
-            critics = critics + 0.5 * (reply.values.float() - reply.returns.to(now)).square().sum()  # ()
-        ratio = ratios(now, behaviour)  # (T,)
-        count += size
-        largest = max(largest, float(ratio.max()) if size else 0.0)
-        cut = _cut_mask(current, behaviour, objective)  # (T,)
-        for name, value in (
-            ("entropy", spread.detach()),
-            ("weight", weights),
-            ("clipped", (held | cut).float()),
-            ("ratio", ratio),
-        ):
-            sums[name] += float(value.sum())
-    by = max(total_tokens or count, 1)
-    total = (policy + more + critics) / by  # ()
-    said = {name: value / max(count, 1) for name, value in sums.items() if name != "kl"}
-    if measured:
-        said["kl"] = sums["kl"] / measured
-    said |= {"loss": float(policy.detach()) / max(count, 1), "value": float(critics.detach()) / max(count, 1)}
-    return total, said | {"ratio_max": largest, "tokens": float(count)}
+        terms = _reply_loss(reply, objective)
+        policy = policy + terms.policy  # ()
+        regularizer = regularizer + terms.regularizer  # ()
+        critic = critic + terms.critic  # ()
+        for name, value in terms.sums.items():
+            sums[name] += value
+        count += terms.tokens
+        with_base += terms.tokens if "kl" in terms.sums else 0
+        ratio_max = max(ratio_max, terms.ratio_max)
+    total = (policy + regularizer + critic) / max(total_tokens or count, 1)  # ()
+    means = {name: value / max(count, 1) for name, value in sums.items() if name != "kl"}
+    if with_base:
+        means["kl"] = sums["kl"] / with_base
+    means |= {"loss": float(policy.detach()) / max(count, 1), "value": float(critic.detach()) / max(count, 1)}
+    return total, means | {"ratio_max": ratio_max, "tokens": float(count)}
 
 
-def _hint_advantage(reply: LossInputs, logits: Tensor) -> Tensor:
-    """log q(y_t) - log p(y_t), without a gradient: (T, V) -> (T,)."""
+def _reply_loss(reply: LossInputs, objective: Objective) -> _ReplyLoss:
+    """The terms of a reply's loss, summed over its tokens."""
+    correction = objective.correction
+    logits = reply.logits.float()  # (T, V)
+    tempered = logits if reply.temperature == 1 else logits / reply.temperature  # (T, V)
+    logp = token_logprobs(tempered.detach() if objective.kind == "sdpo" else tempered, reply.tokens)  # (T,)
+    now = logp.detach()  # (T,)
+    old = now if reply.old_logprobs is None else reply.old_logprobs.to(now)  # (T,)
+    behaviour = old if reply.behaviour_logprobs is None else reply.behaviour_logprobs.to(now)  # (T,)
+    current = now if correction.kind == "truncated" else old  # (T,)
+    weights = _importance_weights(current, behaviour, correction)  # (T,)
+    if objective.kind == "sdpo":
+        assert reply.teacher_logits is not None
+        each = weights * sdpo(logits, reply.teacher_logits, objective.teacher.divergence, objective.teacher.top_k)  # (T,)
+        clipped = torch.zeros_like(now, dtype=torch.bool)  # (T,)
+    else:
+        each, clipped = _policy_loss(reply, objective, logp, old, weights)  # (T,), (T,)
+    regularizer, sums = _regularizer(reply, objective, logits)  # ()
+    critic = torch.zeros((), device=logits.device)  # ()
+    if reply.values is not None and reply.returns is not None:
+        critic = 0.5 * (reply.values.float() - reply.returns.to(now)).square().sum()  # ()
+    ratio = ratios(now, behaviour)  # (T,)
+    cut = clipped | _cut_mask(current, behaviour, correction)  # (T,)
+    sums |= {"weight": float(weights.sum()), "clipped": float(cut.float().sum()), "ratio": float(ratio.sum())}
+    ratio_max = float(ratio.max()) if len(ratio) else 0.0
+    return _ReplyLoss(each.sum(), regularizer, critic, sums, ratio_max, len(reply.tokens))
+
+
+def _policy_loss(reply: LossInputs, objective: Objective, logp: Tensor, old: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of each token for `reinforce` and `ppo`, (T,), and True where PPO's clip holds a token back, (T,)."""
+    if reply.advantage is None:
+        raise UserError(f"the loss {objective.kind!r} needs advantages; `compute_advantages` makes them from rewards")
+    now, policy = logp.detach(), objective.policy  # (T,)
+    advantage = reply.advantage.to(now)  # (T,)
+    if objective.teacher.hint_weight > 0 and reply.teacher_logits is not None:
+        advantage = advantage + objective.teacher.hint_weight * _hint_advantage(reply)  # (T,)
+    if objective.correction.kind == "truncated":
+        return reinforce(logp, advantage, weights), torch.zeros_like(now, dtype=torch.bool)  # (T,), (T,)
+    each = weights * ppo_clip(logp, old, advantage, policy.clip_low, policy.clip_high, policy.dual_clip)  # (T,)
+    rho = ratios(now, old)  # (T,)
+    too_high = (rho > 1 + policy.clip_high) & (advantage > 0)  # (T,)
+    too_low = (rho < 1 - policy.clip_low) & (advantage < 0)  # (T,)
+    return each, too_high | too_low
+
+
+def _regularizer(reply: LossInputs, objective: Objective, logits: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """b KL(pi || base) - c H(pi), summed over the tokens, (); and the sums of entropy and (where computed) KL, in nats."""
+    total, sums = torch.zeros((), device=logits.device), dict[str, float]()  # ()
+    if objective.kl_weight > 0 and reply.base_logits is None:
+        raise UserError(f"a weight of {objective.kl_weight:g} on KL(pi || base) needs a pass of the base model")
+    if reply.base_logits is not None:
+        kl = kl_to(reply.base_logits, logits if objective.kl_weight > 0 else logits.detach())  # (T,)
+        total = total + objective.kl_weight * kl.sum() if objective.kl_weight > 0 else total  # ()
+        sums["kl"] = float(kl.detach().sum())
+    spread = entropy(logits if objective.entropy_weight > 0 else logits.detach())  # (T,)
+    total = total - objective.entropy_weight * spread.sum() if objective.entropy_weight > 0 else total  # ()
+    sums["entropy"] = float(spread.detach().sum())
+    return total, sums
+
+
+def _hint_advantage(reply: LossInputs) -> Tensor:
+    """log q(y_t) - log p(y_t), without a gradient: (T,)."""
     assert reply.teacher_logits is not None
-    apart = token_logprobs(reply.teacher_logits, reply.tokens) - token_logprobs(logits.detach(), reply.tokens)  # (T,)
-    return apart.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
+    teacher = token_logprobs(reply.teacher_logits, reply.tokens)  # (T,)
+    return (teacher - token_logprobs(reply.logits.detach(), reply.tokens)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)  # (T,)
 
 
-def _cut_mask(old: Tensor, behaviour: Tensor, objective: Objective) -> Tensor:
-    """Which tokens' weights are not the plain ratio: truncated or rejected. (T,), (T,) -> (T,) of bools."""
-    if objective.correction == "none":
+def _cut_mask(old: Tensor, behaviour: Tensor, correction: StalenessCorrection) -> Tensor:
+    """True for tokens whose weight is not the plain ratio: truncated or rejected. (T,), (T,) -> (T,) of bools."""
+    if correction.kind == "none":
         return torch.zeros_like(old, dtype=torch.bool)  # (T,)
-    plain = truncated_weights((old - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), math.inf, objective.level)  # (T,)
-    return plain != _importance_weights(old, behaviour, objective)  # (T,)
+    plain = truncated_weights((old - behaviour).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO), math.inf, correction.level)  # (T,)
+    return plain != _importance_weights(old, behaviour, correction)  # (T,)

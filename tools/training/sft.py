@@ -1,14 +1,15 @@
-"""Fine-tune a local model on chats with LoRA: the last reply of each chat is learned, the prompts before it are read.
+"""Fine-tune a local model on chats with LoRA: the last reply of each chat is learned, the messages before it are its prompt.
 
     L = -E[ log pi(z | s) ]        the mean over the tokens z of all replies, in nats
 
-A chat becomes tokens as `LocalChatModel` makes them (`prompt_ids`, `reply_ids`), so that what is trained is what is scored and
-what is generated. Made for AdaMEM's Step-MFT (nodes/synthesize/mft.py): s is the situation with its experiences, z the strategy. The
-updates are those of tools/training/lora.py. `train` goes through a data set with them, and writes a folder:
+Chats become tokens as `LocalChatModel` makes them (`prompt_ids`, `reply_ids`), so that training, scoring and generation see the same
+tokens. Trainers such as TRL's apply the chat template by themselves and would break this. It was made for AdaMEM's Step-MFT
+(nodes/synthesize/mft.py): s is the situation with its experiences, z the strategy. Updates are those of tools/training/lora.py.
+`train` goes through a data set, and writes a folder:
 
-    DIR/                          a checkpoint with the changes merged in: `--model local:DIR`
-    DIR/adapter/                  the changes alone, in PEFT's format, for the model that was trained
-    DIR/training.json             what was trained on what, and the loss of every step
+    DIR/                          a checkpoint with the adapter merged in: `--model local:DIR`
+    DIR/adapter/                  the adapter alone, in PEFT's format, for the model that was trained
+    DIR/training.json             settings, data set and the loss of every step
 """
 
 from __future__ import annotations
@@ -21,18 +22,28 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from langchain_core.messages import ChatMessage
 
+from ...memory.claas.settings import LoRA
 from ...memory.errors import UserError, WindowError
 from ..local.model import LocalChatModel
-from .lora import Example, LoRA, attach_lora, make_optimizer, step, write_adapter
+from .lora import Example, attach_lora, make_optimizer, step, write_adapter
 
-__all__ = ["Chat", "DataError", "FineTuningReport", "encode_chat", "learning_rate_factor", "read_chats", "train"]
+__all__ = [
+    "Chat",
+    "DataError",
+    "FineTuningReport",
+    "FineTuningSettings",
+    "encode_chat",
+    "learning_rate_factor",
+    "read_chats",
+    "train",
+]
 
 log = logging.getLogger(__name__)
 
@@ -46,23 +57,63 @@ class DataError(UserError, ValueError):
 
 
 @dataclass(frozen=True)
+class FineTuningSettings:
+    """Hyper-parameters of a fine-tuning. "Paper" is AdaMEM (arXiv:2606.05684); "not given": the default is ours."""
+
+    lora: LoRA = field(default_factory=lambda: LoRA(rank=32, alpha=64.0))
+    """Shape of the adapter. Paper: rank 32."""
+    epochs: int = 1
+    """Times that each example is seen. Paper: 1."""
+    batch_size: int = 64
+    """Examples behind one update. Paper: 64."""
+    micro_batch_size: int = 4
+    """Examples that share a pass; the passes of a batch add up. It changes memory and speed, not the result. On a CPU 1 and 4 are
+    about as fast, and 16 takes half as long again, because short examples are padded. Paper: 4 (and 16 passes)."""
+    learning_rate: float = 1e-4
+    """Peak learning rate of AdamW. Not given; its code's README: 1e-4."""
+    warmup_share: float = 0.1
+    """Share of the updates in which the learning rate grows to its peak; then it falls as a cosine. Paper: 0.1."""
+    weight_decay: float = 0.0
+    """Weight decay of the adapter. Not given."""
+    max_grad_norm: float = 1.0
+    """Longest gradient; longer ones are shortened to it. Not given."""
+    seed: int = 0
+    """Seed of the new adapter and of the order of the examples. The same seed, machine and threads give the same weights."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "micro_batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"train: {name} is at least 1, got {getattr(self, name)}")
+        for name in ("learning_rate", "max_grad_norm"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise UserError(f"train: {name} is a number above 0, got {getattr(self, name)}")
+        if not 0 <= self.warmup_share <= 1 or not 0 <= self.weight_decay < math.inf:
+            raise UserError(
+                "train: warmup_share is from 0 to 1 and weight_decay 0 or more, got "
+                f"{self.warmup_share} and {self.weight_decay}"
+            )
+
+
+@dataclass(frozen=True)
 class FineTuningReport:
-    """What a training did."""
+    """Numbers of a fine-tuning."""
 
     model: str
-    """What was trained; of a folder the last part alone."""
-    settings: LoRA
+    """Name of the trained model; of a folder only the last part."""
+    settings: FineTuningSettings
+    """Its hyper-parameters."""
     examples: int
+    """Examples that were trained on."""
     left_out: int
-    """Examples that are longer than the model's window: they were not trained on."""
+    """Examples longer than the model's window, which were not trained on."""
     longest: int
-    """Tokens of the longest example, left out or not; of one whose prompt alone is too long, those of the prompt."""
+    """Tokens of the longest example, left out or not; if its prompt alone is too long, those of the prompt."""
     tokens: int
-    """Tokens of the replies that were learned, once."""
+    """Tokens of the replies, each example counted once."""
     losses: tuple[float, ...]
-    """Of every update, before it, in nats per token of the replies."""
+    """Loss before each update, in nats per token of the replies."""
     seconds: float
-    """Of the updates."""
+    """Wall time of the updates."""
 
 
 # Data
@@ -72,7 +123,7 @@ def read_chats(path: str | os.PathLike[str]) -> list[Chat]:
     """The chats of a JSONL file: a line is `{"messages": [{"role": ..., "content": ...}, ...]}`, and may say more.
 
     Raises:
-        DataError: naming the line, what was expected and what came.
+        DataError: names the line, what was expected and what it holds.
     """
     try:
         lines = Path(path).read_bytes().splitlines()
@@ -106,15 +157,14 @@ def _parse_chat(row: Any) -> Chat:
 
 
 def encode_chat(model: LocalChatModel, chat: Chat) -> Example:
-    """The tokens of a chat, as the model is asked and as it replies.
+    """The tokens of a chat: prompt and reply.
 
     Raises:
-        WindowError: it is longer than the model's window.
-        UserError: the chat template or the tokenizer cannot tell prompt and reply apart; see `LocalChatModel.reply_ids`.
+        WindowError: they do not fit the model's window.
+        UserError: the chat template or the tokenizer does not separate prompt and reply; see `LocalChatModel.reply_ids`.
     """
-    *asked, answer = chat
-    prompt = model.prompt_ids([ChatMessage(role=turn["role"], content=turn["content"]) for turn in asked])
-    example = Example(tuple(prompt), model.reply_ids(answer["content"]))
+    prompt = model.prompt_ids([ChatMessage(role=turn["role"], content=turn["content"]) for turn in chat[:-1]])
+    example = Example(tuple(prompt), model.reply_ids(chat[-1]["content"]))
     if len(example) > model.window:
         raise WindowError(
             f"{model.model}: an example of {len(example)} tokens does not fit its window of {model.window}", len(example)
@@ -123,9 +173,9 @@ def encode_chat(model: LocalChatModel, chat: Chat) -> Example:
 
 
 def learning_rate_factor(done: int, steps: int, warmup: float) -> float:
-    """The share of the peak rate for the update after `done` of `steps`: up in a line, then down along half a cosine.
+    """Factor of the peak learning rate for the update after `done` of `steps`: it rises in a line, then falls along half a cosine.
 
-    The first update has the first share above 0, and the one after the last would have 0.
+    The first update's factor is above 0; after the last one it would be 0.
     """
     rising = math.ceil(warmup * steps)
     if done < rising:
@@ -136,16 +186,23 @@ def learning_rate_factor(done: int, steps: int, warmup: float) -> float:
 # A training
 
 
-def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Path, name: str | None = None) -> FineTuningReport:
+def train(
+    chats: Sequence[Chat], model: LocalChatModel, settings: FineTuningSettings, out: Path, name: str | None = None
+) -> FineTuningReport:
     """Train on chats, and write the folder `out`. Afterwards `model` itself is the trained one.
 
-    `name` is what the record calls the model; if not given, its name on the hub, or the last part of its folder.
+    The folder appears when everything is done; an interrupted training leaves none.
 
-    The folder appears when all is done; an interrupted training leaves none.
+    Args:
+        chats: the data set.
+        model: the model to start from.
+        settings: hyper-parameters.
+        out: the folder to write.
+        name: the model's name in the report; default: its name on the hub, or the last part of its folder.
 
     Raises:
-        UserError: `out` is there already or cannot be written; no example fits the model's window; one cannot be put into tokens;
-            a gradient is not finite.
+        UserError: `out` exists already or cannot be written; no example fits the model's window; a chat cannot be tokenised; a
+            gradient is not finite.
     """
     examples, sizes = [], []
     for number, chat in enumerate(chats, 1):
@@ -167,7 +224,7 @@ def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Pat
             left_out, len(chats), model.window, max(sizes),
         )  # fmt: skip
     with _atomic_folder(out) as part:
-        wrapper = attach_lora(model.network, settings)
+        wrapper = attach_lora(model.network, settings.lora, settings.seed)
         losses, seconds = _run_updates(model.network, examples, settings)
         hub = None if Path(model.model).is_dir() else model.model
         tokens = sum(len(example.reply) for example in examples)
@@ -181,26 +238,32 @@ def train(chats: Sequence[Chat], model: LocalChatModel, settings: LoRA, out: Pat
     return trained
 
 
-def _run_updates(network: Any, examples: Sequence[Example], settings: LoRA) -> tuple[list[float], float]:
-    """The updates: the loss of each, and the seconds they took."""
-    updates = make_optimizer(network, settings)
-    steps = settings.epochs * -(-len(examples) // settings.batch)
+def _run_updates(network: Any, examples: Sequence[Example], settings: FineTuningSettings) -> tuple[list[float], float]:
+    """Run all updates; returns the loss of each, and the seconds they took."""
+    optimizer = make_optimizer(network, settings.learning_rate, settings.weight_decay)
+    steps = settings.epochs * math.ceil(len(examples) / settings.batch_size)
     losses: list[float] = []
     started = perf_counter()
     for epoch in range(settings.epochs):
         order = random.Random(f"{settings.seed}/{epoch}").sample(examples, len(examples))
-        for start in range(0, len(order), settings.batch):
-            for group in updates.param_groups:
-                group["lr"] = settings.rate * learning_rate_factor(len(losses), steps, settings.warmup)
-            batch = order[start : start + settings.batch]
-            losses.append(step(network, updates, batch, micro_batch_size=settings.micro, max_grad_norm=settings.clip).loss)
+        for start in range(0, len(order), settings.batch_size):
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * learning_rate_factor(len(losses), steps, settings.warmup_share)
+            result = step(
+                network,
+                optimizer,
+                order[start : start + settings.batch_size],
+                micro_batch_size=settings.micro_batch_size,
+                max_grad_norm=settings.max_grad_norm,
+            )
+            losses.append(result.loss)
             if len(losses) % max(1, steps // 20) == 0 or len(losses) == steps:
                 log.info("update %d of %d: loss %.4f nats per token", len(losses), steps, losses[-1])
     return losses, perf_counter() - started
 
 
 def _write_merged_model(wrapper: Any, model: LocalChatModel, folder: Path) -> None:
-    """Merge the changes into the weights, and write them as a checkpoint."""
+    """Merge the adapter into the weights, and write a checkpoint."""
     from transformers.utils import logging as bars
 
     wrapper.merge_and_unload()
@@ -217,12 +280,12 @@ def _write_merged_model(wrapper: Any, model: LocalChatModel, folder: Path) -> No
 
 @contextmanager
 def _atomic_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that becomes `out` when all has gone well, and vanishes otherwise."""
+    """A folder beside `out` that is renamed to `out` at the end, and removed after an error."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is there already; give another folder, or remove it")
+        raise UserError(f"{out} exists already; give another folder, or remove it")
     part = out.with_name(out.name + ".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(part, ignore_errors=True)  # left by a process that was killed
         part.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""`ExperienceMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
+"""`LessonsMiddleware` in agents of `create_agent`: what the model is shown, and that it is what holds at the time."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_an_agent_picks_up_what_a_person_edits(tmp_path: Path) -> None:
     file.write_text(LESSONS.to_yaml().replace("Boil the water", "Filter the water"))
     assert "Filter the water first" in str(asked(middleware)[0][0].text)
     file.write_text("- text: a: b")
-    with pytest.warns(UserWarning, match="not YAML.*the lessons read before hold"):
+    with pytest.warns(UserWarning, match="not YAML.*the lessons read before are shown"):
         assert "Filter the water first" in str(middleware.library.text())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -153,7 +153,7 @@ def test_an_agent_reads_a_run_that_goes_on(tmp_path: Path) -> None:
     [
         (lambda folder: LessonsMiddleware(folder / "none.yaml"), "there is no library at"),
         (lambda folder: LessonsMiddleware(folder), "holds no library.jsonl"),
-        (lambda folder: LessonsMiddleware(Library(), lessons_per_prompt=-1), "top is how many"),
+        (lambda folder: LessonsMiddleware(Library(), lessons_per_prompt=-1), "lessons_per_prompt is the number"),
     ],
 )
 def test_a_library_that_is_not_there_is_an_error_at_once(make: Callable[[Path], object], said: str, tmp_path: Path) -> None:
@@ -184,4 +184,4 @@ def test_lessons_in_messages_of_any_form() -> None:
 def test_without_langchain_the_error_says_what_to_install() -> None:
     code = "import sys; sys.modules['langchain.agents.middleware'] = None; import learngraph.graphs.agents.middleware"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "ImportError: ExperienceMiddleware is for agents of langchain, which is missing: pip install" in out.stderr
+    assert "ImportError: LessonsMiddleware is for agents of langchain, which is missing: pip install" in out.stderr

@@ -483,7 +483,7 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
         solved = None  # type: ignore[assignment]
 
     judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
-    with pytest.raises(UserError, match="toy does not say it; give the least one"):
+    with pytest.raises(UserError, match="toy does not say it; set success_threshold to the least one"):
         reasoning_bank.build(MethodInputs.with_chat_model(Silent(), Journal(), Chat()))
     with pytest.raises(UserError, match="scale of their own"):
         reasoning_bank.build(MethodInputs.with_chat_model(TOY, Journal(), Chat(), judge=judge))

@@ -262,7 +262,7 @@ def test_who_cannot_say_what_success_is_must_be_told() -> None:
     class Silent(KeywordKeep):
         solved = None  # type: ignore[assignment]
 
-    with pytest.raises(UserError, match="toy does not say it; give the least one"):
+    with pytest.raises(UserError, match="toy does not say it; set success_threshold to the least one"):
         synapse.build(MethodInputs(Silent(), Journal()))
     judge = RuleJudge(lambda task, actions: [1.0] * len(actions), Journal())
     with pytest.raises(UserError, match="scale of their own"):
@@ -297,7 +297,7 @@ def test_a_bank_counts_by_the_environment_and_this_run_by_its_judge(tmp_path: Pa
         solved = None  # type: ignore[assignment]
 
     with pytest.raises(
-        UserError, match=r"success in .*b\.jsonl\? toy does not say it, and --success-threshold is on the judge's scale"
+        UserError, match=r"success in .*b\.jsonl\? toy does not say it, and success_threshold is on the judge's scale"
     ):
         Synapse(success_threshold=1.0, bank=path).memory(MethodInputs(Silent(), Journal(), judge=judge))
 

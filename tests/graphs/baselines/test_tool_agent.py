@@ -27,6 +27,7 @@ from pydantic import PrivateAttr
 from learngraph.graphs.baselines import tool_agent
 from learngraph.graphs.baselines.tool_agent import ToolAgent
 from learngraph.graphs.wiring import flow
+from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryVersions
@@ -649,7 +650,7 @@ def test_chained_it_plays_the_same() -> None:
     script = turns(python("x = 6 * 7\nx"), AIMessage("42"))
     plain, chained = agent(script)[0], agent(script, chain=True)[0]
     assert play(plain) == play(chained)
-    assert play(flow.PlainLoop(plain)) == play(plain)
+    assert play(PlainLoop(plain)) == play(plain)
 
 
 def over_http(request: dict[str, Any]) -> dict[str, Any]:

@@ -18,13 +18,16 @@ from typing import Any, cast
 
 import pytest
 import urn
+from claas_settings import changed
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.cli import main as cli
 from learngraph.graphs.cli import serve as serve_cli
-from learngraph.graphs.cli.serve import LazyLearner, ServeOptions
+from learngraph.graphs.cli.serve import ServeOptions
+from learngraph.graphs.cli.serve_learners import LazyLearner
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.replay import Replay
+from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatCall, ChatRequest, Correction, Exchange, Feedback, Minibatch, Sampling
 
@@ -66,8 +69,8 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded(capsys: pytest.CaptureFi
         (["--base-url", "http://x/v1"], "--base-url"),
         (["--model", "vllm:x", "--base-url", "http://x/v1"], "--weights local:PATH_OR_NAME"),
         (["--model", "vllm:x", "--base-url", "http://x/v1", "--weights", "pocket", "--trainer", "inline"], "process or off"),
-        (["--batch", "0"], "batch is at least 1"),
-        (["--loss", "sft"], "--loss"),
+        (["--replay.batch-size", "0"], "batch_size is at least 1"),
+        (["--loss.kind", "sft"], "--loss.kind"),
         (["--preset", "nope"], "no preset 'nope'"),
         (["--bacth", "3"], "there is no --bacth"),
     ],
@@ -77,8 +80,8 @@ def test_what_cannot_be_is_said_in_a_line(capsys: pytest.CaptureFixture[str], ar
 
 
 def test_keys_may_be_given_again_and_again() -> None:
-    args = ["--api-key", "a", "--port", "1", "--api-key=b", "--api-key", "c", "d", "--no-gate"]
-    assert serve_cli._merge_repeated_flags(args) == ["--port", "1", "--no-gate", "--api-key", "a", "b", "c", "d"]
+    args = ["--api-key", "a", "--port", "1", "--api-key=b", "--api-key", "c", "d", "--gate.no-enabled"]
+    assert serve_cli._merge_repeated_flags(args) == ["--port", "1", "--gate.no-enabled", "--api-key", "a", "b", "c", "d"]
     assert serve_cli._merge_repeated_flags(["--port", "1"]) == ["--port", "1"]
 
 
@@ -102,10 +105,10 @@ def test_presets_set_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((options, settings))
 
     monkeypatch.setattr(serve_cli, "_serve", served)
-    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--rate", "1e-5"]) == 0
-    assert seen[-1][1] == replace(CLaaS.paper(), rate=1e-5)
-    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss", "ppo", "--canary", "0.1"]) == 0
-    assert seen[-1][1] == CLaaS(loss="ppo", canary=0.1)
+    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--preset", "paper", "--loss.learning-rate", "1e-5"]) == 0
+    assert seen[-1][1] == changed(CLaaS.paper(), loss={"learning_rate": 1e-5})
+    assert cli.main(["serve", "--api-key", "k", "--port", "0", "--loss.kind", "ppo", "--rollout.canary-share", "0.1"]) == 0
+    assert seen[-1][1] == changed(CLaaS.ppo(), rollout={"canary_share": 0.1})
 
 
 async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,9 +119,9 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     options = ServeOptions(out=tmp_path, trainer="off")
     with Replay(tmp_path / "replay.sqlite"), pytest.raises(UserError, match=f"process {os.getpid()}|open in"):
         serve_cli.build_service(options, CLaaS())
-    service = serve_cli.build_service(options, CLaaS(rank=4))
+    service = serve_cli.build_service(options, CLaaS(lora=LoRA(rank=4)))
     service.replay.close()
-    assert json.loads((tmp_path / "service.json").read_text())["settings"]["rank"] == 4
+    assert json.loads((tmp_path / "service.json").read_text())["settings"]["lora"]["rank"] == 4
     monkeypatch.setattr(Engine, "base", "another")
     with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; another --out"):
         serve_cli.build_service(options, CLaaS())
@@ -236,7 +239,20 @@ class Client:
 
 @contextmanager
 def serving(out: Path, *flags: str) -> Iterator[tuple[Client, subprocess.Popen[str]]]:
-    args = ["serve", "--port", "0", "--api-key", "secret", "--out", str(out), "--rate", "3e-3", "--rank", "4", *flags]
+    args = [
+        "serve",
+        "--port",
+        "0",
+        "--api-key",
+        "secret",
+        "--out",
+        str(out),
+        "--loss.learning-rate",
+        "3e-3",
+        "--lora.rank",
+        "4",
+        *flags,
+    ]
     run = [sys.executable, "-c", "from learngraph.graphs.cli.main import main; raise SystemExit(main())", *args]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=env)
@@ -286,7 +302,10 @@ async def said(service: Service, id: str, seed: int) -> Exchange:
 @pytest.mark.slow
 async def test_one_network_answers_and_learns_in_turns(tmp_path: Path) -> None:
     """--trainer inline, and on again with what was learned."""
-    options, settings = ServeOptions(out=tmp_path, trainer="inline"), CLaaS(rank=4, rate=3e-3, reuse=1)
+    options, settings = (
+        ServeOptions(out=tmp_path, trainer="inline"),
+        changed(CLaaS(lora=LoRA(rank=4)), loss={"learning_rate": 3e-3}, replay={"max_samplings": 1}),
+    )
     async with serve_cli.build_service(options, settings) as service:
         first = [await said(service, f"first-{i}", i) for i in range(10)]
         for exchange in first:
@@ -307,7 +326,7 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
     """kill -9 again and again, with the learner's process: no exchange lost, none trained on more often than allowed."""
     ids: list[str] = []
     for round in range(4):
-        with serving(tmp_path, "--reuse", "3") as (client, process):
+        with serving(tmp_path, "--replay.max-samplings", "3") as (client, process):
             for i in range(8):
                 id, *_ = client.chat("what now?", 100 * round + i)
                 client.like(id, 1.0 if i % 2 else -1.0)
@@ -315,7 +334,7 @@ def test_killed_while_it_learns_it_goes_on(tmp_path: Path) -> None:
             client.until(lambda scope, steps=round: scope["step"] > steps)
             time.sleep(0.1 * round)
             process.send_signal(signal.SIGKILL)
-    with serving(tmp_path, "--reuse", "3") as (client, process):
+    with serving(tmp_path, "--replay.max-samplings", "3") as (client, process):
         scope = client.until(lambda scope: scope["counts"].get("ready", 0) < 8 and not scope["counts"].get("leased"))
         rows = client.http.get("/v1/experiences", params={"limit": 100}).json()["data"]
         assert sorted(row["id"] for row in rows) == sorted(ids)

@@ -5,26 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import urn
+from claas_settings import OPEN_GATE, changed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.learning_task import _Turn
+from learngraph.graphs.serving.metrics import ServiceMetrics
 from learngraph.graphs.serving.service import Service
 from learngraph.graphs.serving.versions import AdapterState, gradient_steps_of, hash_fraction
-from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.settings import TeacherSettings
 from learngraph.memory.errors import (
     AdapterConflict,
     AdapterError,
@@ -38,16 +41,13 @@ from learngraph.memory.errors import (
 from learngraph.memory.records import ChatCall, Exchange, Feedback
 from learngraph.nodes.learn.gradient_step import lineage
 
-FREE = CLaaS(held_out=0.0, watch=0, entropy_share=0.0, kl_cap=9.0)
-"""An urn that says one word only is what these tests want."""
-
 
 @asynccontextmanager
 async def serving(
-    folder: Path, chosen: CLaaS | None = None, limits: ReplayLimits | None = None, learns: bool = True, **learner: Any
+    folder: Path, chosen: CLaaS | None = None, limits: ReplaySettings | None = None, learns: bool = True, **learner: Any
 ) -> AsyncIterator[Service]:
-    chosen = chosen or FREE
-    replay = Replay(folder / "replay.sqlite", limits or ReplayLimits(held_out=chosen.held_out, reuse=chosen.reuse))
+    chosen = chosen or OPEN_GATE
+    replay = Replay(folder / "replay.sqlite", limits or chosen.replay)
     trains = urn.UrnLearner(lambda tenant, adapter: service.versions(tenant, adapter), **learner) if learns else None
     service = Service(urn.UrnEngine(), trains, replay, folder / "adapters", chosen, model="urn")
     async with service:
@@ -209,7 +209,7 @@ async def test_feedback_and_pieces_take_few_rounds_of_the_event_loop(tmp_path: P
 
 
 async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(tmp_path, replace(FREE, watch=4), learns=False) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4}), learns=False) as service:
         looks = []
         by_version = AdapterState.rewards_by_version
         monkeypatch.setattr(AdapterState, "rewards_by_version", lambda scope: looks.append(1) or by_version(scope))
@@ -256,7 +256,7 @@ async def test_a_change_of_version_between_question_and_answer_is_labelled_right
 
 
 async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, keep=100)) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, rollout={"keep_versions": 100})) as service:
         await turns(service, 20)
         await urn.until(lambda: idle(service))
         live = service.versions("acme").current
@@ -282,7 +282,7 @@ async def test_rolls_back_and_learns_on_from_there(tmp_path: Path) -> None:
 async def test_live_feedback_that_falls_brings_a_version_back_where_versions_come_as_fast_as_rewards(tmp_path: Path) -> None:
     """By default: each exchange is used 8 times, so that a version comes with every feedback, and 10 of them are kept. The version
     that 12 and 12 rewards lead back to is older than that."""
-    async with serving(tmp_path, CLaaS(held_out=0.0, gate=False)) as service:
+    async with serving(tmp_path, changed(CLaaS(), replay={"held_out_share": 0.0}, gate={"enabled": False})) as service:
         await turns(service, 48)
         await urn.until(lambda: idle(service))
         service.learner.rate, service.learner.wreck = 1e-9, [0.0, 9.0, 0.0, 0.0]
@@ -300,7 +300,9 @@ async def test_live_feedback_that_falls_brings_a_version_back_where_versions_com
 
 
 async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=4, canary=1.0, gate=False)) as service:
+    async with serving(
+        tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4, "canary_share": 1.0}, gate={"enabled": False})
+    ) as service:
         await turns(service, 8)
         await urn.until(lambda: idle(service))
         canary = service.versions("acme").canary
@@ -313,7 +315,15 @@ async def test_a_canary_that_learned_from_what_was_deleted_does_not_go_live(tmp_
 
 
 async def test_live_feedback_that_falls_brings_the_version_before_back(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=8, recent=16, gate=False, reuse=1, keep=100)) as service:
+    async with serving(
+        tmp_path,
+        changed(
+            OPEN_GATE,
+            rollout={"watch_rewards": 8, "watch_window": 16, "keep_versions": 100},
+            gate={"enabled": False},
+            replay={"max_samplings": 1},
+        ),
+    ) as service:
         await turns(service, 64)
         await urn.until(lambda: idle(service))
         scope, good = service._live.state("acme", "default"), service.versions("acme").current
@@ -341,7 +351,7 @@ def lineage_of(service: Service, label: str) -> list[str]:
 
 
 async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, held_out=0.4, keep=100)) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, replay={"held_out_share": 0.4}, rollout={"keep_versions": 100})) as service:
         await turns(service, 30)
         await urn.until(lambda: idle(service))
         good = service.versions("acme").current
@@ -356,7 +366,7 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         rows = (await service.adapters("acme"))[0]["versions"]
         row = next(row for row in rows if row["label"] == dropped[0]["label"])
         assert [check["name"] for check in row["gate"] if not check["passed"]] == ["held-out feedback"]
-        assert "held-out feedback: 0.000" in row["why"]
+        assert "held-out feedback: it would still say 0.000" in row["why"]
         with pytest.raises(AdapterConflict):
             await service.promote("acme", "default", row["label"])
         assert good in lineage_of(service, service.versions("acme").current)
@@ -369,7 +379,9 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
 
 
 async def test_gates_every_n_steps(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=0, gate_every=3, keep=100)) as service:
+    async with serving(
+        tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0, "keep_versions": 100}, gate={"every_steps": 3})
+    ) as service:
         await turns(service, 12)
         await urn.until(lambda: idle(service))
         lives = [line["label"] for line in service.versions("acme").log() if line["state"] == "live"]
@@ -379,7 +391,7 @@ async def test_gates_every_n_steps(tmp_path: Path) -> None:
 
 
 async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=6, canary=0.4)) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 6, "canary_share": 0.4})) as service:
         await turns(service, 12)
         await urn.until(lambda: bool(service._live.state("acme", "default").canary))
         canary = service._live.state("acme", "default").canary
@@ -395,7 +407,9 @@ async def test_a_canary_answers_its_share_and_goes_live_by_feedback(tmp_path: Pa
 
 
 async def test_a_bad_canary_is_dropped(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=6, canary=0.5, gate=False), rate=60.0) as service:
+    async with serving(
+        tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 6, "canary_share": 0.5}, gate={"enabled": False}), rate=60.0
+    ) as service:
         service.learner.flip = -1.0
         await turns(service, 12)
         await urn.until(lambda: bool(service._live.state("acme", "default").canary))
@@ -453,7 +467,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
 
 
 async def test_train_takes_steps_now(tmp_path: Path) -> None:
-    async with serving(tmp_path, replace(FREE, watch=0, least=100)) as service:
+    async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0}, replay={"min_exchanges": 100})) as service:
         await turns(service, 4)
         await asyncio.sleep(0.05)
         assert not service.learner.seen
@@ -666,6 +680,12 @@ async def test_metrics_count_what_happened(tmp_path: Path) -> None:
         assert status["scopes"][0]["updates"][0]["step"] == 1
 
 
+def test_without_prometheus_client_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UserError, match=r"pip install 'learngraph\[serve\]'"):
+        ServiceMetrics()
+
+
 class Away(urn.UrnEngine):  # type: ignore[misc]
     """An engine that cannot load just now, until it is `back`."""
 
@@ -758,10 +778,10 @@ async def test_a_tenant_hears_nothing_of_the_others(tmp_path: Path) -> None:
 async def test_a_bare_reward_is_answered_with_what_would_teach_more(tmp_path: Path) -> None:
     for number, (chosen, learns, said) in enumerate(
         [
-            (FREE, True, True),
-            (FREE, False, False),
-            (replace(FREE, loss="reinforce"), True, False),
-            (replace(FREE, feedback=False), True, False),
+            (OPEN_GATE, True, True),
+            (OPEN_GATE, False, False),
+            (changed(OPEN_GATE, loss={"kind": "reinforce"}), True, False),
+            (changed(OPEN_GATE, loss={"teacher": TeacherSettings(reads_text=False)}), True, False),
         ]
     ):
         async with serving(tmp_path / str(number), chosen, learns=learns) as service:

@@ -12,7 +12,9 @@ from langgraph.graph import StateGraph
 from langgraph.types import Command, Overwrite, Send
 from typing_extensions import TypedDict
 
-from learngraph.graphs.wiring.flow import Edge, FlowError, PlainLoop, is_blocking, parse_flow, to_mermaid, wire
+from learngraph.graphs.wiring.chain import ChainError, is_blocking
+from learngraph.graphs.wiring.flow import Edge, FlowError, parse_flow, to_mermaid, wire
+from learngraph.graphs.wiring.loop import PlainLoop
 
 
 class Counting(TypedDict):
@@ -125,7 +127,7 @@ def yields(state: Counting) -> Any:
 
 
 def same_chained(flow: str, nodes: dict[str, Any], **more: Any) -> Any:
-    """What a graph comes to, chained or not, called or awaited."""
+    """The results of a graph, chained or not, called or awaited."""
     results = []
     for chain in (False, True):
         graph = wire(StateGraph(Counting), flow, nodes, chain=chain, **more).compile()
@@ -192,7 +194,7 @@ def test_a_command_nobody_announced_cannot_be_chained() -> None:
 
     for returned, words in ((jumps, "returned a Command"), (lambda state: 3, "returned a int")):
         graph = wire(StateGraph(Counting), LINE, {**NODES, "b": returned}, chain=True).compile()
-        with pytest.raises(FlowError, match=f"node 'b' is part of a chain and {words}.*Without chain=True"):
+        with pytest.raises(ChainError, match=f"node 'b' is part of a chain and {words}.*Without chain=True"):
             graph.invoke({"n": 0, "seen": []})
 
 

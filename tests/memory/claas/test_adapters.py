@@ -440,7 +440,7 @@ def test_the_way_back_passes_over_what_is_gone(adapters: Adapters) -> None:
 
 
 def test_adapters_whose_names_begin_alike_never_touch_each_other(tmp_path: Path) -> None:
-    """The reference removes `user10` with `user1`, and lists it under it (defect 24)."""
+    """The reference removes `user10` with `user1`, and lists it under it."""
     root = tmp_path / "root"
     all_of = {
         scope: Adapters(root, *scope) for scope in [(t, a) for t in ("user", "user1", "user10") for a in ("a", "a-b", "a_b")]

@@ -20,12 +20,12 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from learngraph.memory.claas.replay import Replay, ReplayLimits, stratified_sample
+from learngraph.memory.claas.replay import Replay, ReplaySettings, stratified_sample
 from learngraph.memory.errors import ExpiredExchange, FeedbackConflict, ReplayError, ReplayFull, UnknownExchange, UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 
 GOOD, BAD = Feedback(reward=1.0), Feedback(reward=-1.0, text="too long")
-ALL = ReplayLimits(held_out=0.0)
+ALL = ReplaySettings(held_out_share=0.0)
 
 
 class Clock:
@@ -47,7 +47,7 @@ def exchange(id: str = "r0", tenant: str = "acme", **more: Any) -> Exchange:
     return Exchange(id, tenant, **{**made, **more})
 
 
-def opened(path: Path, limits: ReplayLimits = ALL, **more: Any) -> Replay:
+def opened(path: Path, limits: ReplaySettings = ALL, **more: Any) -> Replay:
     """Does not wait for the disk; tests/memory/claas/test_replay_crash.py does."""
     replay = Replay(path / "replay.sqlite", limits, **more)
     replay._base.execute("PRAGMA synchronous=OFF")
@@ -61,7 +61,7 @@ def fill(replay: Replay, count: int, tenant: str = "acme", start: int = 0, **mor
 
 
 def step(replay: Replay, size: int = 4, tenant: str = "acme", version: str = "", **more: Any) -> Minibatch:
-    batch = replay.lease(tenant, "default", size, **{"least": 1, **more})
+    batch = replay.lease(tenant, "default", size, **{"min_exchanges": 1, **more})
     assert batch is not None
     replay.commit(batch.id, version or f"{tenant}/default@v{batch.step}", {"loss": 0.5})
     return batch
@@ -158,7 +158,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, wrong: dict[str, Any],
 
 
 def test_too_large_a_record_is_refused(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(record_bytes=2000, held_out=0)) as replay:
+    with opened(tmp_path, ReplaySettings(max_record_bytes=2000, held_out_share=0)) as replay:
         with pytest.raises(UserError, match="at most 2000"):
             replay.append(exchange(request=ChatRequest(({"content": "x" * 2000},))))
         replay.append(exchange())
@@ -185,10 +185,10 @@ def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
         replay.append(exchange())
         first = replay.add_feedback("acme", "r0", BAD, key="k1")
         assert (first.exchange, first.state, first.is_repeat) == ("r0", "ready", False)
-        assert replay.add_feedback("acme", "r0", BAD) == replace(first, repeated=True)
+        assert replay.add_feedback("acme", "r0", BAD) == replace(first, is_repeat=True)
         second = replay.add_feedback("acme", "r0", GOOD, key="k2")
         assert (second.job != first.job, second.is_repeat) == (True, False)
-        assert replay.add_feedback("acme", "r0", BAD, key="k1") == replace(first, repeated=True)  # a late retry of the first
+        assert replay.add_feedback("acme", "r0", BAD, key="k1") == replace(first, is_repeat=True)  # a late retry of the first
         row = replay.get("acme", "r0")
         assert row is not None
         assert (row.exchange.feedback, row.revision, row.job) == (GOOD, 2, second.job)
@@ -202,7 +202,7 @@ def test_feedback_is_idempotent_and_the_newest_holds(tmp_path: Path) -> None:
 
 
 def test_feedback_after_it_was_learned_from_conflicts(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=1)) as replay:
         fill(replay, 1)
         batch = replay.lease("acme", "default", 1, min_exchanges=1)
         assert batch is not None
@@ -218,7 +218,7 @@ def test_feedback_after_it_was_learned_from_conflicts(tmp_path: Path) -> None:
 
 def test_unknown_foreign_and_expired(tmp_path: Path) -> None:
     clock = Clock()
-    with opened(tmp_path, ReplayLimits(held_out=0, pending_seconds=10), clock=clock) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_pending_hours=10 / 3600), clock=clock) as replay:
         replay.append(exchange())
         with pytest.raises(UnknownExchange) as nobody:
             replay.add_feedback("other", "r1", GOOD)
@@ -248,7 +248,7 @@ def test_too_many_revisions(tmp_path: Path) -> None:
 
 
 def test_a_share_is_held_out_and_never_leased(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0.25)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0.25)) as replay:
         fill(replay, 400)
         counts = replay.counts("acme")
         assert 75 <= counts["held"] <= 125
@@ -305,7 +305,7 @@ def test_a_lease_is_frozen_until_it_ends(tmp_path: Path) -> None:
     with opened(tmp_path) as replay:
         assert replay.lease("acme", "default", 4) is None
         fill(replay, 7)
-        assert replay.lease("acme", "default", 4) is None  # least is 8
+        assert replay.lease("acme", "default", 4) is None  # min_exchanges is 8
         fill(replay, 5, start=7)
         batch = replay.lease("acme", "default", 4, seed=3)
         assert batch is not None
@@ -390,7 +390,7 @@ def test_draws_depend_on_the_scope_and_its_seed_alone(tmp_path: Path) -> None:
 
 
 def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, reuse=2)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=2)) as replay:
         fill(replay, 4)
         seen = Counter(e.id for _ in range(4) for e in step(replay, 2).exchanges)
         assert seen == dict.fromkeys(["r0", "r1", "r2", "r3"], 2)
@@ -399,7 +399,7 @@ def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
 
 
 def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, reuse=2)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=2)) as replay:
         fill(replay, 4)
         ids = []
         for count in (False, True, True):
@@ -418,7 +418,7 @@ def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
 
 
 def test_old_records_are_rejected(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, max_age=2)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_age=2)) as replay:
         fill(replay, 4)
         for _ in range(2):
             step(replay, 1)
@@ -435,7 +435,7 @@ def test_old_records_are_rejected(tmp_path: Path) -> None:
 
 def test_steps_that_were_undone_make_nothing_older(tmp_path: Path) -> None:
     """v1 stays live while candidates fail: its records stay young; those of the failed ones keep the steps they have."""
-    with opened(tmp_path, ReplayLimits(held_out=0, max_age=3, reuse=100)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_age=3, max_samplings=100)) as replay:
         fill(replay, 2)
         step(replay, 1, version="v1")
         fill(replay, 2, start=2, version="v1", step=1)
@@ -473,7 +473,7 @@ def test_setting_the_head_withdraws_what_is_being_learned(tmp_path: Path) -> Non
 
 
 def test_what_the_learner_left_behind_is_rejected(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, max_kl=1.0)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_kl=1.0)) as replay:
         fill(replay, 3)
         batch = replay.lease("acme", "default", 3, min_exchanges=1)
         assert batch is not None
@@ -502,7 +502,7 @@ def test_records_of_another_base_model_are_rejected(tmp_path: Path) -> None:
 
 
 def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(records=4, held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplaySettings(max_records=4, held_out_share=0, max_samplings=1)) as replay:
         fill(replay, 4)
         batch = step(replay, 1)
         gone = batch.exchanges[0].id
@@ -523,7 +523,7 @@ def test_the_oldest_go_first_and_finished_ones_before_them(tmp_path: Path) -> No
 
 
 def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(records=2, held_out=0)) as replay:
+    with opened(tmp_path, ReplaySettings(max_records=2, held_out_share=0)) as replay:
         fill(replay, 2)
         batch = replay.lease("acme", "default", 2, min_exchanges=1)
         assert batch is not None
@@ -535,7 +535,7 @@ def test_a_full_buffer_of_leased_records_says_so(tmp_path: Path) -> None:
 
 def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
     big = ChatRequest(({"content": "x" * 300_000},))
-    with opened(tmp_path, ReplayLimits(megabytes=1, held_out=0)) as replay:
+    with opened(tmp_path, ReplaySettings(max_megabytes=1, held_out_share=0)) as replay:
         replay.append(exchange("r0", "other", request=big))
         for i in range(6):
             replay.append(exchange(f"r{i}", adapter=f"a{i % 2}", request=big))
@@ -551,7 +551,7 @@ def test_bytes_are_capped_per_tenant(tmp_path: Path) -> None:
 
 
 def test_deletion_names_all_that_came_of_it(tmp_path: Path) -> None:
-    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=1)) as replay:
         fill(replay, 1)
         step(replay, version="v1")  # from r0
         fill(replay, 1, start=1)
@@ -706,7 +706,7 @@ FIND = (Phase.explicit, Phase.generate)
 
 def apart(place: Path, operations: list[tuple[str, tuple[Any, ...]]]) -> None:
     """Zeta's answers and zeta's rows, byte for byte, with and without acme."""
-    limits = ReplayLimits(records=5, reuse=2, max_age=2, held_out=0.2, max_kl=1.0)
+    limits = ReplaySettings(max_records=5, max_samplings=2, max_age=2, held_out_share=0.2, max_kl=1.0)
     with opened(place / "both", limits, clock=lambda: 5.0) as both, opened(place / "alone", limits, clock=lambda: 5.0) as alone:
         for tenant, operation in operations:
             found = act(both, tenant, operation)
@@ -866,7 +866,7 @@ def test_a_disk_that_takes_half_a_write(tmp_path: Path) -> None:
 
 def test_threads_share_it(tmp_path: Path) -> None:
     errors: list[BaseException] = []
-    with opened(tmp_path, ReplayLimits(held_out=0, reuse=1000)) as replay:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=1000)) as replay:
 
         def serve(tenant: str) -> None:
             try:
@@ -902,7 +902,9 @@ def test_a_closed_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
         replay.get("acme", "r0")
 
 
-@pytest.mark.parametrize("wrong", [{"records": 0}, {"reuse": 0}, {"held_out": 1.5}, {"pending_seconds": 0}, {"max_age": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_records": 0}, {"max_samplings": 0}, {"held_out_share": 1.5}, {"max_pending_hours": 0}, {"max_age": -1}]
+)
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="replay buffer"):
-        ReplayLimits(**wrong)
+    with pytest.raises(UserError, match="replay: "):
+        ReplaySettings(**wrong)

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from learngraph.memory.claas.adapters import Adapters, split_label
-from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.claas.replay import Replay, ReplaySettings
 from learngraph.memory.errors import AdapterError, UnknownExchange
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply
 
@@ -67,7 +67,7 @@ CALL(int, mkdirat, (int d, const char *p, mode_t m), (d, p, m))
 
 # -- a life of the replay buffer: every operation may be done again if it is not known whether it was done
 
-LIMITS = ReplayLimits(records=14, reuse=2, max_age=4, held_out=0.15, max_kl=1.0)
+LIMITS = ReplaySettings(max_records=14, max_samplings=2, max_age=4, held_out_share=0.15, max_kl=1.0)
 
 
 def _exchange(i: int, tenant: str, replay: Replay) -> Exchange:

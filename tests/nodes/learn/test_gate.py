@@ -14,7 +14,7 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Measured, Reply, Sampling
 from learngraph.nodes.learn.gate import (
     DROP_STANDARD_ERRORS,
-    GateThresholds,
+    GateSettings,
     divergence_check,
     entropy_check,
     gate_checks,
@@ -38,11 +38,11 @@ def test_on_policy_it_is_the_plain_mean(r: list[float]) -> None:
 
 def test_importance_mean_by_hand() -> None:
     # w = 2, 1, 0.5 for r = 1, 0, -1: (2 - 0.5) / 3.5; ess = 3.5^2 / 5.25
-    found = importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], weight_cap=10)
+    found = importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], max_weight=10)
     assert found.value == pytest.approx(1.5 / 3.5)
     assert found.ess == pytest.approx(3.5**2 / 5.25)
     # cut at 1: w = 1, 1, 0.5
-    assert importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], weight_cap=1).value == pytest.approx(0.5 / 2.5)
+    assert importance_mean([1, 0, -1], [math.log(2), 0, -math.log(2)], max_weight=1).value == pytest.approx(0.5 / 2.5)
 
 
 @given(rewards, st.data())
@@ -57,9 +57,9 @@ def test_without_truncation_it_finds_the_value_of_another_policy() -> None:
     """Three replies, mu = (.5, .3, .2), pi = (.1, .2, .7), r = (-1, 0, 1): V(pi) = .6, from 40,000 draws of mu."""
     mu, pi, r = (0.5, 0.3, 0.2), (0.1, 0.2, 0.7), (-1.0, 0.0, 1.0)
     drawn = Random(0).choices(range(3), mu, k=40_000)
-    found = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], weight_cap=100)
+    found = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], max_weight=100)
     assert found.value == pytest.approx(0.6, abs=0.03)
-    cut = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], weight_cap=2)
+    cut = importance_mean([r[y] for y in drawn], [math.log(pi[y] / mu[y]) for y in drawn], max_weight=2)
     assert -0.3 < cut.value < found.value  # on the way there from V(mu) = -0.3: modest, and in the right direction
 
 
@@ -70,7 +70,7 @@ def test_needs_as_many_ratios_as_rewards() -> None:
 
 
 def test_held_out_feedback_passes_what_is_too_few_and_says_so() -> None:
-    found = held_out_check([-1.0] * 7, [-1.0] * 7, [-9.0] * 7, [-1.0] * 7, GateThresholds(least_rewards=8))
+    found = held_out_check([-1.0] * 7, [-1.0] * 7, [-9.0] * 7, [-1.0] * 7, GateSettings(min_rewards=8))
     assert (found.passed, found.value) == (True, None)
     assert found.note == "too few: passes by default (7 of 8 rewards)"
 
@@ -80,12 +80,12 @@ def test_held_out_feedback_fails_who_prefers_what_was_disliked() -> None:
     mu = [math.log(0.5)] * 16
     worse = [math.log(0.1) if x > 0 else math.log(0.9) for x in r]
     better = [math.log(0.9) if x > 0 else math.log(0.1) for x in r]
-    assert not held_out_check(r, mu, worse, mu, GateThresholds()).passed
-    assert held_out_check(r, mu, better, mu, GateThresholds()).passed
-    assert held_out_check(r, mu, mu, mu, GateThresholds(margin=0.0)).passed
+    assert not held_out_check(r, mu, worse, mu, GateSettings()).passed
+    assert held_out_check(r, mu, better, mu, GateSettings()).passed
+    assert held_out_check(r, mu, mu, mu, GateSettings(max_reward_loss=0.0)).passed
     # V(worse) = (.2 - 1.8) / 2 = -.8 against 0
-    assert held_out_check(r, mu, worse, mu, GateThresholds()).value == pytest.approx(-0.8)
-    assert held_out_check(r, mu, worse, mu, GateThresholds(margin=0.81)).passed
+    assert held_out_check(r, mu, worse, mu, GateSettings()).value == pytest.approx(-0.8)
+    assert held_out_check(r, mu, worse, mu, GateSettings(max_reward_loss=0.81)).passed
 
 
 def test_a_version_that_left_everything_that_was_said_does_not_pass() -> None:
@@ -93,16 +93,16 @@ def test_a_version_that_left_everything_that_was_said_does_not_pass() -> None:
     for liked in (4, 8, 15):
         r = [1.0] * liked + [-1.0] * (16 - liked)
         for good, bad in ((-80.0, -15.0), (-15.0, -80.0), (-90.0, -40.0), (-60.0, -60.0), (-1e6, -1e6)):
-            found = held_out_check(r, mu, [good] * liked + [bad] * (16 - liked), mu, GateThresholds())
+            found = held_out_check(r, mu, [good] * liked + [bad] * (16 - liked), mu, GateSettings())
             assert not found.passed, (liked, good, bad)
-            assert "0.000 of the liked replies it would still say, the live version 1.000" in found.note
-    assert not held_out_check([1.0] * 16, mu, [math.nan] * 16, mu, GateThresholds()).passed
+            assert "it would still say 0.000 of the liked replies, the live version 1.000" in found.note
+    assert not held_out_check([1.0] * 16, mu, [math.nan] * 16, mu, GateSettings()).passed
 
 
 def test_leaving_what_was_disliked_is_no_fault() -> None:
     mu = [math.log(0.5)] * 16
-    assert held_out_check([-1.0] * 16, mu, [-60.0] * 16, mu, GateThresholds()).passed
-    found = held_out_check([1.0] * 8 + [-1.0] * 8, mu, [math.log(0.9)] * 8 + [-60.0] * 8, mu, GateThresholds())
+    assert held_out_check([-1.0] * 16, mu, [-60.0] * 16, mu, GateSettings()).passed
+    found = held_out_check([1.0] * 8 + [-1.0] * 8, mu, [math.log(0.9)] * 8 + [-60.0] * 8, mu, GateSettings())
     assert (found.passed, found.value) == (True, 1.0)
 
 
@@ -111,12 +111,12 @@ def test_one_exchange_decides_nothing() -> None:
     mu = [math.log(0.5)] * 16
     for first in (1.0, -1.0):
         found = held_out_check(
-            [first, *[-first] * 2, *[-1.0] * 13], mu, [math.log(0.5), -2.0, -2.0, *[-12.0] * 13], mu, GateThresholds()
+            [first, *[-first] * 2, *[-1.0] * 13], mu, [math.log(0.5), -2.0, -2.0, *[-12.0] * 13], mu, GateSettings()
         )
         assert (found.passed, found.value) == (True, None), first
         assert found.note.startswith("too few: passes by default (16 rewards, effectively 2.1 and")
     r = [1.0, -1.0] * 8  # the live one has left it, and of it nothing is known then
-    found = held_out_check(r, mu, mu, [-0.7, *[-30.0] * 15], GateThresholds())
+    found = held_out_check(r, mu, mu, [-0.7, *[-30.0] * 15], GateSettings())
     assert (found.passed, found.value) == (True, None)
 
 
@@ -132,12 +132,12 @@ def test_greedy_replies_say_nothing_about_ratios() -> None:
     greedy = ChatRequest(sampling=Sampling(temperature=0.0))
     texts = [replace(exchange(i, 1.0 if i % 2 else -1.0), request=greedy) for i in range(16)]
     worse = Measured(tuple([-5.0] * 16), tuple([-10.0] * 16), entropy=1.0, kl=0.0)
-    found = gate_checks(worse, worse, worse, texts, 16, 0, GateThresholds())
+    found = gate_checks(worse, worse, worse, texts, 16, 0, GateSettings())
     assert (found[0].name, found[0].value) == ("held-out feedback", None)
     assert found[0].note == "too few: passes by default (0 of 8 rewards)"
     mixed = [*texts, *(exchange(i, 1.0 if i % 2 else -1.0) for i in range(16, 32))]
     same = Measured(tuple([-0.5] * 32), (*[-40.0] * 16, *[-1.0] * 16), entropy=1.0, kl=0.0)
-    (first, *_) = gate_checks(same, same, same, mixed, 32, 0, GateThresholds())
+    (first, *_) = gate_checks(same, same, same, mixed, 32, 0, GateSettings())
     assert first.value == 0.0
     assert "16 rewards, effectively 16.0 and 16.0" in first.note
 
@@ -164,34 +164,34 @@ def exchange(i: int, reward: float | None) -> Exchange:
 def test_all_lines_of_a_gate_read_their_own_texts() -> None:
     texts = [*(exchange(i, 1.0 if i % 2 else -1.0) for i in range(8)), exchange(8, None), exchange(9, None)]
     same = Measured(tuple([-0.5] * 10), tuple([-1.0] * 10), entropy=1.0, kl=0.0)
-    found = gate_checks(same, same, same, texts, 8, 2, GateThresholds())
+    found = gate_checks(same, same, same, texts, 8, 2, GateSettings())
     assert [check.name for check in found] == ["held-out feedback", "retention", "entropy", "kl"]
     assert is_gate_passed(found)
     forgot = Measured(tuple([-0.5] * 8 + [-0.8, -0.8]), same.sums, 1.0, 0.0)
-    assert [check.name for check in gate_checks(forgot, same, same, texts, 8, 2, GateThresholds()) if not check.passed] == [
+    assert [check.name for check in gate_checks(forgot, same, same, texts, 8, 2, GateSettings()) if not check.passed] == [
         "retention"
     ]
     mad = Measured(same.logprobs, same.sums, 0.1, 3.0)
-    assert [check.name for check in gate_checks(mad, same, same, texts, 8, 2, GateThresholds()) if not check.passed] == [
+    assert [check.name for check in gate_checks(mad, same, same, texts, 8, 2, GateSettings()) if not check.passed] == [
         "entropy",
         "kl",
     ]
     nothing = Measured((), ())
-    (only,) = gate_checks(nothing, nothing, nothing, [], 0, 0, GateThresholds())
+    (only,) = gate_checks(nothing, nothing, nothing, [], 0, 0, GateSettings())
     assert only.note.startswith("too few")
 
 
-def test_bars_that_mean_nothing_are_refused() -> None:
+def test_settings_that_mean_nothing_are_refused() -> None:
     for wrong in (
-        {"margin": -1},
-        {"liked": -1},
-        {"entropy_share": -0.1},
-        {"weight_cap": 0.5},
-        {"read": 0},
-        {"kl_cap": math.nan},
+        {"max_reward_loss": -1},
+        {"min_liked_share": -1},
+        {"min_entropy_share": -0.1},
+        {"max_weight": 0.5},
+        {"exchanges": 0},
+        {"max_kl": math.nan},
     ):
         with pytest.raises(UserError, match=f"gate: {next(iter(wrong))} is"):
-            GateThresholds(**wrong)
+            GateSettings(**wrong)
 
 
 def test_a_fall_needs_enough_on_both_sides() -> None:

@@ -16,7 +16,7 @@ from learngraph.tools.environments import hierarchy
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.pocket import guard, guard_chats, guard_train
-from learngraph.tools.training.learner import hindsight_block
+from learngraph.tools.training.examples import hindsight_block
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +140,8 @@ def test_turns_are_judged_and_end_with_the_first_break(loaded: tuple[Any, Any]) 
 
 
 def test_an_adapter_that_changes_nothing_plays_alike_and_one_that_does_not(loaded: tuple[Any, Any]) -> None:
-    from learngraph.tools.training.lora import LoRA, attach_lora
+    from learngraph.memory.claas.settings import LoRA
+    from learngraph.tools.training.lora import attach_lora
 
     part = hierarchy.scenario_stream()[:10]
     network, tokenizer = guard.load()

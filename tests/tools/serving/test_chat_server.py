@@ -17,7 +17,9 @@ import chat_backend
 import httpx
 import pytest
 
+from learngraph.memory import errors
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
+from learngraph.tools.serving.openai_wire import user_error_as_api_error
 
 pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
 
@@ -330,7 +332,7 @@ def test_bodies_that_are_no_proper_json(client: httpx.Client, body: bytes) -> No
 
 
 def test_bodies_that_are_too_long_whether_they_say_so_or_not() -> None:
-    with talking(body=1000) as client:
+    with talking(max_body_bytes=1000) as client:
         assert client.post("/v1/feedback", content=b"x" * 1001).status_code == 413
 
         def pieces() -> Iterator[bytes]:
@@ -420,6 +422,15 @@ def test_what_the_service_refuses_has_its_status() -> None:
             assert "secret" not in answer.text
             assert ("retry-after" in answer.headers) == (status == 503)
     assert answer.headers["x-request-id"]
+
+
+def test_every_shared_error_has_a_status() -> None:
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "UserError"]
+    found = {kind.__name__: user_error_as_api_error(kind("no")) for kind in kinds}
+    assert {name for name, error in found.items() if error.code is None} == set()
+    assert found["VersionNotLoaded"].status == found["Unavailable"].status == 503
+    assert found["UnknownVersion"].status == 404  # though an AdapterError is a 500
+    assert found["Unavailable"].headers == {"retry-after": "2"}
 
 
 def test_an_error_in_mid_stream_is_an_event_and_what_broke_is_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -729,8 +740,8 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
         "import asyncio, sys\n"
         f"sys.path.insert(0, {str(Path(chat_backend.__file__).parent)!r})\n"
         "import chat_backend as c\n"
-        "application = c.chat_server.app(c.FakeBackend(delay=0.1), c.two())\n"
-        "asyncio.run(c.chat_server.serve(application, port=0, ready=lambda url: print(url, flush=True)))\n"
+        "application = c.chat_server.make_app(c.FakeBackend(delay=0.1), c.two())\n"
+        "asyncio.run(c.chat_server.serve(application, port=0, on_ready=lambda url: print(url, flush=True)))\n"
         "print('in order', flush=True)\n"
     )
     process = subprocess.Popen([sys.executable, str(program)], stdout=subprocess.PIPE, text=True)

@@ -173,7 +173,7 @@ async def test_a_wrong_model_key_or_address_is_said_at_the_start(serve: Serve) -
     server = serve(key="secret")
     with pytest.raises(UserError, match="no model 'other'; it has \\['base'\\]"):
         VllmEngine("other", server.url, key="secret")
-    with pytest.raises(Unavailable, match="refuses our key") as caught:
+    with pytest.raises(Unavailable, match="refuses the key") as caught:
         VllmEngine("base", server.url, key="guess")
     assert "guess" not in str(caught.value)
     with pytest.raises(Unavailable, match="cannot be reached"):

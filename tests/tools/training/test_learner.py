@@ -13,24 +13,26 @@ from typing import Any
 
 import pytest
 import torch
+from claas_settings import make_objective
 from safetensors.torch import load_file, save_file
 
+from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import POCKET, open_model
 from learngraph.tools.pocket import guard
-from learngraph.tools.training.learner import InProcessLearner, VersionError, hindsight_block
-from learngraph.tools.training.lora import LoRA
-from learngraph.tools.training.losses import Objective
+from learngraph.tools.training.examples import hindsight_block
+from learngraph.tools.training.learner import InProcessLearner
+from learngraph.tools.training.version_files import VersionError
 
 KITCHEN = "You are in the kitchen.\nnorth: hall\ntake: lamp"
 LIKED = (" take", " read")
 """What a reply should begin with; the pocket model does so with a probability of 0.21."""
 HINDSIGHT = Prompt.load("claas/hindsight").parts[0][1].template
 SMALL = LoRA(rank=8, alpha=16)
-QUICK: dict[str, Any] = {"rate": 3e-3, "warmup_steps": 1}
+QUICK: dict[str, Any] = {"learning_rate": 3e-3, "warmup_steps": 1}
 
 
 class Shelf:
@@ -78,7 +80,7 @@ def learner(pocket: LocalChatModel, shelf: Shelf) -> Make:
     def make(
         lora: LoRA = SMALL, model: LocalChatModel = pocket, hindsight: str = HINDSIGHT, **settings: Any
     ) -> InProcessLearner:
-        return InProcessLearner(model, shelf.folder, shelf.write, lora, Objective(**(QUICK | settings)), hindsight)
+        return InProcessLearner(model, shelf.folder, shelf.write, lora, make_objective(**(QUICK | settings)), hindsight)
 
     return make
 
@@ -164,9 +166,9 @@ def course(learner: InProcessLearner, shelf: Shelf, model: LocalChatModel, steps
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"loss": "reinforce"}, ""),
-        ({"loss": "ppo"}, ""),
-        ({"loss": "sdpo", "teacher": "sync", "sync_every": 1}, "take take take take"),
+        ({"kind": "reinforce"}, ""),
+        ({"kind": "ppo"}, ""),
+        ({"kind": "sdpo", "teacher": "sync", "sync_every": 1}, "take take take take"),
     ],
     ids=["reinforce", "ppo", "sdpo"],
 )
@@ -185,7 +187,7 @@ def test_what_was_rewarded_becomes_likely_and_what_was_punished_unlikely(
     good, bad = (
         exchange(pocket, said(pocket, word), Feedback(r), n) for n, (word, r) in enumerate([("take", 1.0), ("read", -1.0)])
     )
-    teaching = learner(loss=loss)
+    teaching = learner(kind=loss)
     lot = minibatch([good, bad])
     update = teaching.step(lot, teaching.correct(lot))
     before, after = teaching.measure("", [good, bad]), teaching.measure(update.version, [good, bad])
@@ -199,7 +201,7 @@ def test_the_text_of_the_feedback_is_what_sdpo_learns(learner: Make, pocket: Loc
     lots = [minibatch([exchange(pocket, said(pocket, "read"), Feedback(None, text))]) for text in ("take " * 4, "open " * 4)]
     texts = [exchange(pocket, said(pocket, word), None) for word in ("take", "open")]
     for told in (True, False):
-        teaching = learner(loss="sdpo", feedback=told, hindsight="Answer.\n\n$feedback")
+        teaching = learner(kind="sdpo", reads_text=told, hindsight="Answer.\n\n$feedback")
         labels = [teaching.step(lot, teaching.correct(lot)).version for lot in lots]
         assert (labels[0] == labels[1]) is not told
         one, two = (teaching.measure(label, texts).sums for label in labels)
@@ -213,7 +215,7 @@ def test_without_words_the_teacher_hears_whether_it_was_right(
 ) -> None:
     """With each template that comes with the package: what the text says makes no difference, and yet something is learned."""
     template = Prompt.load("claas/hindsight", folder).parts[0][1].template
-    teaching = learner(loss="sdpo", feedback=False, hindsight=template)
+    teaching = learner(kind="sdpo", reads_text=False, hindsight=template)
     versions = []
     for text in ("take", "read read"):
         lot = minibatch([exchange(pocket, said(pocket, "put"), Feedback(-1.0, text))])
@@ -229,7 +231,7 @@ def test_rewards_are_compared_with_the_batch_or_with_their_family(learner: Make,
         exchange(pocket, said(pocket, word), Feedback(reward), n, family=word)
         for n, (word, reward) in enumerate([("put", 1.0), ("take", 0.0)])
     ])  # fmt: skip
-    whole, apart = learner(loss="reinforce"), learner(loss="reinforce", baseline="family")
+    whole, apart = learner(kind="reinforce"), learner(kind="reinforce", baseline="family")
     assert whole.step(lot, whole.correct(lot)).norm > 0
     assert "all rewards are alike" in apart.step(lot, apart.correct(lot)).skipped
 
@@ -238,7 +240,7 @@ def test_rewards_with_the_same_text_use_both(learner: Make, pocket: LocalChatMod
     """The arm `RL + feedback`: rewards that are all alike say nothing, the text still does."""
     lot = minibatch([exchange(pocket, said(pocket, word), Feedback(-1.0, "take take take take"), n)
                      for n, word in enumerate(["read", "put", "open", "take"])])  # fmt: skip
-    plain, both = learner(loss="reinforce"), learner(loss="reinforce", hint=1.0, hindsight="$feedback")
+    plain, both = learner(kind="reinforce"), learner(kind="reinforce", hint_weight=1.0, hindsight="$feedback")
     assert "all rewards are alike" in plain.step(lot, plain.correct(lot)).skipped
     assert both.step(lot, both.correct(lot)).norm > 0
     mixed = replace(lot, exchanges=(*lot.exchanges, exchange(pocket, said(pocket, "cook"), Feedback(1.0, "take take"), 9)))
@@ -261,7 +263,9 @@ def said(model: LocalChatModel, word: str) -> Reply:
 # To the byte
 
 
-@pytest.mark.parametrize("settings", [{"loss": "reinforce", "passes": 2}, {"loss": "ppo"}, {"loss": "sdpo"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"kind": "reinforce", "updates_per_batch": 2}, {"kind": "ppo"}, {"kind": "sdpo"}], ids=str
+)
 def test_the_same_step_makes_the_same_version_whatever_was_learned_in_between(
     learner: Make, shelf: Shelf, batch: Minibatch, settings: dict[str, Any]
 ) -> None:
@@ -281,7 +285,7 @@ def test_the_same_step_makes_the_same_version_whatever_was_learned_in_between(
 
 
 def test_the_seed_of_the_first_minibatch_makes_the_first_adapter(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     small = replace(batch, exchanges=batch.exchanges[:4])
     other = replace(small, seed=5)
     labels = [teaching.step(lot, teaching.correct(lot)).version for lot in (small, other)]
@@ -293,7 +297,7 @@ def test_the_seed_of_the_first_minibatch_makes_the_first_adapter(learner: Make, 
 def test_a_version_is_what_peft_reads_and_tells_nothing_of_this_machine(
     learner: Make, shelf: Shelf, pocket: LocalChatModel, batch: Minibatch
 ) -> None:
-    teaching = learner(loss="sdpo")
+    teaching = learner(kind="sdpo")
     label = teaching.step(batch, teaching.correct(batch)).version
     folder = shelf.folder(label)
     names = {path.name for path in folder.iterdir()}
@@ -321,7 +325,7 @@ def test_a_version_is_what_peft_reads_and_tells_nothing_of_this_machine(
 
 def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalChatModel, batch: Minibatch) -> None:
     before = {name: tensor.clone() for name, tensor in pocket.network.state_dict().items()}
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     teaching.step(batch, teaching.correct(batch))
     after = pocket.network.state_dict()
     assert before.keys() == after.keys()
@@ -336,13 +340,13 @@ def test_the_model_that_was_given_stays_as_it_is(learner: Make, pocket: LocalCha
 def test_the_rate_asked_for_is_the_one_used_whatever_the_parent_was_made_with(
     learner: Make, shelf: Shelf, batch: Minibatch
 ) -> None:
-    """Defect 11a of the public code: the saved optimizer's rate came back with its moments."""
+    """In the public code the saved optimizer's learning rate came back with its moments."""
     small = replace(batch, exchanges=batch.exchanges[:6])
-    slow = learner(loss="reinforce", rate=1e-5)
+    slow = learner(kind="reinforce", learning_rate=1e-5)
     parent = slow.step(small, slow.correct(small)).version
     moved = {}
     for rate in (1e-5, 1e-3):
-        teaching = learner(loss="reinforce", rate=rate)
+        teaching = learner(kind="reinforce", learning_rate=rate)
         lot = replace(small, id="acme/default/2", step=2, parent=parent)
         update = teaching.step(lot, teaching.correct(lot))
         assert update.rate == rate
@@ -353,7 +357,7 @@ def test_the_rate_asked_for_is_the_one_used_whatever_the_parent_was_made_with(
 
 def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner: Make, batch: Minibatch) -> None:
     small = replace(batch, exchanges=batch.exchanges[:6])
-    teaching = learner(loss="reinforce", rate=1e-3, warmup_steps=4)
+    teaching = learner(kind="reinforce", learning_rate=1e-3, warmup_steps=4)
     correction = teaching.correct(small)
     first = teaching.step(small, correction)
     assert first.rate == pytest.approx(1e-3 / 4)
@@ -365,7 +369,7 @@ def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Miniba
     small = replace(batch, exchanges=batch.exchanges[:4])
 
     def steps(count: int, **settings: Any) -> list[Path]:
-        teaching, label, found = learner(loss="sdpo", **settings), "", []
+        teaching, label, found = learner(kind="sdpo", **settings), "", []
         for step in range(1, count + 1):
             lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
             label = teaching.step(lot, teaching.correct(lot)).version
@@ -373,7 +377,7 @@ def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Miniba
         return found
 
     one, two = ({kind: load_file(folder / f"{kind}.safetensors") for kind in ("teacher", "adapter_model")}
-                for folder in steps(2, teacher="ema", ema=0.25))  # fmt: skip
+                for folder in steps(2, teacher="ema", ema_rate=0.25))  # fmt: skip
     for name, tensor in two["teacher"].items():
         assert torch.allclose(tensor, 0.75 * one["teacher"][name] + 0.25 * two["adapter_model"][name], atol=1e-7)
     early, late = steps(2, teacher="sync", sync_every=2)
@@ -392,7 +396,7 @@ def contents_of(path: Path) -> dict[str, list[float]]:
 def test_the_loss_may_change_from_step_to_step(learner: Make, batch: Minibatch) -> None:
     small, label = replace(batch, exchanges=batch.exchanges[:6]), ""
     for step, loss in enumerate(("ppo", "ppo", "reinforce", "sdpo", "ppo"), 1):
-        teaching = learner(loss=loss)
+        teaching = learner(kind=loss)
         lot = replace(small, id=f"acme/default/{step}", step=step, parent=label)
         update = teaching.step(lot, teaching.correct(lot))
         assert update.version, update.skipped
@@ -406,7 +410,7 @@ def test_replies_of_the_version_that_learns_have_ratios_of_one_at_any_temperatur
     learner: Make, pocket: LocalChatModel
 ) -> None:
     talker, draw = Talker(pocket, None), random.Random(3)
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     for temperature in (1.0, 0.5):
         replies = [talker.say(KITCHEN, draw, temperature=temperature) for _ in range(6)]
         request = ChatRequest(({"role": "user", "content": KITCHEN},), Sampling(temperature, max_tokens=3))
@@ -423,12 +427,12 @@ def test_replies_of_the_version_that_learns_have_ratios_of_one_at_any_temperatur
 def test_stale_replies_lower_the_effective_sample_and_with_it_the_rate(learner: Make, pocket: LocalChatModel) -> None:
     lot = served(pocket, 8)
     stale = [replace(e, reply=replace(e.reply, logprobs=tuple(p - n for p in e.reply.logprobs))) for n, e in enumerate(lot)]
-    correction = learner(loss="reinforce").correct(minibatch(stale))
+    correction = learner(kind="reinforce").correct(minibatch(stale))
     assert correction.ess < 0.5
     assert correction.scale == pytest.approx(correction.ess / 0.5)
     assert correction.clipped > 0
     assert correction.ratio_max > 2
-    none = learner(loss="reinforce", correction="none").correct(minibatch(stale))
+    none = learner(kind="reinforce", correction="none").correct(minibatch(stale))
     assert none.scale == 1
 
 
@@ -438,7 +442,7 @@ def test_measure_agrees_with_the_scores_of_the_model(learner: Make, pocket: Loca
 
     expected = pocket.score([HumanMessage(KITCHEN)], ["take lamp", "north"])
     texts = [exchange(pocket, Reply(text, (), (), ()), None, n) for n, text in enumerate(["take lamp", "north"])]
-    found = learner(loss="reinforce").measure("", texts)
+    found = learner(kind="reinforce").measure("", texts)
     assert found.sums == pytest.approx(tuple(expected), abs=1e-4)
     assert found.logprobs[0] == pytest.approx(expected[0] / len(pocket.reply_ids("take lamp")), abs=1e-4)
     assert found.kl == 0
@@ -460,12 +464,12 @@ def test_paragraphs_without_a_value_are_left_out_of_the_block() -> None:
 
 
 def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: Make, pocket: LocalChatModel) -> None:
-    """Defects 7, 8 and 11c of the public code: it read the last message only, tokenised the reply again, and believed the client."""
+    """The public code read the last message only, tokenised the reply again, and believed the client."""
     turns = ({"role": "user", "content": "hello"}, {"role": "assistant", "content": "go"}, {"role": "user", "content": KITCHEN})
     prompt = tuple(pocket.chat_ids(turns))
     reply = Reply("whatever the text says", prompt, (300, 5, 7), (-1.0, -1.0, -1.0))  # tokens that no text would give
     given = exchange(pocket, reply, Feedback(-1.0, "no, $5"), request=ChatRequest(turns))
-    found = learner(loss="sdpo")._trainer._training_example(given, [given])
+    found = learner(kind="sdpo")._trainer._reader.training_example(given, [given])
     assert found.example.prompt == prompt
     assert found.hindsight is not None
     assert found.hindsight.reply == found.example.reply == reply.token_ids
@@ -474,31 +478,31 @@ def test_the_teacher_reads_all_of_the_conversation_and_the_same_tokens(learner: 
     assert KITCHEN in text
     assert "no, $5" in text
     assert text.index(KITCHEN) < text.index("no, $5")
-    blind = learner(loss="sdpo", feedback=False)._trainer._training_example(given, [given])
+    blind = learner(kind="sdpo", reads_text=False)._trainer._reader.training_example(given, [given])
     assert blind.hindsight is not None
     assert "no, $5" not in pocket.tokenizer.decode(blind.hindsight.prompt)
 
 
 def test_a_solution_is_somebody_elses_at_the_same_place(learner: Make, pocket: LocalChatModel) -> None:
-    trainer = learner(loss="sdpo")._trainer
+    reader = learner(kind="sdpo")._trainer._reader
     failed = exchange(pocket, said(pocket, "read"), Feedback(-1.0), 0)
     won = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 1)
     again = exchange(pocket, said(pocket, "take lamp"), Feedback(1.0), 2)
-    found = trainer._training_example(failed, [failed, won])
+    found = reader.training_example(failed, [failed, won])
     assert found.hindsight is not None
     assert "take lamp" in pocket.tokenizer.decode(found.hindsight.prompt).removeprefix(KITCHEN)
     with pytest.raises(UserError, match="neither a text nor a solution"):
-        trainer._training_example(won, [failed, won, again])  # its own, and one that is the same
+        reader.training_example(won, [failed, won, again])  # its own, and one that is the same
     elsewhere = replace(won, reply=replace(won.reply, prompt_ids=(5, 6)))
     with pytest.raises(UserError, match="neither"):
-        trainer._training_example(failed, [failed, elsewhere])
+        reader.training_example(failed, [failed, elsewhere])
     same_turn = [replace(e, scenario="s", turn=1) for e in (failed, elsewhere)]
-    assert trainer._training_example(same_turn[0], same_turn).hindsight is not None
+    assert reader.training_example(same_turn[0], same_turn).hindsight is not None
 
 
 def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket: LocalChatModel) -> None:
     given = exchange(pocket, replace(said(pocket, "read"), prompt_ids=(5, 6, 7)), Feedback(-1.0, "no"))
-    correction = learner(loss="sdpo").correct(minibatch([given]))
+    correction = learner(kind="sdpo").correct(minibatch([given]))
     assert correction.dropped == (
         ("r0", "its prompt, rendered again, has other tokens than were served; the teacher would read another one"),
     )
@@ -508,7 +512,7 @@ def test_a_prompt_that_was_rendered_otherwise_is_left_out(learner: Make, pocket:
 
 
 def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, pocket: LocalChatModel) -> None:
-    """One bad exchange spoils no batch (defect 22), and is told apart from the rest."""
+    """One bad exchange spoils no batch, and is told apart from the rest."""
     good = served(pocket, 4)
     reply = good[0].reply
     long = replace(reply, token_ids=tuple(range(2, 1002)) * 3, logprobs=(-1.0,) * 3000)
@@ -525,7 +529,7 @@ def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, po
         "none": (replace(good[0], feedback=None), "has no feedback"),
     }
     lot = minibatch([*good, *(replace(e, id=name) for name, (e, _) in bad.items())])
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     correction = teaching.correct(lot)
     assert correction.kept == tuple(e.id for e in good)
     dropped = dict(correction.dropped)
@@ -538,7 +542,7 @@ def test_what_cannot_be_learned_from_is_left_out_with_a_reason(learner: Make, po
 
 def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: Shelf, pocket: LocalChatModel) -> None:
     silent = minibatch([exchange(pocket, said(pocket, "read"), Feedback(-1.0))])
-    teaching = learner(loss="sdpo")
+    teaching = learner(kind="sdpo")
     correction = teaching.correct(silent)
     assert correction.kept == ()
     update = teaching.step(silent, correction)
@@ -549,7 +553,7 @@ def test_where_nothing_is_left_nothing_is_learned(learner: Make, shelf: Shelf, p
 def test_an_exchange_of_another_tenant_stops_the_batch(learner: Make, batch: Minibatch) -> None:
     mixed = replace(batch, exchanges=(*batch.exchanges[:2], replace(batch.exchanges[2], tenant="evil")))
     with pytest.raises(UserError, match="an exchange of evil/default in it; nothing was learned"):
-        learner(loss="reinforce").correct(mixed)
+        learner(kind="reinforce").correct(mixed)
 
 
 def test_reading_a_reply_beyond_the_window_is_an_error(learner: Make, pocket: LocalChatModel) -> None:
@@ -578,11 +582,11 @@ def test_a_version_that_cannot_be_gone_on_from_is_named(
     learner: Make, shelf: Shelf, batch: Minibatch, spoil: Callable[[Path], Any], said: str
 ) -> None:
     small = replace(batch, exchanges=batch.exchanges[:4])
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     label = teaching.step(small, teaching.correct(small)).version
     spoil(shelf.folder(label))
     lot = replace(small, id="acme/default/2", step=2, parent=label)
-    fresh = learner(loss="reinforce")
+    fresh = learner(kind="reinforce")
     with pytest.raises(UserError, match=said):
         fresh.step(lot, fresh.correct(lot))
 
@@ -599,9 +603,9 @@ def note(folder: Path, **changed: Any) -> None:
 
 def test_an_adapter_of_another_rank_is_refused(learner: Make, batch: Minibatch) -> None:
     small = replace(batch, exchanges=batch.exchanges[:4])
-    teaching = learner(loss="reinforce")
+    teaching = learner(kind="reinforce")
     label = teaching.step(small, teaching.correct(small)).version
-    other = learner(LoRA(rank=4, alpha=16), loss="reinforce")
+    other = learner(LoRA(rank=4, alpha=16), kind="reinforce")
     with pytest.raises(VersionError, match=r"'rank': 8.*this learner makes.*'rank': 4"):
         other.correct(replace(small, parent=label))
 

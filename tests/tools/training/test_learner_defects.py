@@ -1,5 +1,5 @@
-"""Defects of the reference code that this learner must not have: heads of a width of their own (11), moments that outlive their
-weights (25), chats that must have a system prompt (30). The numbers are those of the paper's notes, section 9."""
+"""Defects of CLaaS's public code that this learner must not have: heads of a width of their own are misread, moments outlive their
+weights, chats must have a system prompt."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 import torch
+from claas_settings import make_objective
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from learngraph.graphs.claas import CLaaS, pick_fields
+from learngraph.graphs.claas import CLaaS
 from learngraph.graphs.serving.service import Service
 from learngraph.memory.claas.adapters import Adapters
-from learngraph.memory.claas.replay import Replay, ReplayLimits
+from learngraph.memory.claas.replay import Replay, ReplaySettings
+from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.records import ChatCall, ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.engine import LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training.learner import InProcessLearner
-from learngraph.tools.training.lora import LoRA
-from learngraph.tools.training.losses import Objective
 
 HINDSIGHT = Prompt.load("claas/hindsight").parts[0][1].template
 LORA = LoRA(rank=4, alpha=8.0)
@@ -46,7 +46,7 @@ class Place:
 
     def __init__(self, root: Path, model: LocalChatModel, **settings: Any) -> None:
         self.root, self.adapters = root, Adapters(root, "acme")
-        objective = Objective(**({"loss": "reinforce", "rate": 1e-2, "warmup_steps": 1} | settings))
+        objective = make_objective(**({"kind": "reinforce", "learning_rate": 1e-2, "warmup_steps": 1} | settings))
         self.learner = InProcessLearner(model, self.folder, self.write, LORA, objective, HINDSIGHT)
 
     def folder(self, label: str) -> Path:
@@ -79,7 +79,7 @@ def batch_of(model: LocalChatModel, step: int = 1, parent: str = "", text: str =
     return Minibatch(f"acme/default/{step}", "acme", "default", step, parent, tuple(exchanges), seed=step)
 
 
-# 11
+# Heads
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def wide(pocket: LocalChatModel, tmp_path_factory: pytest.TempPathFactory) -> Lo
 def test_heads_may_be_wider_than_hidden_by_heads(wide: LocalChatModel, tmp_path: Path, loss: str) -> None:
     import peft
 
-    place = Place(tmp_path, wide, loss=loss)
+    place = Place(tmp_path, wide, kind=loss)
     batch = batch_of(wide, text="take it")
     label = place.step(batch)
     shapes = {
@@ -127,7 +127,7 @@ def test_heads_may_be_wider_than_hidden_by_heads(wide: LocalChatModel, tmp_path:
     assert not torch.allclose(ours, base, atol=1e-5)
 
 
-# 25
+# Moments
 
 
 def test_moments_do_not_outlive_the_weights_they_belong_to(pocket: LocalChatModel, tmp_path: Path) -> None:
@@ -154,13 +154,17 @@ def test_moments_do_not_outlive_the_weights_they_belong_to(pocket: LocalChatMode
     assert steps <= {1.0}
 
 
-# 30
+# System prompts
 
 
 @pytest.mark.slow
 async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalChatModel, tmp_path: Path) -> None:
-    settings = CLaaS(loss="sdpo", batch=4, least=4, held_out=0.0, rank=4, rate=1e-3, gate=False, watch=0, reuse=1)
-    replay = Replay(tmp_path / "replay.sqlite", pick_fields(ReplayLimits, settings))
+    settings = CLaaS(
+        replay=ReplaySettings(batch_size=4, min_exchanges=4, held_out_share=0.0, max_samplings=1),
+        loss=Objective(learning_rate=1e-3),
+        lora=LORA,
+    ).no_gate()
+    replay = Replay(tmp_path / "replay.sqlite", settings.replay)
 
     def write(batch: Minibatch, folder: Path, about: Mapping[str, Any]) -> str:
         kept = service.versions(batch.tenant, batch.adapter)
@@ -170,8 +174,8 @@ async def test_chats_feedback_and_learning_need_no_system_prompt(pocket: LocalCh
         pocket,
         lambda label: service.versions("acme").folder(label),
         write,
-        pick_fields(LoRA, settings, alpha=8.0, batch=1),
-        pick_fields(Objective, settings),
+        settings.lora,
+        settings.loss,
         HINDSIGHT,
     )
     engine = LocalEngine(LocalChatModel(model=pocket.model, threads=1), rank=4)

@@ -15,18 +15,18 @@ from typing import Any
 
 import pytest
 
+from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import ChatRequest, Exchange, Feedback, Minibatch, Reply, Sampling
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
-from learngraph.tools.training.learner import InProcessLearner, VersionError
+from learngraph.tools.training.learner import InProcessLearner
 from learngraph.tools.training.learner_worker import WorkerDied, WorkerLearner
-from learngraph.tools.training.lora import LoRA
-from learngraph.tools.training.losses import Objective
+from learngraph.tools.training.version_files import VersionError
 
 pytestmark = pytest.mark.slow  # a process that imports torch takes seconds to start
 
-SMALL, QUICK = LoRA(rank=4, alpha=8), Objective(loss="reinforce", rate=1e-3)
+SMALL, QUICK = LoRA(rank=4, alpha=8), Objective(kind="reinforce", learning_rate=1e-3)
 
 
 def contents(folder: Path) -> str:
@@ -186,8 +186,8 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
     """Also where the parent is killed and can tell nobody."""
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from learngraph.tools.training.learner_worker import WorkerLearner\nfrom learngraph.tools.training.lora import LoRA\n"
-        "from learngraph.tools.training.losses import Objective\n"
+        "from learngraph.tools.training.learner_worker import WorkerLearner\n"
+        "from learngraph.memory.claas.settings import LoRA, Objective\n"
         "worker = WorkerLearner('pocket', Path, lambda *_: '', LoRA(rank=2), Objective(), nice=0)\n"
         "print(worker.process, flush=True)\ntime.sleep(60)\n"
     )

@@ -11,43 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from chats import CHATS, chat, reply_scores
+from claas_settings import make_objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from langchain_core.messages import HumanMessage, SystemMessage
 
+from learngraph.memory.claas.settings import LoRA, Objective
 from learngraph.memory.errors import UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training import lora, losses, sft
-from learngraph.tools.training.lora import Example, LoRA, Objective
+from learngraph.tools.training.lora import Example
 
-QUICK = LoRA(rank=4, alpha=8, batch=4, rate=0.01)
-
-
-def chat(question: str, reply: str, system: str = "") -> sft.Chat:
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
-
-
-CHATS = [
-    chat("hello", "go north"),
-    chat("You are in the kitchen. There is a lamp on the table. " * 3, "take the lamp", "You are in a game."),
-    chat("look at the map", "naïve café 42"),
-    chat("how are you", "g"),
-    chat("open the door", "open the door and go west, then look"),
-    chat("go", "eat"),
-]
-
-
-@pytest.fixture
-def model(tiny: str) -> LocalChatModel:
-    return LocalChatModel(model=tiny, threads=1)
-
-
-def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
-    """What `LocalChatModel.score` says of each reply."""
-    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage}
-    return [model.score([kinds[m["role"]](m["content"]) for m in c[:-1]], [c[-1]["content"]])[0] for c in chats]
+QUICK, RATE = LoRA(rank=4, alpha=8), 0.01
 
 
 # The loss
@@ -72,7 +48,7 @@ def test_the_loss_is_what_score_says(checkpoint: Callable[..., str], kind: str) 
     """On all tokens of all replies, whatever shares a pass: L = - (sum of the scores) / (tokens of the replies)."""
     model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
     examples = [sft.encode_chat(model, c) for c in CHATS]
-    expected = -sum(scored(model, CHATS)) / sum(len(e.reply) for e in examples)
+    expected = -sum(reply_scores(model, CHATS)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
         assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
@@ -96,7 +72,7 @@ def test_the_loss_of_pocket_is_what_score_says() -> None:
     ]
     examples = [sft.encode_chat(model, c) for c in chats]
     assert all(model.tokenizer.decode(e.reply).endswith("\n") for e in examples)
-    expected = -sum(scored(model, chats)) / sum(len(e.reply) for e in examples)
+    expected = -sum(reply_scores(model, chats)) / sum(len(e.reply) for e in examples)
     with torch.no_grad():
         assert float(lora.cross_entropy(*lora.reply_logits(model.network, examples))) == pytest.approx(expected, abs=1e-4)
 
@@ -133,11 +109,11 @@ def test_a_step_goes_down_the_gradient_of_score(model: LocalChatModel) -> None:
     frozen = {name: weight.clone() for name, weight in model.network.named_parameters()}
     lora.attach_lora(model.network, QUICK)
     examples = [sft.encode_chat(model, c) for c in CHATS]
-    updates = lora.make_optimizer(model.network, LoRA(rate=1e-3))
-    before = sum(scored(model, CHATS))
+    updates = lora.make_optimizer(model.network, 1e-3)
+    before = sum(reply_scores(model, CHATS))
     done = lora.step(model.network, updates, examples)
     model.clear_cache()
-    after = sum(scored(model, CHATS))
+    after = sum(reply_scores(model, CHATS))
     assert done.tokens == sum(len(e.reply) for e in examples)
     assert done.loss == pytest.approx(-before / done.tokens, abs=1e-4)
     assert after > before
@@ -154,7 +130,7 @@ def test_another_loss_may_take_the_place_of_the_surprise(model: LocalChatModel) 
         return 2.0 + 0.0 * logits.sum()
 
     batch = [sft.encode_chat(model, c) for c in CHATS]
-    done = lora.step(model.network, lora.make_optimizer(model.network, QUICK), batch, micro_batch_size=2, loss=constant)
+    done = lora.step(model.network, lora.make_optimizer(model.network, RATE), batch, micro_batch_size=2, loss=constant)
     assert done.loss == pytest.approx(2.0)
     assert sum(rows for rows, _ in seen) == done.tokens
     assert len(seen) == 3
@@ -163,10 +139,10 @@ def test_another_loss_may_take_the_place_of_the_surprise(model: LocalChatModel) 
 def test_a_gradient_that_is_not_finite_changes_nothing(model: LocalChatModel) -> None:
     lora.attach_lora(model.network, QUICK)
     before = [weight.clone() for weight in model.network.parameters()]
-    with pytest.raises(UserError, match=r"gradient is nan .* smaller rate"):
+    with pytest.raises(UserError, match=r"gradient is nan .* smaller learning rate"):
         lora.step(
             model.network,
-            lora.make_optimizer(model.network, QUICK),
+            lora.make_optimizer(model.network, RATE),
             [sft.encode_chat(model, CHATS[0])],
             loss=lambda logits, targets: logits.sum() * math.nan,
         )
@@ -177,8 +153,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model: LocalChatModel) ->
     ("settings", "said"),
     [
         ({"rank": 0}, "rank is at least 1"),
-        ({"rate": math.nan}, "rate is a number above 0"),
-        ({"warmup": 1.5}, "warmup is from 0"),
+        ({"alpha": math.nan}, "alpha is a finite number above 0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -239,7 +214,7 @@ def several(model: LocalChatModel) -> list[Example]:
 def test_reading_says_what_score_says_however_it_is_packed(checkpoint: Callable[..., str], kind: str) -> None:
     model = LocalChatModel(model=checkpoint(kind=kind), threads=1)
     examples = several(model)
-    expected = scored(model, CHATS)
+    expected = reply_scores(model, CHATS)
     for cap in (1, 100, 10_000):
         found = lora.reply_logprobs(model.network, examples, max_tokens=cap)
         assert [float(one.logprobs.sum()) for one in found] == pytest.approx(expected, abs=1e-3)
@@ -294,16 +269,18 @@ def told(model: LocalChatModel) -> list[lora.TrainingSample]:
 
 
 OBJECTIVES = [
-    Objective(loss="sdpo", teacher="base"),
-    Objective(loss="sdpo", teacher="ema"),
-    Objective(loss="sdpo", teacher="trust", correction="truncated", kl=0.1),
-    Objective(loss="reinforce", kl=0.1, entropy=0.01),
-    Objective(loss="reinforce", hint=0.5, teacher="base"),
-    Objective(loss="ppo"),
+    make_objective("sdpo", teacher="base"),
+    make_objective("sdpo", teacher="ema"),
+    make_objective("sdpo", teacher="trust", correction="truncated", kl_weight=0.1),
+    Objective(kind="reinforce", kl_weight=0.1, entropy_weight=0.01),
+    make_objective("reinforce", hint_weight=0.5, teacher="base"),
+    Objective(kind="ppo"),
 ]
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: f"{o.loss}-{o.teacher}-{o.kl}-{o.hint}")
+@pytest.mark.parametrize(
+    "objective", OBJECTIVES, ids=lambda o: f"{o.kind}-{o.teacher.kind}-{o.kl_weight}-{o.teacher.hint_weight}"
+)
 def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tiny: str, objective: Objective) -> None:
     seen = []
     for cap in (1, 150, 10_000, 150):
@@ -311,7 +288,7 @@ def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tin
         wrapper = scattered(model)
         samples = [replace(s, returns=torch.ones(len(s.example.reply))) for s in told(model)]
         head = lora.make_critic(model.network) if objective.needs_critic else None
-        updates = lora.make_optimizer(model.network, objective, head)
+        updates = lora.make_optimizer(model.network, objective.learning_rate, critic=head, critic_learning_rate=1e-3)
         before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
         passes: dict[str, Any] = {"base": wrapper.disable_adapter, "teacher": nullcontext, "critic": head}
         done, said = lora.learn(model.network, updates, samples, objective, max_tokens=cap, **passes)
@@ -324,14 +301,14 @@ def test_an_update_does_not_depend_on_how_it_is_packed_and_is_the_same_twice(tin
         assert any(not torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
         assert done.tokens == sum(len(s.example.reply) for s in samples)
         assert said["entropy"] > 0
-        assert ("kl" in said) == (objective.kl > 0)
+        assert ("kl" in said) == (objective.kl_weight > 0)
         if head is not None:
             assert float(head.bias.detach().abs().sum()) > 0
             assert said["value"] == pytest.approx(0.5)
     one, cut, whole, again = seen
     for other in (cut, whole):
         assert other[0].loss == pytest.approx(one[0].loss, abs=1e-5)
-        assert other[0].norm == pytest.approx(one[0].norm, rel=1e-3)
+        assert other[0].grad_norm == pytest.approx(one[0].grad_norm, rel=1e-3)
         assert other[1] == pytest.approx(one[1], abs=1e-4)
         assert torch.allclose(other[2], one[2], atol=1e-5)
     assert all(torch.equal(weight, again[3][name]) for name, weight in cut[3].items())
@@ -349,7 +326,7 @@ def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: Lo
         yield
         lora.set_lora_parameters(model.network, own)
 
-    updates = lora.make_optimizer(model.network, Objective())
+    updates = lora.make_optimizer(model.network, RATE)
     away, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(2.0), scale=0.0)
     same, _ = lora.learn(model.network, updates, samples, Objective(), teacher=lambda: other(1.0), scale=0.0)
     assert same.grad_norm < 1e-4 < 1e-2 < away.grad_norm
@@ -360,22 +337,22 @@ def test_a_teacher_with_weights_of_its_own_is_asked_inside_its_context(model: Lo
 def test_learning_from_feedback_moves_the_replies(model: LocalChatModel) -> None:
     """Praised replies become more probable, others less; towards the teacher the divergence falls."""
     wrapper = lora.attach_lora(model.network, QUICK)
-    samples, before = told(model), scored(model, CHATS)
-    objective = Objective(loss="reinforce", rate=0.01)
-    updates = lora.make_optimizer(model.network, objective)
+    samples, before = told(model), reply_scores(model, CHATS)
+    objective = Objective(kind="reinforce", learning_rate=0.01)
+    updates = lora.make_optimizer(model.network, objective.learning_rate)
     for _ in range(5):
         lora.learn(model.network, updates, samples, objective)
     model.clear_cache()
-    moved = [after - then for after, then in zip(scored(model, CHATS), before, strict=True)]
+    moved = [after - then for after, then in zip(reply_scores(model, CHATS), before, strict=True)]
     assert sum(change * (-1) ** n for n, change in enumerate(moved)) > 1
-    objective = Objective(loss="sdpo", teacher="base", rate=0.01)
-    updates = lora.make_optimizer(model.network, objective)
+    objective = make_objective("sdpo", teacher="base", learning_rate=0.01)
+    updates = lora.make_optimizer(model.network, objective.learning_rate)
     seen = [lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter)[0].loss for _ in range(20)]
     assert seen[-1] < 0.7 * seen[0]
 
 
 def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Defect 11b: a pass of the base model for a KL of weight 0."""
+    """The public code makes a pass of the base model for a KL of weight 0."""
     wrapper = lora.attach_lora(model.network, QUICK)
     samples, made = told(model), []
     forward = model.network.forward
@@ -387,13 +364,13 @@ def test_no_pass_is_made_that_does_not_count(model: LocalChatModel, monkeypatch:
     monkeypatch.setattr(lora, "_has_logits_to_keep", lambda network: False)
     monkeypatch.setattr(model.network, "forward", counted)
     for objective, expected in (
-        (Objective(loss="reinforce"), [True]),
-        (Objective(loss="reinforce", kl=0.1), [False, True]),
-        (Objective(loss="sdpo", teacher="base"), [False, True]),
-        (Objective(loss="sdpo", teacher="trust", kl=0.1), [False, False, False, True]),
+        (Objective(kind="reinforce"), [True]),
+        (Objective(kind="reinforce", kl_weight=0.1), [False, True]),
+        (make_objective("sdpo", teacher="base"), [False, True]),
+        (make_objective("sdpo", teacher="trust", kl_weight=0.1), [False, False, False, True]),
     ):
         made.clear()
-        updates = lora.make_optimizer(model.network, objective)
+        updates = lora.make_optimizer(model.network, objective.learning_rate)
         monkeypatch.setattr(lora, "_pass_overhead_tokens", lambda network: 1e9)
         lora.learn(model.network, updates, samples, objective, base=wrapper.disable_adapter, max_tokens=100_000)
         assert made == expected
@@ -403,16 +380,16 @@ def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) ->
     lora.attach_lora(model.network, QUICK)
     samples = told(model)
     before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
-    updates = lora.make_optimizer(model.network, Objective())
+    updates = lora.make_optimizer(model.network, RATE)
     with pytest.raises(UserError, match="nothing to learn from"):
         lora.learn(model.network, updates, [replace(s, hindsight=None) for s in samples], Objective(), teacher=nullcontext)
     with pytest.raises(UserError, match="nothing to learn from"):
-        lora.learn(model.network, updates, [], Objective(loss="reinforce"))
+        lora.learn(model.network, updates, [], Objective(kind="reinforce"))
     with pytest.raises(UserError, match="needs base and teacher passes"):
         lora.learn(model.network, updates, samples, Objective())
     broken = [replace(samples[0], advantage=torch.full((len(samples[0].example.reply),), math.nan))]
     with pytest.raises(UserError, match="gradient is nan"):
-        lora.learn(model.network, updates, broken, Objective(loss="reinforce"))
+        lora.learn(model.network, updates, broken, Objective(kind="reinforce"))
     assert all(torch.equal(weight, before[name]) for name, weight in lora.lora_parameters(model.network).items())
 
 
@@ -420,12 +397,12 @@ def test_an_update_that_cannot_be_made_changes_nothing(model: LocalChatModel) ->
 
 
 def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: str, tmp_path: Path) -> None:
-    """Defect 11a. And with the same rate, going on from the files is going on."""
+    """The learning rate is the one asked for, not the saved one. And with the same one, going on from the files is going on."""
 
     def fresh(rate: float) -> tuple[LocalChatModel, Any, torch.optim.Optimizer]:
         model = LocalChatModel(model=tiny, threads=1)
         wrapper = lora.attach_lora(model.network, QUICK)
-        return model, wrapper, lora.make_optimizer(model.network, Objective(rate=rate, decay=0.01))
+        return model, wrapper, lora.make_optimizer(model.network, rate, weight_decay=0.01)
 
     one, _, updates = fresh(1e-3)
     examples = several(one)
@@ -455,8 +432,8 @@ def test_the_rate_that_is_asked_for_is_the_one_used_with_a_loaded_state(tiny: st
 
 def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> None:
     lora.attach_lora(model.network, QUICK)
-    samples, objective = told(model), Objective(loss="reinforce", rate=1e-2)
-    updates = lora.make_optimizer(model.network, objective)
+    samples, objective = told(model), Objective(kind="reinforce", learning_rate=1e-2)
+    updates = lora.make_optimizer(model.network, objective.learning_rate)
     before = {name: weight.clone() for name, weight in lora.lora_parameters(model.network).items()}
     lora.learn(model.network, updates, samples, objective, scale=0.25)
     largest = max(
@@ -468,7 +445,7 @@ def test_the_scale_of_an_update_holds_for_it_alone(model: LocalChatModel) -> Non
 
 def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, tmp_path: Path) -> None:
     lora.attach_lora(model.network, QUICK)
-    updates = lora.make_optimizer(model.network, QUICK)
+    updates = lora.make_optimizer(model.network, RATE)
     lora.step(model.network, updates, several(model)[:1])
     lora.write_optimizer(updates, tmp_path / "a.safetensors")
     other = LocalChatModel(model=tiny, threads=1)
@@ -476,14 +453,14 @@ def test_files_of_another_adapter_are_refused(model: LocalChatModel, tiny: str, 
         network = LocalChatModel(model=tiny, threads=1).network
         lora.attach_lora(network, asked)
         with pytest.raises(UserError, match=said):
-            lora.read_optimizer(lora.make_optimizer(network, asked), tmp_path / "a.safetensors")
+            lora.read_optimizer(lora.make_optimizer(network, RATE), tmp_path / "a.safetensors")
         with pytest.raises(UserError, match="of another adapter"):
             lora.set_lora_parameters(network, lora.lora_parameters(model.network))
     (tmp_path / "b.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:100])
     lora.attach_lora(other.network, QUICK)
     for name in ("b.safetensors", "absent.safetensors"):
         with pytest.raises(UserError, match="cannot read the optimizer's state"):
-            lora.read_optimizer(lora.make_optimizer(other.network, QUICK), tmp_path / name)
+            lora.read_optimizer(lora.make_optimizer(other.network, RATE), tmp_path / name)
 
 
 def test_an_adapter_is_written_the_same_twice_and_peft_reads_it(tiny: str, tmp_path: Path) -> None:

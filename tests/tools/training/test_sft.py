@@ -7,52 +7,27 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from langchain_core.messages import HumanMessage, SystemMessage
+from chats import CHATS, Chat, chat, reply_scores
 
+from learngraph.memory.claas.settings import LoRA
 from learngraph.memory.errors import UserError
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
 from learngraph.tools.training import lora, sft
-from learngraph.tools.training.lora import LoRA
-from learngraph.tools.training.sft import DataError
+from learngraph.tools.training.sft import DataError, FineTuningSettings
 
-QUICK = LoRA(rank=4, alpha=8, batch=4, rate=0.01)
-
-
-def chat(question: str, reply: str, system: str = "") -> sft.Chat:
-    before = [{"role": "system", "content": system}] if system else []
-    return [*before, {"role": "user", "content": question}, {"role": "assistant", "content": reply}]
+QUICK = FineTuningSettings(lora=LoRA(rank=4, alpha=8), batch_size=4, learning_rate=0.01)
 
 
-CHATS = [
-    chat("hello", "go north"),
-    chat("You are in the kitchen. There is a lamp on the table. " * 3, "take the lamp", "You are in a game."),
-    chat("look at the map", "naïve café 42"),
-    chat("how are you", "g"),
-    chat("open the door", "open the door and go west, then look"),
-    chat("go", "eat"),
-]
-
-
-@pytest.fixture
-def model(tiny: str) -> LocalChatModel:
-    return LocalChatModel(model=tiny, threads=1)
-
-
-def written(chats: list[sft.Chat], path: Path) -> Path:
+def written(chats: list[Chat], path: Path) -> Path:
     path.write_text("".join(json.dumps({"messages": c}) + "\n" for c in chats))
     return path
-
-
-def scored(model: LocalChatModel, chats: list[sft.Chat]) -> list[float]:
-    """What `LocalChatModel.score` says of each reply."""
-    kinds: dict[str, Any] = {"system": SystemMessage, "user": HumanMessage}
-    return [model.score([kinds[m["role"]](m["content"]) for m in c[:-1]], [c[-1]["content"]])[0] for c in chats]
 
 
 def test_the_rate_rises_and_falls() -> None:
@@ -73,15 +48,15 @@ def test_training_teaches_and_writes_what_can_be_opened(tiny: str, tmp_path: Pat
     from transformers import AutoModelForCausalLM
 
     model = LocalChatModel(model=tiny, threads=1)
-    before = scored(model, CHATS)
-    done = sft.train(CHATS, model, LoRA(rank=4, alpha=8, epochs=30, batch=6, rate=0.01), tmp_path / "out")
+    before = reply_scores(model, CHATS)
+    done = sft.train(CHATS, model, replace(QUICK, epochs=30, batch_size=6), tmp_path / "out")
     assert (done.examples, done.left_out, len(done.losses)) == (6, 0, 30)
     assert done.losses[0] == pytest.approx(-sum(before) / done.tokens, abs=1e-4)
     assert done.losses[-1] < done.losses[0] / 2
     merged: Any = open_model(f"local:{tmp_path / 'out'}", threads=1)
-    after = scored(merged, CHATS)
+    after = reply_scores(merged, CHATS)
     assert sum(after) > sum(before) / 2
-    assert after == pytest.approx(scored(model, CHATS), abs=1e-3), "the model that was trained is the trained one"
+    assert after == pytest.approx(reply_scores(model, CHATS), abs=1e-3), "the model that was trained is the trained one"
     # PEFT itself reads the adapter, over the model that was trained.
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tiny), str(tmp_path / "out" / "adapter")).eval()
     examples = [sft.encode_chat(model, c) for c in CHATS]
@@ -106,7 +81,7 @@ def test_a_seed_decides_everything(tiny: str, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         torch.manual_seed(random.randrange(1000))  # the global generator plays no part
         state = torch.random.get_rng_state()
-        settings = LoRA(rank=4, batch=2, rate=0.01, seed=seed)
+        settings = FineTuningSettings(lora=LoRA(rank=4), batch_size=2, learning_rate=0.01, seed=seed)
         sft.train(CHATS, LocalChatModel(model=tiny, threads=1), settings, tmp_path / name)
         assert torch.equal(state, torch.random.get_rng_state())
     adapters = [(tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes() for name in "abc"]
@@ -141,7 +116,7 @@ def test_a_reply_that_cannot_be_one_is_refused_by_its_number(tmp_path: Path) -> 
 
 def test_a_folder_that_is_there_is_left_alone(model: LocalChatModel, tmp_path: Path) -> None:
     (tmp_path / "note").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         sft.train(CHATS, model, QUICK, tmp_path)
     assert (tmp_path / "note").read_text() == "mine"
     (tmp_path / "file").write_text("")
@@ -163,9 +138,9 @@ def test_an_interrupted_training_leaves_nothing(model: LocalChatModel, tmp_path:
 def test_a_killed_training_leaves_no_folder_that_looks_finished(tiny: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from learngraph.tools.training import lora, sft; from learngraph.tools.local.model import LocalChatModel\n"
+        "from learngraph.tools.training import sft; from learngraph.tools.local.model import LocalChatModel\n"
         "chats = sft.read_chats(sys.argv[2])\n"
-        "sft.train(chats, LocalChatModel(model=sys.argv[1]), lora.LoRA(epochs=100_000), Path(sys.argv[3]))\n"
+        "sft.train(chats, LocalChatModel(model=sys.argv[1]), sft.FineTuningSettings(epochs=100_000), Path(sys.argv[3]))\n"
     )
     data = written(CHATS, tmp_path / "data.jsonl")
     process = subprocess.Popen([sys.executable, "-c", code, tiny, str(data), str(tmp_path / "out")])

@@ -1,0 +1,93 @@
+"""The learner of `learngraph claas study`: buffer, versions and learning graph of one trial, driven step by step."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ...memory.claas.adapters import Adapters
+from ...memory.claas.replay import Replay
+from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
+from ...nodes.prompt import Prompt
+from ..claas import CLaaS, build_learning
+
+__all__ = ["StreamLearner", "open_learner"]
+
+SCOPE = ("study", "default")
+"""Tenant and adapter of a trial."""
+
+
+class StreamLearner:
+    """A learner with its buffer and versions; each step is a run of the learning graph that the service runs, too."""
+
+    def __init__(self, settings: CLaaS, model: Any, folder: Path, replay: Replay) -> None:
+        from ...tools.pocket import guard
+        from ...tools.training.learner import InProcessLearner
+
+        self.versions = Adapters(folder / "adapters", *SCOPE, keep_versions=settings.rollout.keep_versions)
+        self.replay = replay
+
+        def keep(batch: Any, written: Path, about: dict[str, Any]) -> str:
+            return self.versions.write(written, batch.step, batch.parent, self.learner.base, about)
+
+        self.learner = InProcessLearner(
+            model,
+            self.versions.folder,
+            keep,
+            settings.lora,
+            settings.loss,
+            measure_kl=False,  # the study does not report it
+            hindsight=Prompt.load("claas/hindsight", guard.PROMPTS).parts[0][1].template,
+        )
+        self.graph = build_learning(self.learner, replay, lambda tenant, adapter: self.versions, settings)
+
+    def network(self) -> Any:
+        """The network of the newest version."""
+        return self.learner.network(self.versions.current)
+
+    def record(self, played: Any, number: int) -> None:
+        """Append every turn of a played scenario to the buffer, with the verifier's feedback."""
+        from ...tools.environments.hierarchy import chat_messages
+
+        label = self.versions.current
+        step = self.versions.version(label).step if label else 0
+        for turn, (result, said) in enumerate(zip(played.turns, played.said, strict=True)):
+            exchange = Exchange(
+                f"{number}/{turn}",
+                SCOPE[0],
+                ChatRequest(tuple(chat_messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
+                Reply(result.reply, said.prompt_ids, said.token_ids, said.logprobs, version=label),
+                self.learner.base,
+                step=step,
+                family=played.scenario.family,
+                scenario=played.scenario.id,
+                turn=turn,
+                created=float(number),
+            )
+            self.replay.append(exchange)
+            verdict = result.verdict
+            self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
+
+    def mean_ess_and_age(self) -> tuple[float | None, float | None]:
+        """Mean effective share of the minibatches, and their mean age in gradient steps, over all updates. None: no updates."""
+        rows = self.replay.updates(*SCOPE, limit=10**6)
+        return (fmean(row["ess"] for row in rows), fmean(row["age"] for row in rows)) if rows else (None, None)
+
+    async def step(self) -> str:
+        """One gradient step, if the buffer has enough exchanges; returns the graph's outcome."""
+        state = await self.graph.ainvoke({"tenant": SCOPE[0], "adapter": SCOPE[1]})
+        self.versions.prune(protect=(self.replay.head(*SCOPE),))
+        return str(state["outcome"])
+
+
+@contextmanager
+def open_learner(settings: CLaaS, model: Any) -> Iterator[StreamLearner]:
+    """A learner whose buffer and versions lie in a temporary folder, in memory where there is /dev/shm."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder, ExitStack() as stack:
+        replay = stack.enter_context(Replay(Path(folder) / "replay.sqlite", settings.replay, clock=lambda: 0.0))
+        yield StreamLearner(settings, model, Path(folder), replay)

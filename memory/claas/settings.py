@@ -1,0 +1,213 @@
+"""Settings of a CLaaS learner: the loss and the LoRA adapter, as plain numbers.
+
+Graphs set them, and tools/training uses them; reading them loads no torch. Each field names its unit, its symbol and the value of the
+CLaaS paper (arXiv:2606.05559). "Not given" means that the paper does not say; then the default is ours, and other sources are named.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from ..errors import UserError
+
+__all__ = ["LoRA", "Objective", "PolicyGradient", "StalenessCorrection", "TeacherSettings"]
+
+
+def _check(settings: Any, group: str, **bounds: tuple[float, float]) -> None:
+    """Check the words and the numbers of a settings group.
+
+    Args:
+        settings: a dataclass. Fields typed `Literal[...]` hold one of these words.
+        group: its name in messages.
+        bounds: field -> (least, most), both allowed.
+
+    Raises:
+        UserError: the first field that is out of range, what came, and what is allowed.
+    """
+    for name, hint in get_type_hints(type(settings)).items():
+        if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
+            raise UserError(f"{group}: {name} is one of {', '.join(get_args(hint))}, got {getattr(settings, name)!r}")
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            text = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+            raise UserError(f"{group}: {name} is {text}, got {value}")
+
+
+def _check_positive(settings: Any, group: str, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not (math.isfinite(value) and value > 0):
+            raise UserError(f"{group}: {name} is a finite number above 0, got {value}")
+
+
+def _check_finite(settings: Any, group: str, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if not 0 <= value < math.inf:
+            raise UserError(f"{group}: {name} is a finite number, at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class StalenessCorrection:
+    """How replies of older versions are weighted: w = pi_old / mu, the learner now over the version that sampled them."""
+
+    kind: Literal["none", "truncated", "decoupled", "rejection"] = "decoupled"
+    """`none`: w = 1. `truncated`: min(pi / mu, C). `decoupled`: min(pi_old / mu, C) and a clip around pi_old (AReaL,
+    arXiv:2505.24298). `rejection`: pi_old / mu, and 0 outside [min_ratio, max_ratio]. Paper: no correction."""
+    level: Literal["token", "sequence", "geometric"] = "token"
+    """Ratios of tokens, of whole replies (the product over the tokens), or the geometric mean of these. Not given."""
+    max_weight: float = 2.0
+    """C, the largest weight; inf: no limit. Not given; SDPO's code and verl: 2."""
+    min_ratio: float = 0.5
+    """`rejection` drops tokens of a smaller ratio. Not given."""
+    max_ratio: float = 2.0
+    """`rejection` drops tokens of a larger ratio. Not given."""
+    veto_ratio: float = 1e-4
+    """A reply with a token of a smaller ratio is dropped whole, for every kind but `none`. Not given; verl: 1e-4."""
+    ess_target: float = 0.5
+    """Effective share of the minibatch, (sum w)^2 / (N sum w^2). Below it the learning rate shrinks in proportion. Not given."""
+
+    def __post_init__(self) -> None:
+        _check(self, "loss.correction", ess_target=(0, 1), min_ratio=(0, 1), veto_ratio=(0, 1))
+        _check(self, "loss.correction", max_weight=(1, math.inf), max_ratio=(1, math.inf))
+
+
+@dataclass(frozen=True)
+class TeacherSettings:
+    """The teacher of SDPO: the model that also reads the feedback. The learner is moved towards it."""
+
+    kind: Literal["base", "ema", "sync", "trust"] = "ema"
+    """Weights of the teacher: the base model's; a moving average of the learner's; the learner's of up to `sync_every` steps ago; a
+    mixture of base and learner. Paper: a moving average."""
+    ema_rate: float = 0.01
+    """tau: share of the way that the average moves per step. Not given; SDPO: 0.01 to 0.05. Above 0.01 learners were seen to
+    collapse (arXiv:2607.01763)."""
+    sync_every: int = 20
+    """Gradient steps between two copies of the learner, for `sync`. Not given."""
+    learner_share: float = 0.5
+    """Share of the learner in the mixture, for `trust`. Not given."""
+    divergence: float = 0.5
+    """alpha of the divergence D(q, p): 0 is KL(q || p), 1 is KL(p || q), between them generalised Jensen-Shannon. Not given; SDPO's
+    code: 0.5."""
+    top_k: int = 100
+    """K, the student's most probable tokens that are compared one by one; all others are one bucket. 0: all one by one. SDPO's
+    code: 100."""
+    reads_text: bool = True
+    """The teacher reads the text of the feedback. False: only whether the reward was above 0."""
+    hint_weight: float = 0.0
+    """For `reinforce` and `ppo`: weight of log q(y_t) - log p(y_t) in a token's advantage, so that they use the text of the feedback,
+    too. Not given; OpenClaw-RL's combined advantage."""
+
+    def __post_init__(self) -> None:
+        _check(self, "loss.teacher", divergence=(0, 1), ema_rate=(0, 1), learner_share=(0, 1))
+        _check(self, "loss.teacher", sync_every=(1, math.inf), top_k=(0, math.inf))
+        _check_finite(self, "loss.teacher", "hint_weight")
+
+
+@dataclass(frozen=True)
+class PolicyGradient:
+    """REINFORCE++ and PPO: advantages of rewards, the clip, and PPO's critic. SDPO uses none of these."""
+
+    baseline: Literal["batch", "family"] = "batch"
+    """What rewards are compared with: those of the minibatch (REINFORCE++), or running statistics of the exchange's family, the
+    minibatch included. Not given."""
+    min_advantage_std: float = 0.1
+    """Smallest standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
+    clip_low: float = 0.2
+    """epsilon below a ratio of 1. Not given; PPO: 0.2."""
+    clip_high: float = 0.28
+    """epsilon above a ratio of 1. Not given; DAPO and OpenClaw-RL: 0.28."""
+    dual_clip: float = 3.0
+    """c: the loss of a token with A < 0 is at most -c A; inf: no such limit. Not given; verl: 3."""
+    discount: float = 1.0
+    """gamma, per token, for `ppo`. Not given; REINFORCE++: 1."""
+    gae_lambda: float = 0.95
+    """lambda of GAE and V-trace, for `ppo`. Not given."""
+    traces: Literal["gae", "v-trace"] = "gae"
+    """How the critic's errors become advantages: as if on-policy, or corrected by min(1, pi_old / mu). Not given."""
+    critic_learning_rate: float = 1e-3
+    """Learning rate of the critic, for `ppo`. Not given."""
+
+    def __post_init__(self) -> None:
+        _check(self, "loss.policy", discount=(0, 1), gae_lambda=(0, 1), dual_clip=(1, math.inf))
+        _check_positive(self, "loss.policy", "min_advantage_std", "critic_learning_rate")
+        _check_finite(self, "loss.policy", "clip_high")
+        if not 0 <= self.clip_low < 1:
+            raise UserError(f"loss.policy: clip_low is from 0 to below 1, got {self.clip_low}")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a gradient step and its optimizer, AdamW. The formulas are in tools/training/losses.py."""
+
+    kind: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
+    """`sdpo`: towards a teacher that reads the feedback (arXiv:2601.20802); it learns from text, and bare rewards teach it nothing.
+    `reinforce`: REINFORCE++, whitened rewards (arXiv:2501.03262). `ppo`: a critic and GAE. Paper: all three; SDPO was best."""
+    learning_rate: float = 1e-4
+    """eta, of AdamW, whatever a saved optimizer had. Not given; the public code: 3e-5."""
+    warmup_steps: int = 10
+    """Gradient steps in which the learning rate grows to eta, in a line. Not given."""
+    weight_decay: float = 0.0
+    """Weight decay of AdamW. Not given."""
+    max_grad_norm: float = 1.0
+    """Longest gradient; longer ones are shortened to it. Not given; the public code: 1."""
+    updates_per_batch: int = 1
+    """Updates from one minibatch. pi_old stays what it was before the first; from the second on the clip matters. Not given."""
+    kl_weight: float = 0.0
+    """Weight of KL(pi || base) in the loss. Not given; the public code: 0."""
+    entropy_weight: float = 0.0
+    """Weight of the entropy H(pi) that is subtracted from the loss. Not given."""
+    correction: StalenessCorrection = field(default_factory=StalenessCorrection)
+    teacher: TeacherSettings = field(default_factory=TeacherSettings)
+    policy: PolicyGradient = field(default_factory=PolicyGradient)
+
+    def __post_init__(self) -> None:
+        _check(self, "loss", warmup_steps=(0, math.inf), updates_per_batch=(1, math.inf))
+        _check_positive(self, "loss", "learning_rate", "max_grad_norm")
+        _check_finite(self, "loss", "weight_decay", "kl_weight", "entropy_weight")
+
+    @property
+    def needs_hindsight(self) -> bool:
+        """True if a teacher reads the feedback."""
+        return self.kind == "sdpo" or self.teacher.hint_weight > 0
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True if an update needs passes of a teacher with weights of its own."""
+        return self.needs_hindsight and self.teacher.kind in ("ema", "sync")
+
+    @property
+    def needs_base(self) -> bool:
+        """True if an update needs passes of the base model: for the teacher, or for KL(pi || base)."""
+        return self.kl_weight > 0 or (self.needs_hindsight and self.teacher.kind in ("base", "trust"))
+
+    @property
+    def needs_critic(self) -> bool:
+        """True if an update needs a critic."""
+        return self.kind == "ppo"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Shape of a LoRA adapter: a weight W becomes W + alpha / r B A, with A of shape (r, inputs) and B of shape (outputs, r)."""
+
+    rank: int = 16
+    """r. Not given; the public code: 32."""
+    alpha: float | None = None
+    """Scale of the adapter; None: twice the rank. Not given."""
+    targets: str = "all-linear"
+    """Weights that get an adapter: all linear layers but the last, or names joined by commas (`q_proj,v_proj`). Not given; the public
+    code: all linear layers."""
+
+    def __post_init__(self) -> None:
+        _check(self, "lora", rank=(1, math.inf))
+        if self.alpha is not None:
+            _check_positive(self, "lora", "alpha")
+
+    @property
+    def scale(self) -> float:
+        """alpha as a number."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha

@@ -1,0 +1,87 @@
+"""LangGraph agents that learn while they work.
+
+    import learngraph
+
+    world = ...                                             # a learngraph.Environment
+    parts = learngraph.MethodInputs(environment=world)      # a uniform policy, a memory in this process
+    graph = learngraph.jitrl.build(parts)                   # a LangGraph CompiledStateGraph
+    learngraph.picture(graph)                               # its drawing, in a notebook
+
+Importing this package takes milliseconds: each name below is loaded when it is used for the first time. `python -m learngraph` is
+the command line.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # `typing` itself would be half of the import
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .graphs import adamem as adamem
+    from .graphs import claas as claas
+    from .graphs import icrl as icrl
+    from .graphs import jitrl as jitrl
+    from .graphs import training_free_grpo as training_free_grpo
+    from .graphs.wiring.flow import wire as wire
+    from .graphs.wiring.parts import MethodInputs as MethodInputs
+    from .graphs.wiring.picture import picture as picture
+    from .memory.errors import UserError as UserError
+    from .memory.storage.chroma_store import ChromaStore as ChromaStore
+    from .nodes.act.episode import Environment as Environment
+    from .tools.notebook.stepper import start as step
+
+    __version__: str
+
+__all__ = [
+    "ChromaStore",
+    "Environment",
+    "MethodInputs",
+    "UserError",
+    "__version__",
+    "adamem",
+    "claas",
+    "icrl",
+    "jitrl",
+    "picture",
+    "step",
+    "training_free_grpo",
+    "wire",
+]
+
+_LOADED_ON_USE = {
+    "ChromaStore": (".memory.storage.chroma_store", "ChromaStore"),
+    "Environment": (".nodes.act.episode", "Environment"),
+    "MethodInputs": (".graphs.wiring.parts", "MethodInputs"),
+    "UserError": (".memory.errors", "UserError"),
+    "adamem": (".graphs.adamem", ""),
+    "claas": (".graphs.claas", ""),
+    "icrl": (".graphs.icrl", ""),
+    "jitrl": (".graphs.jitrl", ""),
+    "picture": (".graphs.wiring.picture", "picture"),
+    "step": (".tools.notebook.stepper", "start"),
+    "training_free_grpo": (".graphs.training_free_grpo", ""),
+    "wire": (".graphs.wiring.flow", "wire"),
+}
+"""Name -> its module, and its name there; the module itself where that is empty."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("learngraph")
+    elif name in _LOADED_ON_USE:
+        from importlib import import_module
+
+        module, attribute = _LOADED_ON_USE[name]
+        value = import_module(module, __name__)
+        if attribute:
+            value = getattr(value, attribute)
+    else:
+        raise AttributeError(f"learngraph has no '{name}'; it has {', '.join(__all__)}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

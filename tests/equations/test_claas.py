@@ -1,0 +1,223 @@
+"""CLaaS: the equations of its losses with numbers worked out by hand: weights, advantages, SDPO's divergence, PPO's clip, KL.
+
+The tokens are three, and probabilities are simple fractions. tests/tools/training/test_losses.py has limits, gradients and TRL.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from claas_settings import make_objective
+from torch import Tensor
+
+from learngraph.tools.training import losses
+from learngraph.tools.training.losses import LossInputs, RewardMoments
+
+
+def logs(*values: float) -> Tensor:
+    return torch.tensor(values).log()
+
+
+# w = pi_old / mu
+
+
+def test_ratios_are_quotients_of_probabilities_cut_at_e_to_the_20() -> None:
+    assert losses.ratios(logs(0.5, 0.1, 1.0), logs(0.25, 0.2, 1.0)).tolist() == pytest.approx([2.0, 0.5, 1.0])
+    assert losses.ratios(torch.tensor([0.0]), torch.tensor([-900.0])).tolist() == pytest.approx([math.exp(20)])
+
+
+def test_truncated_weights_of_tokens_replies_and_their_geometric_mean() -> None:
+    """Ratios 4, 1/2, 3/2; their product is 3."""
+    ratios = logs(4.0, 0.5, 1.5)
+    assert losses.truncated_weights(ratios, 2.0).tolist() == pytest.approx([2.0, 0.5, 1.5])
+    assert losses.truncated_weights(ratios, 2.5, "sequence").tolist() == pytest.approx([2.5] * 3)
+    assert losses.truncated_weights(ratios, math.inf, "sequence").tolist() == pytest.approx([3.0] * 3)
+    assert losses.truncated_weights(ratios, 2.0, "geometric").tolist() == pytest.approx([3 ** (1 / 3)] * 3)
+    assert not losses.truncated_weights(ratios.clone().requires_grad_()).requires_grad
+
+
+def test_rejection_trusts_weights_within_its_bounds() -> None:
+    ratios = logs(4.0, 0.4, 1.5, 0.5)
+    assert losses.trusted_token_mask(ratios, 0.5 - 1e-6, 2.0).tolist() == [False, False, True, True]
+    assert losses.trusted_token_mask(ratios, 0.5, 2.0, level="geometric").all()
+    assert losses.trusted_token_mask(ratios, 1.0, 1.3, level="sequence").all(), "the product is 1.2"
+    assert not losses.trusted_token_mask(ratios, 0.5, 1.1, level="sequence").any()
+    assert not losses.trusted_token_mask(logs(1.0, 1e-5), 0.0, 9.0, veto=1e-4).any()
+
+
+def test_the_effective_share_of_a_sample() -> None:
+    """(1 + 2 + 3)^2 / (3 (1 + 4 + 9)) = 36 / 42."""
+    assert losses.ess(logs(1.0, 2.0, 3.0)) == pytest.approx(36 / 42)
+    assert losses.ess(torch.zeros(7)) == pytest.approx(1.0)
+
+
+def test_statistics_of_a_minibatch() -> None:
+    """Two replies: ratios (2, 1) and 1/3. As sequences they weigh 2 and 1/3."""
+    old, mu = [logs(0.5, 0.5), logs(0.2)], [logs(0.25, 0.5), logs(0.6)]
+    found = losses.ratio_statistics(old, mu, make_objective(correction="truncated", max_weight=1.5))
+    assert found.mean == pytest.approx((2 + 1 + 1 / 3) / 3)
+    assert (found.max, found.clip_fraction) == (pytest.approx(2.0), pytest.approx(1 / 3))
+    assert found.kl == pytest.approx(-(math.log(2) + 0 + math.log(1 / 3)) / 3)
+    assert found.ess == pytest.approx((2 + 1 / 3) ** 2 / (2 * (4 + 1 / 9)))
+
+
+# SDPO
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [
+        # p = (1/2, 1/4, 1/4), q = (1/4, 1/2, 1/4), m = (3/8, 3/8, 1/4) at 1/2
+        (0.0, 0.25 * math.log(1 / 2) + 0.5 * math.log(2)),  # KL(q || p)
+        (1.0, 0.5 * math.log(2) + 0.25 * math.log(1 / 2)),  # KL(p || q)
+        (0.5, 4 * (0.25 * math.log(2 / 3) + 0.5 * math.log(4 / 3))),  # both KLs to m are equal by symmetry
+    ],
+)
+def test_the_divergence_of_sdpo_on_three_tokens(divergence: float, expected: float) -> None:
+    student, teacher = logs(0.5, 0.25, 0.25)[None], logs(0.25, 0.5, 0.25)[None]  # (1, V)
+    assert losses.sdpo(student, teacher, divergence, 0).tolist() == pytest.approx([expected], abs=1e-6)
+
+
+def test_the_tail_of_sdpo_is_one_bucket() -> None:
+    """K = 1: p = (1/2, rest 1/2), q = (1/4, rest 3/4). KL(q || p) = 1/4 log 1/2 + 3/4 log 3/2."""
+    student, teacher = logs(0.5, 0.25, 0.25)[None], logs(0.25, 0.5, 0.25)[None]  # (1, V)
+    expected = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    assert losses.sdpo(student, teacher, 0.0, 1).tolist() == pytest.approx([expected], abs=1e-6)
+
+
+def test_the_loss_of_sdpo_is_weighted_by_truncated_ratios() -> None:
+    """Two tokens of probability 1/2 under pi_old; mu gave them 1/8 and 1/2: weights min(4, 2) and 1."""
+    student = logs(0.5, 0.25, 0.25).expand(2, 3)  # (T, V)
+    teacher = logs(0.25, 0.5, 0.25).expand(2, 3)  # (T, V)
+    reply = LossInputs(student, torch.tensor([0, 0]), logs(0.125, 0.5), logs(0.5, 0.5), teacher_logits=teacher)
+    value, said = losses.objective_loss([reply], make_objective(divergence=1.0, top_k=0, max_weight=2.0))
+    each = 0.5 * math.log(2) + 0.25 * math.log(1 / 2)
+    assert float(value) == pytest.approx((2 + 1) * each / 2, abs=1e-6)
+    assert (said["weight"], said["clipped"]) == (pytest.approx(1.5), pytest.approx(0.5))
+
+
+def test_teachers_that_move_and_that_are_mixed() -> None:
+    """theta' <- (1 - tau) theta' + tau theta; q = (1 - s) base + s learner."""
+    after = losses.ema({"a": torch.tensor([0.0, 4.0])}, {"a": torch.tensor([1.0, 0.0])}, 0.25)
+    assert after["a"].tolist() == [0.25, 3.0]
+    mixed = losses.blend(logs(0.5, 0.25, 0.25)[None], logs(0.1, 0.8, 0.1)[None], 0.5)
+    assert mixed.exp().tolist()[0] == pytest.approx([0.3, 0.525, 0.175])
+
+
+# Advantages
+
+
+def test_reinforce_whitens_over_all_tokens_of_the_minibatch() -> None:
+    """Rewards 1 and -1 for replies of 1 and 3 tokens: mean -1/2, variance (1.5^2 + 3 * 0.5^2) / 4 = 3/4."""
+    white = losses.whiten([1.0, -1.0], [1, 3], 0.1)
+    assert white is not None
+    assert white[0].tolist() == pytest.approx([1.5 / math.sqrt(0.75)])
+    assert white[1].tolist() == pytest.approx([-0.5 / math.sqrt(0.75)] * 3)
+
+
+def test_equal_rewards_are_not_blown_up() -> None:
+    """0.50 and 0.52: the standard deviation of 0.01 is below 0.1, so that A = 0.01 / 0.1."""
+    white = losses.whiten([0.50, 0.52], [1, 1], 0.1)
+    assert white is not None
+    assert [float(a) for a in white] == pytest.approx([-0.1, 0.1], abs=1e-5)
+    assert losses.whiten([1.0, 1.0], [2, 2], 0.1) is None
+
+
+def test_kl_in_the_reward_counts_from_each_token_on() -> None:
+    """G_t = r - 2 sum_{s >= t} kl_s: 1 - 0.6, 1 - 0.4, and 0; mean 1/3, variance 14/225."""
+    white = losses.whiten([1.0, 0.0], [2, 1], 1e-3, kls=[torch.tensor([0.1, 0.2]), torch.tensor([0.0])], beta=2.0)
+    assert white is not None
+    std = math.sqrt(14 / 225)
+    assert torch.cat(white).tolist() == pytest.approx([(0.4 - 1 / 3) / std, (0.6 - 1 / 3) / std, (-1 / 3) / std], abs=1e-5)
+
+
+def test_families_are_compared_with_their_running_statistics() -> None:
+    """50 rewards of mean -0.8 and variance 0.36, and one of 1: mean -39/51, and A = (1 - mean) / std."""
+    known = {"hard": RewardMoments(50, -0.8, 0.36)}
+    found = losses.compute_advantages([1.0], [1], make_objective("reinforce"), families=["hard"], moments=known)
+    assert found is not None
+    mean = -39 / 51
+    variance = (50 * 0.36 + 1.8**2 * 50 / 51) / 51
+    assert (found.moments["hard"].mean, found.moments["hard"].variance) == (pytest.approx(mean), pytest.approx(variance))
+    assert float(found.advantages[0]) == pytest.approx((1 - mean) / math.sqrt(variance))
+
+
+def test_generalised_advantages() -> None:
+    """V = (0.5, 0.2), r = (0, 1), gamma = 0.9, lambda = 0.8: delta = (-0.32, 0.8), A = (-0.32 + 0.72 * 0.8, 0.8)."""
+    values, rewards = torch.tensor([0.5, 0.2]), torch.tensor([0.0, 1.0])
+    advantages, returns = losses.gae(rewards, values, gamma=0.9, lam=0.8)
+    assert advantages.tolist() == pytest.approx([0.256, 0.8])
+    assert returns.tolist() == pytest.approx([0.756, 1.0])
+    assert losses.gae(rewards, values, 1.0, 1.0)[0].tolist() == pytest.approx([0.5, 0.8]), "lambda 1: G - V"
+
+
+def test_v_trace_counts_what_mu_has_sampled_for_less() -> None:
+    """Ratios 1/2 and 3, cut to 1: v_2 = 0.2 + 0.8, v_1 = 0.5 + 0.5 (0.2 - 0.5) + 0.5 * 0.8."""
+    advantages, targets = losses.v_trace(torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.2]), logs(0.5, 3.0), 1.0, 1.0)
+    assert targets.tolist() == pytest.approx([0.75, 1.0])
+    assert advantages.tolist() == pytest.approx([0.5 * (1.0 - 0.5), 0.8])
+
+
+# REINFORCE++ and PPO
+
+
+def test_ppo_with_both_clips_and_the_dual_one() -> None:
+    """-min(rho A, clip(rho, 0.8, 1.28) A), and at most 3 for A = -1."""
+    rho, advantage = logs(1.1, 1.5, 0.5, 0.5, 1.5, 9.0), torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
+    each = losses.ppo_clip(rho, torch.zeros(6), advantage, 0.2, 0.28, 3.0)
+    assert each.tolist() == pytest.approx([-1.1, -1.28, -0.5, 0.8, 1.5, 3.0], abs=1e-5)
+    free = losses.ppo_clip(rho, torch.zeros(6), advantage, 0.2, 0.28, math.inf)
+    assert float(free[-1]) == pytest.approx(9.0, rel=1e-5)
+
+
+def test_decoupled_ppo_weighs_by_age_and_clips_around_the_update() -> None:
+    """pi = 0.6, pi_old = 0.5, mu = 0.2: rho = 1.2, w = min(2.5, 2), so that the loss is -2 * 1.2 * A."""
+    found = losses.decoupled_ppo(logs(0.6), logs(0.5), logs(0.2), torch.tensor([0.5]), max_weight=2.0)
+    assert found.tolist() == pytest.approx([-1.2])
+
+
+def test_reinforce_is_the_weighted_score_function() -> None:
+    assert losses.reinforce(logs(0.25), torch.tensor([2.0]), torch.tensor([1.5])).tolist() == pytest.approx([3 * math.log(4)])
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        ("none", -1.0),  # -rho A with rho = 1
+        ("truncated", 2 * math.log(2)),  # -w A log pi, w = min(0.5 / 0.125, 2)
+        ("decoupled", -2.0),  # -w rho A
+        ("rejection", 0.0),  # w = 4 is outside of [0.5, 2]
+    ],
+)
+def test_the_loss_of_reinforce_under_each_correction(correction: Any, expected: float) -> None:
+    """One token with pi = pi_old = 1/2 and mu = 1/8, A = 1."""
+    reply = LossInputs(logs(0.5, 0.25, 0.25)[None], torch.tensor([0]), logs(0.125), logs(0.5), torch.ones(1))
+    value, _ = losses.objective_loss([reply], make_objective("reinforce", correction=correction))
+    assert float(value) == pytest.approx(expected, abs=1e-6)
+
+
+def test_kl_entropy_and_the_critic_are_added() -> None:
+    """0.1 KL(pi || base) - 0.2 H(pi) + (V - R)^2 / 2, with pi = (1/2, 1/4, 1/4) and base = (1/4, 1/2, 1/4)."""
+    reply = LossInputs(
+        logs(0.5, 0.25, 0.25)[None],
+        torch.tensor([0]),
+        advantage=torch.zeros(1),
+        base_logits=logs(0.25, 0.5, 0.25)[None],
+        values=torch.tensor([0.5]),
+        returns=torch.tensor([1.0]),
+    )
+    value, said = losses.objective_loss([reply], make_objective("ppo", kl_weight=0.1, entropy_weight=0.2))
+    kl, entropy = 0.25 * math.log(2), 1.5 * math.log(2)
+    assert (said["kl"], said["entropy"]) == (pytest.approx(kl), pytest.approx(entropy))
+    assert float(value) == pytest.approx(0.1 * kl - 0.2 * entropy + 0.125)
+
+
+def test_estimates_of_kl_from_one_token() -> None:
+    """log(pi / base) = log 2: k1 = log 2, k2 = log(2)^2 / 2, k3 = 1/2 - 1 + log 2."""
+    pi, base = logs(0.5), logs(0.25)
+    assert losses.k1(pi, base).tolist() == pytest.approx([math.log(2)])
+    assert losses.k2(pi, base).tolist() == pytest.approx([math.log(2) ** 2 / 2])
+    assert losses.k3(pi, base).tolist() == pytest.approx([math.log(2) - 0.5])

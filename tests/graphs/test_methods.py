@@ -1,0 +1,91 @@
+"""The methods by name keep one convention: how they are built, and what the harness may ask of their settings."""
+
+import re
+from dataclasses import fields
+from inspect import Parameter, signature
+from pathlib import Path
+
+import pytest
+
+from learngraph.graphs import methods
+from learngraph.graphs.methods import METHODS, MethodSettings
+from learngraph.graphs.wiring.parts import MethodInputs, WritingStyle
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+ROOT = Path(__file__).parents[2]
+OPTIONAL = set(MethodSettings.__annotations__)
+"""Names of what settings may offer."""
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_built_from_inputs_and_settings(name: str) -> None:
+    """`build(parts, settings=None, *, ..., chain=False, **compile)`."""
+    parts, settings, *others = signature(METHODS[name].build).parameters.values()
+    assert (parts.name, settings.name, settings.default) == ("parts", "settings", None)
+    assert others[-1].kind == Parameter.VAR_KEYWORD
+    assert all(one.kind == Parameter.KEYWORD_ONLY and one.default is not Parameter.empty for one in others[:-1])
+    assert next(one.default for one in others if one.name == "chain") is False
+
+
+@pytest.mark.parametrize("name", ["jitrl", "icrl", "best-of-n", "react", "static", "random", "tabular"])
+def test_an_environment_is_enough(name: str) -> None:
+    """Every other input has a default that works."""
+    world = KeywordKeep()
+    out = METHODS[name].build(MethodInputs(environment=world)).invoke({"task": world.task(0), "run": "r", "episode": 0})
+    assert out["step"] > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_settings_keep_to_what_is_written_down(name: str) -> None:
+    """All fields have defaults; ablations are methods without arguments that change the settings, and nothing else."""
+    settings = METHODS[name].settings()
+    for ablation in getattr(settings, "ablations", ()):
+        assert isinstance(getattr(settings, ablation)(), type(settings)), ablation
+    assert isinstance(getattr(settings, "remark", ""), str)
+    assert isinstance(getattr(settings, "bank", ""), str)
+    assert isinstance(getattr(settings, "cross_task", False), bool)
+    assert set(methods.shared_fields(type(settings))) <= {one.name for one in fields(settings)}
+
+
+def test_the_harness_asks_of_settings_what_is_written_down_and_nothing_else() -> None:
+    asked = set()
+    for folder in ("cli", "studies"):
+        for path in (ROOT / "graphs" / folder).rglob("*.py"):
+            asked |= set(re.findall(r'getattr\((?:\w+\.)*settings, "(\w+)"', path.read_text(encoding="utf-8")))
+    assert {"bank", "remark", "ablations"} <= asked
+    assert asked <= OPTIONAL
+
+
+def test_the_fields_that_comparisons_share() -> None:
+    marked = {name: set(methods.shared_fields(method.settings)) for name, method in METHODS.items()}
+    memory = {"bank", "k", "success_threshold", "online", "cross_task", "temperature"}
+    assert marked["synapse"] == marked["reasoning-bank"] == memory
+    assert marked["adamem"] == memory | {"history_steps"}
+    assert marked["jitrl"] == {"k", "cross_task", "temperature"}
+    assert marked["react"] == {"history_steps", "temperature"}
+    assert marked["cot"] == marked["tabular"] == set()
+
+
+def test_a_style_says_how_a_model_that_writes_is_asked() -> None:
+    """One action a step here; the prompt is the style's, and so is the line with the vote."""
+    from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+    from langchain_core.messages import AIMessage
+
+    model = GenericFakeChatModel(messages=iter([AIMessage("I am sure.\nMemory: yes\nAction: back")]))
+    parts = MethodInputs.with_chat_model(KeywordKeep(), MethodInputs(KeywordKeep()).journal, model)
+    assert parts.make_writing_policy is not None
+    view = lambda state: {"brief": "", "instruction": "go", "steps": "", "observation": "here"}  # noqa: E731
+    policy = parts.acting_policy(view, WritingStyle("adamem/consider", vote_mark="Memory"))
+    world = KeywordKeep()
+    state = {
+        "task": world.task(0),
+        "run": "r",
+        "episode": 0,
+        "step": 0,
+        "head": "",
+        "observation": world.observe(world.task(0), ()),
+    }
+    proposed = policy.invoke(state)  # type: ignore[union-attr]
+    assert policy.asks == "adamem/consider"  # type: ignore[union-attr]
+    assert proposed["vote"] is True
+    assert [candidate.action for candidate in proposed["candidates"]] == ["back"]

@@ -1,0 +1,215 @@
+"""From served exchanges to training examples: tokens as they were served, and the teacher's prompt with hindsight.
+
+The teacher of SDPO reads the same conversation as the learner, with the feedback in its last user message. Tokens of prompt and reply
+are those that were served; they are never made from text again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from string import Template
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...memory.claas.settings import Objective
+from ...memory.errors import UserError, WindowError
+from ...memory.records import ChatRequest, Exchange, Minibatch
+from ..local.model import LocalChatModel
+from .lora import Example
+
+__all__ = ["ExampleReader", "TrainingExample", "hindsight_block"]
+
+
+def hindsight_block(template: str, feedback: str = "", solution: str = "", reply: str = "", verdict: str = "") -> str:
+    """The text that the teacher reads after the conversation: the template with its values.
+
+    Paragraphs (separated by an empty line) that name an empty value are left out.
+
+    Raises:
+        UserError: the template names an unknown value, or has no `$feedback`.
+    """
+    values = {"feedback": feedback.strip(), "solution": solution.strip(), "reply": reply.strip(), "verdict": verdict}
+    parts = [Template(part) for part in template.strip().split("\n\n") if part.strip()]
+    named = {name for part in parts for name in part.get_identifiers()}
+    if not all(part.is_valid() for part in parts) or not {"feedback"} <= named <= set(values):
+        raise UserError(
+            f"the hindsight template names {sorted(named)}; it needs $feedback, may have $solution, $reply and $verdict, and '$$' is a '$'"
+        )
+    shown = [part for part in parts if all(values[name] for name in part.get_identifiers())]
+    return "\n\n".join(part.substitute(values) for part in shown)
+
+
+@dataclass(frozen=True)
+class TrainingExample:
+    """An exchange as tokens and log-probabilities, ready to be learned from."""
+
+    exchange: Exchange
+    example: Example
+    """Prompt and reply as they were served."""
+    behaviour_logprobs: Tensor | None
+    """(T,), log mu; None: the reply was not drawn (temperature 0)."""
+    hindsight: Example | None
+    """The teacher's prompt and the same reply; None: no teacher is needed."""
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature; 1 for a reply that was not drawn."""
+        return self.exchange.request.sampling.temperature or 1.0
+
+    @property
+    def reward(self) -> float:
+        """r of the feedback; 0 without a reward."""
+        return float(self.exchange.feedback.reward or 0.0) if self.exchange.feedback else 0.0
+
+
+@dataclass(frozen=True)
+class ExampleReader:
+    """Makes training examples of exchanges, and says why others cannot be used."""
+
+    model: LocalChatModel
+    base: str
+    """Fingerprint of the base model."""
+    objective: Objective
+    template: str
+    """The hindsight template, see `hindsight_block`."""
+    vocabulary: int
+    """Number of token ids that the model has embeddings for."""
+
+    def training_examples(self, batch: Minibatch) -> tuple[list[TrainingExample], dict[str, str]]:
+        """The examples that the loss can use, and for the other exchanges (by id) why it cannot use them.
+
+        Raises:
+            UserError: the minibatch has an exchange of another tenant or adapter.
+        """
+        found: list[TrainingExample] = []
+        dropped: dict[str, str] = {}
+        for exchange in batch.exchanges:
+            if (exchange.tenant, exchange.adapter) != (batch.tenant, batch.adapter):
+                raise UserError(
+                    f"minibatch {batch.id} has an exchange of {exchange.tenant}/{exchange.adapter} in it; nothing was learned"
+                )
+            try:
+                found.append(self.training_example(exchange, batch.exchanges))
+            except UserError as error:
+                dropped[exchange.id] = str(error)
+        return found, dropped
+
+    def training_example(self, exchange: Exchange, others: Sequence[Exchange]) -> TrainingExample:
+        """One exchange as an example; `others` may hold a solution for the teacher.
+
+        Raises:
+            UserError: why this exchange cannot be learned from.
+        """
+        reply, feedback, objective = exchange.reply, exchange.feedback, self.objective
+        if exchange.base != self.base:
+            raise UserError(f"made by another base model ({exchange.base or 'unknown'}, not {self.base})")
+        if feedback is None:
+            raise UserError("has no feedback")
+        if not reply.token_ids or len(reply.logprobs) != len(reply.token_ids):
+            raise UserError(f"has {len(reply.token_ids)} tokens and {len(reply.logprobs)} log-probabilities; one each would do")
+        if not all(-math.inf < value <= 1e-3 for value in reply.logprobs):  # false for NaN, too
+            raise UserError("has log-probabilities that are not finite, or above 0")
+        example = self.example(exchange)
+        drawn = exchange.request.sampling.temperature > 0
+        behaviour = torch.tensor(reply.logprobs, dtype=torch.float32) if drawn else None
+        if objective.kind != "sdpo":
+            if feedback.reward is None:
+                raise UserError(f"has no reward, only a text; {objective.kind} needs one")
+            if not drawn and objective.correction.kind != "none":
+                raise UserError("was not drawn but chosen (temperature 0): it has no importance weight")
+        hindsight = self.hindsight_example(exchange, others, example) if objective.needs_hindsight else None
+        if hindsight is None and objective.kind == "sdpo":
+            raise UserError("has neither a text nor a solution to learn from")
+        return TrainingExample(exchange, example, behaviour, hindsight)
+
+    def example(self, exchange: Exchange) -> Example:
+        """Prompt and reply as tokens: as served, or where there are no token ids, by the chat template.
+
+        Raises:
+            WindowError: they do not fit the model's window.
+            UserError: there is no reply, or token ids are out of range.
+        """
+        reply, request = exchange.reply, exchange.request
+        if reply.token_ids:
+            example = Example(reply.prompt_ids, reply.token_ids)
+        elif reply.text.strip():
+            example = Example(_prompt_ids(self.model, request), self.model.reply_ids(reply.text))
+        else:
+            raise UserError(f"exchange {exchange.id} has no reply to read")
+        if len(example) > self.model.window:
+            raise WindowError(
+                f"prompt and reply of {len(example)} tokens do not fit the window of {self.model.window}", len(example)
+            )
+        if not example.prompt or not all(0 <= token < self.vocabulary for token in example.prompt + example.reply):
+            raise UserError(f"has no prompt, or token ids that a vocabulary of {self.vocabulary} does not have")
+        return example
+
+    def hindsight_example(self, exchange: Exchange, others: Sequence[Exchange], example: Example) -> Example | None:
+        """The teacher's example: the whole conversation with the hindsight block, and the same reply tokens. None: nothing to read.
+
+        Raises:
+            WindowError: it does not fit the model's window.
+            UserError: the prompt has other tokens now than were served.
+        """
+        text, solution, verdict = "", "", ""
+        reward = exchange.feedback.reward if exchange.feedback else None
+        if self.objective.teacher.reads_text:
+            text = exchange.feedback.text if exchange.feedback else ""
+            solution = _find_solution(exchange, others)
+        elif reward is not None:
+            verdict = "right" if reward > 0 else "wrong"
+        if not (text.strip() or solution or verdict):
+            return None
+        if _prompt_ids(self.model, exchange.request) != example.prompt:
+            raise UserError("its prompt, rendered again, has other tokens than were served; the teacher would read another one")
+        block = hindsight_block(self.template, text, solution, exchange.reply.text, verdict)
+        prompt = _prompt_ids(self.model, _append_hindsight(exchange.request, block))
+        size = len(prompt) + len(example.reply)
+        if size > self.model.window:
+            raise WindowError(
+                f"prompt, hindsight and reply of {size} tokens do not fit the window of {self.model.window}", size
+            )
+        return Example(prompt, example.reply)
+
+
+def _append_hindsight(request: ChatRequest, block: str) -> ChatRequest:
+    """The same conversation, with the block at the end of the last user message."""
+    if request.raw is not None:
+        return replace(request, raw=f"{block}\n\n{request.raw}")
+    messages = [dict(message) for message in request.messages]
+    last = next((message for message in reversed(messages) if message.get("role") == "user"), None)
+    if last is None:
+        messages.append({"role": "user", "content": block})
+    else:
+        last["content"] = f"{_message_text(last.get('content'))}\n\n{block}"
+    return replace(request, messages=tuple(messages))
+
+
+def _message_text(content: Any) -> str:
+    """A message's text; OpenAI's API also allows a list of parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text", "") if isinstance(part, Mapping) else str(part) for part in content)
+    return str(content or "")
+
+
+def _prompt_ids(model: LocalChatModel, request: ChatRequest) -> tuple[int, ...]:
+    """The tokens of a request's prompt, as an engine makes them."""
+    if request.raw is not None:
+        return tuple(model.get_token_ids(request.raw))
+    return tuple(model.chat_ids(request.messages, () if request.tool_choice == "none" else request.tools))
+
+
+def _find_solution(exchange: Exchange, others: Sequence[Exchange]) -> str:
+    """A rewarded reply at the same place: of another exchange with the same prompt, or at the same turn of the same scenario."""
+    for other in others:
+        same = other.reply.prompt_ids == exchange.reply.prompt_ids or (
+            exchange.scenario != "" and (other.scenario, other.turn) == (exchange.scenario, exchange.turn)
+        )
+        good = other.feedback is not None and (other.feedback.reward or 0.0) > 0
+        if same and good and other.id != exchange.id and other.reply.text.strip() != exchange.reply.text.strip():
+            return other.reply.text
+    return ""
