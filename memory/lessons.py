@@ -1,8 +1,8 @@
-"""A library of lessons: advice learned from earlier attempts, found by the text of the task that it was learned on.
+"""Lessons learned from earlier attempts, found by the text of the task that they were learned on.
 
-Lessons are added and never merged, changed or weighed (arXiv:2509.25140, ReasoningBank). What was learned from one source (an
-episode, a trajectory of a bank) is kept as a whole: adding it again takes the place of what the source had taught before, so
-that an episode that is played twice teaches once.
+Lessons are added and never merged, changed or weighted (arXiv:2509.25140, ReasoningBank). The lessons of one source (an episode, a
+trajectory of a bank) are kept as a whole: adding a source again replaces its lessons, so an episode that is played twice teaches
+once.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["BadLesson", "LessonStore", "Lessons", "source_of_lesson"]
 
 
 class BadLesson(UserError, ValueError):
-    """A lesson that cannot be kept or found, or a question that the library can do nothing with."""
+    """A lesson that cannot be kept or found, or a search with an impossible argument."""
 
 
 class LessonStore(Protocol):
-    """Where lessons are kept for good, as `memory.shelf.Shelf` does over any LangGraph store."""
+    """A durable store of lessons, such as `memory.storage.shelf` over any LangGraph store."""
 
     def put(self, records: Iterable[Lesson], /) -> None: ...
 
@@ -38,10 +38,10 @@ def source_of_lesson(lesson: str) -> str:
 
 
 class Lessons:
-    """Keeps lessons in this process, and on a shelf if one is given.
+    """Lessons in this process, and in a durable store if one is given.
 
-    A lesson without text says that its source was read and taught nothing; it is kept, so that nobody reads the source again,
-    and never found. Safe to use from several threads; a second process sees what this one adds after `reload`.
+    A lesson without text records that its source was read and taught nothing: the source is not read again, and the lesson is
+    never found. Safe to use from several threads; a second process sees new lessons after `reload`.
     """
 
     def __init__(self, shelf: LessonStore | None = None) -> None:
@@ -67,11 +67,11 @@ class Lessons:
 
     @property
     def is_durable(self) -> bool:
-        """Whether lessons are kept for good."""
+        """True if lessons are kept in a durable store."""
         return self._shelf is not None
 
     def reload(self) -> None:
-        """Read the shelf again."""
+        """Read the store again."""
         if self._shelf is None:
             return
         stored = list(self._shelf.all())
@@ -89,10 +89,10 @@ class Lessons:
             self._tokens[lesson.instruction] = frozenset(shingles(lesson.instruction))
 
     def add(self, lessons: Sequence[Lesson]) -> None:
-        """Keep these, in place of all that their sources had taught before.
+        """Keep these lessons, in place of all earlier lessons of their sources.
 
         Raises:
-            BadLesson: an id that does not name its source; then nothing is kept.
+            BadLesson: an id does not name its source; nothing is kept then.
         """
         for lesson in lessons:
             if not source_of_lesson(lesson.id):
@@ -111,12 +111,16 @@ class Lessons:
                 self._keep(lesson)
 
     def has_source(self, source: str) -> bool:
-        """Whether this source was read, even if it taught nothing."""
+        """True if this source was read, even if it taught nothing."""
         with self._lock:
             return bool(self._sources.get(source))
 
     def lesson(self, id: str) -> Lesson:
-        """The lesson with this id."""
+        """The lesson with this id.
+
+        Raises:
+            BadLesson: there is no such lesson.
+        """
         with self._lock:
             found = self._lessons.get(id)
         if found is None:
@@ -143,7 +147,7 @@ class Lessons:
             instruction: the text of the task at hand.
             k: how many tasks, or lessons; at least 1.
             by: what k counts.
-            floor: the least similarity, in [0, 1].
+            min_similarity: the least similarity, in [0, 1].
             domain: only lessons of this domain.
             before: (run, episode): what that run learned in this episode or later is treated as if it had never been kept.
         """

@@ -1,8 +1,8 @@
-"""A small library of lessons that is edited: every change is ruled on and written down, and any earlier version can come back.
+"""A small library of lessons with edits: every edit gets a ruling that is kept, and every earlier version can come back.
 
-The papers hand the edits to a model and renumber what it returns (arXiv:2510.08191): ids come to mean other lessons, edits of
-unknown ids vanish, nothing limits length or number. Here `Library.apply` is a pure function: the same edits in the same order
-give the same library, every edit gets a `Ruling`, and within a history (`Versions`) an id is never used for a second lesson.
+The paper has a model apply the edits and renumbers the result (arXiv:2510.08191): ids then name other lessons, edits of unknown
+ids vanish, and nothing limits length or number. Here `Library.apply` is a pure function: the same edits in the same order give
+the same library, every edit gets a `Ruling`, and within a history (`LibraryVersions`) no id is used for a second lesson.
 """
 
 from __future__ import annotations
@@ -36,31 +36,32 @@ __all__ = [
 
 
 class LibraryError(UserError, ValueError):
-    """A library that cannot be read or made, a lesson or a version that is not there."""
+    """A library that cannot be read or made, or a lesson or version that does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryLimits:
-    """What a library may hold; `Library.apply` sees to it."""
+    """Limits of a library, enforced by `Library.apply`."""
 
     max_lesson_words: int = 32
-    """Of a lesson. A longer text is rejected, not cut."""
+    """Words of a lesson at most. A longer text is rejected, not cut."""
     max_lessons: int = 40
+    """Number of lessons at most."""
     max_library_tokens: int = 2000
-    """Of all lessons together, as prompts show them."""
+    """Tokens of all lessons together at most, as prompts show them."""
     duplicate_similarity: float = 0.8
-    """Similarity (`alike`) from which two lessons say the same; above 1: none do."""
+    """Similarity (`lesson_similarity`) from which two lessons count as the same; above 1: never."""
 
     def __post_init__(self) -> None:
         if min(self.max_lesson_words, self.max_lessons, self.max_library_tokens) < 1 or not self.duplicate_similarity > 0:
-            raise LibraryError(f"words, lessons and tokens are at least 1 and similar is above 0, got {self}")
+            raise LibraryError(f"limits of a library are at least 1 and duplicate_similarity is above 0, got {self}")
 
 
 _BROKEN = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and halves of characters
 
 
 def one_line(text: object) -> str:
-    """A text as a lesson holds it: in one line, without control characters; empty if there is nothing to say."""
+    """A text in one line, without control characters, as lessons hold it; empty for anything but a text."""
     return " ".join(_BROKEN.sub(" ", text).split()) if isinstance(text, str) else ""
 
 
@@ -75,7 +76,7 @@ _COMMON = frozenset(
     should so some such take than that the their them then there these they this those through to too until up use very was
     well what when where which while who why will with without you your""".split()  # noqa: SIM905
 )
-"""Words that say nothing of what a text is about."""
+"""Words that do not tell the subject of a text."""
 
 
 def _telling(tokens: Iterable[str]) -> Counter[str]:
@@ -83,9 +84,9 @@ def _telling(tokens: Iterable[str]) -> Counter[str]:
 
 
 def lesson_similarity(a: str, b: str) -> float:
-    """How much two lessons say the same: the Jaccard index of their shingles, in [0, 1].
+    """Similarity of two lessons in [0, 1]: the Jaccard index of their shingles.
 
-    0 where they differ in their numbers or negations: "never open it" shares nearly all its words with its opposite.
+    It is 0 if they differ in numbers or negations: "never open it" shares nearly all words with its opposite.
     """
     if _telling(words(a.replace("’", "'"))) != _telling(words(b.replace("’", "'"))):
         return 0.0
@@ -97,7 +98,7 @@ _LINE = re.compile(r"\s*-?\s*(?:\[L([0-9]{1,9})\]|L([0-9]{1,9}):)\s+\S", re.IGNO
 
 
 def _number(id: object) -> int | None:
-    """The n of an id L<n>, however a model spelt it: `[L3]`, `l3:`, `3`, or the lesson's whole line."""
+    """The n of an id L<n> in any of a model's spellings: `[L3]`, `l3:`, `3`, or the lesson's whole line; None for other values."""
     if isinstance(id, int | float) and not isinstance(id, bool):
         return int(id) if 0 <= id < 1e9 and id == int(id) else None
     if not isinstance(id, str):
@@ -109,17 +110,17 @@ def _number(id: object) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Lessons in order, each with an id `L<n>` that stays its own.
+    """Lessons in order, each with an id `L<n>` that never changes.
 
     Raises:
-        LibraryError: ids that are no such ids or stand there twice, a lesson without text.
+        LibraryError: an id has another form or is there twice, or a lesson has no text.
     """
 
     lessons: tuple[Lesson, ...] = ()
     next: int = 0
-    """n of the next id. It never goes down: ids of lessons that are gone are not used again."""
+    """n of the next id. It never decreases: ids of deleted lessons are not used again."""
     free_from: int = field(default=0, compare=False, repr=False)
-    """From which n on ids are free in the history (`Versions`) that it came from; not written down with the library."""
+    """The n from which ids are free in the history (`LibraryVersions`) of this library; not written to files."""
 
     def __post_init__(self) -> None:
         tidy = tuple(x if x.text == (text := one_line(x.text)) else replace(x, text=text) for x in self.lessons)
@@ -137,22 +138,22 @@ class Library:
 
     @property
     def key(self) -> str:
-        """Digest of ids and texts in order: of all that prompts can show. Votes and provenance do not change it, though which
-        lessons `select` shows, if not all, may depend on them.
+        """A digest of ids and texts in order: of all that prompts can show. Votes and provenance do not change it, although
+        `select` may choose other lessons by them.
         """
         shown = json.dumps([(lesson.id, lesson.text) for lesson in self.lessons])
         return blake2b(shown.encode(), digest_size=10).hexdigest()
 
     def resolve(self, id: object) -> str | None:
-        """The id of the lesson that is meant, or None: `[L3]`, `l3`, `L3:`, ` 3 ` and 3 all mean L3."""
+        """The id of the lesson that a spelling names (`[L3]`, `l3`, `L3:`, ` 3 ` and 3 name L3); None if there is none."""
         number = _number(id)
         return next((x.id for x in self.lessons if x.id == f"L{number}"), None) if number is not None else None
 
     def lesson(self, id: object) -> Lesson:
-        """The lesson with this id, however it is spelt.
+        """The lesson with this id, in any spelling.
 
         Raises:
-            LibraryError: there is none; names those that there are.
+            LibraryError: there is no such lesson; names the existing ones.
         """
         found = self.resolve(id)
         if found is None:
@@ -169,27 +170,29 @@ class Library:
         instructions: Mapping[str, str] | None = None,
         similarity: Callable[[str, str], float] = lesson_similarity,
     ) -> tuple[Library, tuple[Ruling, ...]]:
-        """The library after these edits, and what became of each of them. Pure; raises on no edit; no edits change nothing.
+        """The library after these edits, and a ruling for each of them. Pure; no edit raises an error.
 
-        1. delete. Beats every other edit of the same lesson.
-        2. merge, in the given order. A lesson takes part in one merge: the first. Sources that are deleted, merged already or
-           unknown are left out; fewer than two that remain are no merge. The oldest source keeps its id and its place, and gets
+        1. delete: takes precedence over every other edit of the same lesson.
+        2. merge, in the given order. A lesson takes part in the first merge only. Sources that are deleted, merged already or
+           unknown are left out; a merge needs two sources that remain. The oldest source keeps its id and its place, and gets
            the votes and the provenance of all.
-        3. modify, in the given order. The first of a lesson stands, and none of a merged one. A later one that says the same
-           is a vote for it.
-        4. keep: a vote for the lesson, or for what it was merged into.
-        5. add, in the given order. One that says what a lesson says (`limits.similar`; the most similar, then the oldest)
-           becomes a vote for that lesson, which also gets its provenance.
-        6. Over the limits the least valued lessons go: the fewest helpful less harmful votes; then the one shown most often,
-           for it had the most chances to earn one; then the oldest.
+        3. modify, in the given order. The first one of a lesson is applied, unless the lesson was merged. A later one with the
+           same meaning is a vote for it.
+        4. keep: a vote for the lesson, or for the one that it was merged into.
+        5. add, in the given order. A text that says the same as a lesson (`limits.duplicate_similarity`; the most similar, then
+           the oldest lesson) becomes a vote for that lesson, which also gets its provenance.
+        6. If a limit is exceeded, the least valued lessons are evicted: fewest helpful less harmful votes; then shown most often,
+           with the most chances to earn a vote; then the oldest.
 
         Args:
-            count: tokens of a text.
-            instructions: task id -> text, of the edits' problems; `select` finds lessons by them.
-            similarity: of two lessons' texts, in [0, 1].
+            edits: the edits.
+            limits: the limits of the library.
+            count: counts the tokens of a text.
+            instructions: task id -> instruction, of the edits' problems; `select` finds lessons by them.
+            similarity: similarity of two lessons' texts, in [0, 1].
 
         Returns:
-            The library and the rulings in the order of the edits, one or more each; those of evicted lessons stand last.
+            The library, and the rulings in the order of the edits, one or more each; those of evicted lessons are last.
         """
         if not edits:
             return self, ()
@@ -215,8 +218,8 @@ class Library:
         return made, (*(ruling for n in range(len(edits)) for ruling in ruled[n]), *gone)
 
     def trim_to_limits(self, limits: LibraryLimits, count: Callable[[str], int]) -> tuple[Library, tuple[Ruling, ...]]:
-        """The same without the lessons that `apply` would refuse or evict, and a ruling for each of those: for libraries that
-        came about elsewhere. Lessons that say the same stay.
+        """The library without the lessons that `apply` would refuse or evict, and a ruling for each of those: for libraries from
+        elsewhere. Duplicates stay.
         """
         draft = _Draft(self, limits, count, {}, lesson_similarity)
         gone = []
@@ -228,7 +231,7 @@ class Library:
         return replace(self, lessons=tuple(draft.lessons.values())), tuple(gone)
 
     def with_votes(self, votes: Iterable[tuple[str, int]]) -> Library:
-        """With these votes counted: (lesson id, how much: above 0 helpful, below 0 harmful). Of lessons that are gone: none."""
+        """The library with these votes counted: (lesson id, votes: above 0 helpful, below 0 harmful). Unknown ids are ignored."""
         total: dict[str, list[int]] = {}
         for id, vote in votes:
             found = self.resolve(id)
@@ -249,17 +252,16 @@ class Library:
         )
 
     def with_shown_counts(self, ids: Iterable[str]) -> Library:
-        """With `shown` one higher for every mention of a lesson."""
+        """The library with `shown` one higher for every time that a lesson's id is given."""
         times = Counter(map(self.resolve, ids))
         return replace(self, lessons=tuple(replace(x, shown=x.shown + times[x.id]) for x in self.lessons))
 
     def select(self, instruction: str, lessons_per_prompt: int = 0) -> tuple[Lesson, ...]:
-        """The lessons for a task, in the library's order: all (`top` 0), or the `top` ones that are most about it.
+        """The lessons for a task, in the library's order: all (`lessons_per_prompt` 0), or the number of lessons that fit it best.
 
-        `instruction` may be all that the task shows at first; it may be long, and lessons are short. So what counts is the share
-        of the lesson's words, without those that any text has (`put ... in the ...`), that occur in it. Lessons without one are
-        not shown. To the share the greatest Jaccard index with an instruction that the lesson was learned on is added, which
-        tells lessons of unlike tasks apart. Ties go to the better voted, then to the newer one.
+        The score of a lesson is the share of its words that occur in `instruction`, common words left out, plus the greatest
+        Jaccard index of `instruction` and an instruction that the lesson was learned on. Lessons without a shared word are not
+        shown. Ties go to the lesson with more votes, then to the newer one. `instruction` may include the first observation.
         """
         if lessons_per_prompt <= 0:
             return self.lessons
@@ -280,7 +282,7 @@ class Library:
         return "".join(_line(lesson, with_ids) for lesson in self.select(instruction, lessons_per_prompt))
 
     def to_yaml(self) -> str:
-        """As a file that a person can read and edit; the same library always gives the same text."""
+        """The library as YAML that a person can read and edit. Equal libraries give equal texts."""
         import yaml  # type: ignore[import-untyped, unused-ignore]
 
         class Dumper(yaml.SafeDumper):  # type: ignore[misc, unused-ignore]
@@ -303,12 +305,12 @@ class Library:
 
     @classmethod
     def from_yaml(cls, text: str, source: str = "the library", free_from: int = 0) -> Library:
-        """Read what `to_yaml` wrote and a person may have edited.
+        """The library of a YAML text that `to_yaml` wrote and a person may have edited.
 
-        Missing counters are 0, a lesson may be a bare text, and one without an id gets the next free one, from `taken` on.
+        Missing counters are 0, a lesson may be a bare text, and a lesson without an id gets the next free one, from `free_from` on.
 
         Raises:
-            LibraryError: it cannot be read; names `source`, the line, and the lesson.
+            LibraryError: the text cannot be read; names `source`, the line, and the lesson.
         """
         import yaml
 
@@ -363,7 +365,7 @@ def _line(lesson: Lesson, ids: bool = True) -> str:
 
 
 def _add_provenance(lesson: Lesson, problems: Sequence[str], rewards: Sequence[float], instruction: str) -> Lesson:
-    """The lesson with more provenance: a group that is there already is not counted again."""
+    """The lesson with more provenance. A group that it has already is not counted again."""
     new = [problem for problem in problems if problem not in lesson.problems]
     size = len(rewards)
     runs = range(len(lesson.rewards) - size + 1)
@@ -499,7 +501,7 @@ class _Draft:
         return rulings
 
     def exceeded_limit(self) -> str:
-        """Which limit is passed, if any."""
+        """The limit that is exceeded, as text; empty if none is."""
         if len(self.lessons) > self.limits.max_lessons:
             return f"{len(self.lessons)} lessons are more than {self.limits.max_lessons}"
         tokens = self.count("".join(map(_line, self.lessons.values())))
@@ -515,7 +517,7 @@ class _Draft:
         return id not in self.deleted and id not in self.merged
 
     def check_text(self, edit: Edit) -> tuple[str, str]:
-        """The text of an edit, and what is wrong with it."""
+        """The text of an edit, and what is wrong with it (empty if nothing is)."""
         text = one_line(edit.text)
         if not text:
             return "", f"{edit.op} needs a text"
@@ -527,7 +529,7 @@ class _Draft:
         return text, ""
 
     def vote_if_same(self, edit: Edit, text: str, id: str) -> list[Ruling]:
-        """A second edit that says what the lesson says now is a vote for it; nothing if it says something else."""
+        """A vote for the lesson if a second edit says the same; an empty list if it says something else."""
         near = 1.0 if text == self.lessons[id].text else self.similarity(text, self.lessons[id].text)
         return self.vote(edit, id, near) if near >= min(self.limits.duplicate_similarity, 1.0) else []
 
@@ -551,7 +553,7 @@ class _Draft:
         )
 
 
-# Files that people edit
+# Files for people
 
 _HEADER = """\
 # A library of lessons (learngraph). Every text may be edited, lessons may be deleted, moved and added: a new one needs only a
@@ -567,7 +569,7 @@ _DEFAULTS = {f.name: () if f.default is MISSING else f.default for f in fields(L
 
 
 def _file_fields(lesson: Lesson) -> Iterable[tuple[str, Any]]:
-    """Fields and values as files have them: what is not always there stands there if it says something."""
+    """Fields and values of a lesson in a file: optional fields only if they differ from their defaults."""
     for name in _NAMES:
         value = getattr(lesson, name)
         if name in _ALWAYS or value != _DEFAULTS[name]:
@@ -575,7 +577,7 @@ def _file_fields(lesson: Lesson) -> Iterable[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """The same without half characters, which no file can hold."""
+    """The value without lone surrogates, which UTF-8 cannot encode."""
     if isinstance(value, str):
         return _BROKEN_YAML.sub("\ufffd", value)
     if isinstance(value, dict):
@@ -586,7 +588,7 @@ def _plain(value: Any) -> Any:
 
 
 def _lesson(item: Any, place: Any, where: str) -> Lesson:
-    """A lesson as a person wrote it; without an id if it has none."""
+    """A lesson of a file; its id is empty if the file gives none."""
     if not isinstance(item, dict):
         item, keys = {"text": item}, []
     else:
@@ -611,7 +613,7 @@ def _lesson(item: Any, place: Any, where: str) -> Lesson:
 
 
 def _uncut(place: Any, where: str) -> None:
-    """YAML takes what follows ` #` for a comment, so that a text without quotes would lose its end without a word."""
+    """Raise if YAML has cut the text at ` #`, which begins a comment: a text without quotes would silently lose its end."""
     texts = [value for key, value in place.value if key.value == "text"] if place.id == "mapping" else [place]
     for text in texts:
         mark = text.end_mark
@@ -640,7 +642,7 @@ def _read(name: str, value: Any, where: str) -> Any:
 
 
 def diff(old: Library, new: Library) -> str:
-    """What changed, for people: `-` gone, `+` new, `~` changed, a line each with what it was below. Empty if nothing did."""
+    """The differences of two libraries for people: `-` deleted, `+` new, `~` changed with the old text below; empty without any."""
     was, now = {x.id: x for x in old.lessons}, {x.id: x for x in new.lessons}
     lines = []
     for id, lesson in was.items():
@@ -667,12 +669,12 @@ def diff(old: Library, new: Library) -> str:
 
 
 class LibraryVersions:
-    """Named libraries, each kept for good, and which of them holds now: in memory, or in a JSONL file that only grows.
+    """Named versions of a library, none of which is ever lost, and the current one: in memory, or in a JSONL file.
 
-    The head is the version that was moved to last, and before any move the first one. Ids are never used again over the whole
-    history, also where it branches (a version that was rejected, a rollback): `at` tells the library which ones are free.
-    What has no parent begins a history of its own: a control whose ids name other lessons, say. Safe to use from several
-    threads; one process writes to a file, others may `read` it.
+    The head is the version that `move` named last; before any move it is the first one. No id is used twice in a history, also
+    where it branches (a rejected version, a rollback): `at` tells the library which ids are free. A version without a parent
+    begins a history of its own, such as a control whose ids name other lessons. Safe to use from several threads; one process
+    writes to a file, others may `read` it.
     """
 
     def __init__(self, path: Path | str | None = None) -> None:
@@ -682,10 +684,10 @@ class LibraryVersions:
 
     @classmethod
     def read(cls, path: Path | str) -> LibraryVersions:
-        """What stands in a file now, in memory: for those who look on while another process writes.
+        """The versions of a file as it is now, in memory; another process may be writing to it.
 
         Raises:
-            LibraryError: it cannot be read.
+            LibraryError: the file cannot be read.
         """
         versions = cls()
         try:
@@ -700,15 +702,18 @@ class LibraryVersions:
         return versions
 
     def put(self, name: str, library: Library, *, parent: str = "", why: str = "", rulings: Sequence[Ruling] = ()) -> str:
-        """Keep a library under a name, and return it; the same library under the same name is kept once.
+        """Keep a library under a name, and return the name; the same library under the same name is kept once.
 
         Args:
-            parent: the version it was made from.
-            rulings: what became of the edits that made it.
+            name: the version's name.
+            library: the library.
+            parent: name of the version that it was made from; empty: none.
+            why: the reason for making it.
+            rulings: the rulings of the edits that made it.
 
         Raises:
-            LibraryError: the name stands for another library; there is no such parent; or an id that the parent's history
-                does not know has named another lesson elsewhere.
+            LibraryError: the name is that of another library; there is no such parent; or an id that is new in the parent's
+                history names another lesson elsewhere.
         """
         row = {
             "id": f"version {name}",
@@ -759,14 +764,15 @@ class LibraryVersions:
         return row
 
     def at(self, name: str, before: str = "") -> Library:
-        """The library of this name, as it was put, for `to_yaml` byte by byte; its `taken` says which ids are free.
+        """The library of this name as it was put; its `free_from` says which ids are free.
 
         Args:
-            before: name of the version that is to be made of it. If it was made already, by a run that is being resumed, then
-                the ids are free that were free at that time, and it is made again with the same ones.
+            name: the version's name.
+            before: name of the version that is to be made from it. If that version exists already (the run is being resumed), the
+                ids that were free at that time are free again, so that it is made with the same ids.
 
         Raises:
-            LibraryError: there is none; names those that there are.
+            LibraryError: there is no such version; names the existing ones.
         """
         row, taken = self._row(name), 0
         for other in self._versions():
@@ -780,30 +786,30 @@ class LibraryVersions:
         return made
 
     def names(self) -> list[str]:
-        """Of all versions, the oldest first."""
+        """The names of all versions, the oldest first."""
         return [row["name"] for row in self._versions()]
 
     def rulings(self, name: str) -> tuple[Ruling, ...]:
-        """What became of the edits that made this version."""
+        """The rulings of the edits that made this version."""
         return tuple(Ruling(**{**ruling, "edit": Edit(**ruling["edit"])}) for ruling in self._row(name)["rulings"])
 
     def parent(self, name: str) -> str:
-        """The version that this one was made from; empty: none."""
+        """The name of the version that this one was made from; empty if there is none."""
         return str(self._row(name)["parent"])
 
     def why(self, name: str) -> str:
-        """Why this version was made."""
+        """The reason for making this version."""
         return str(self._row(name)["why"])
 
     @property
     def head(self) -> str:
-        """The version that holds; empty if there are none."""
+        """The name of the current version; empty without versions."""
         rows = self._rows.values()
         moves = (row["head"] for row in reversed(rows) if "head" in row)
         return next(moves, None) or next((row["name"] for row in rows if "name" in row), "")
 
     def move(self, name: str, why: str = "") -> None:
-        """From now on this version holds. Written down as well: no version is lost, whichever holds."""
+        """Make this version the current one. The move is recorded, and no version is lost."""
         self._row(name)
         with self._lock:
             if self.head != name:
@@ -815,11 +821,11 @@ class LibraryVersions:
         self.move(name, "rollback")
 
     def moves(self) -> list[tuple[str, str]]:
-        """(version, why) of every move, the oldest first."""
+        """Every move as (version, reason), the oldest first."""
         return [(row["head"], row["why"]) for row in self._rows.values() if "head" in row]
 
     def sync(self) -> None:
-        """Make what was written survive a power cut."""
+        """Flush the file to disk, so that it survives a power failure."""
         self._rows.sync()
 
     def close(self) -> None:
@@ -827,17 +833,17 @@ class LibraryVersions:
         self._rows.close()
 
     def __repr__(self) -> str:
-        return f"Versions({str(self._rows.path) if self._rows.path else ''})"
+        return f"LibraryVersions({str(self._rows.path) if self._rows.path else ''})"
 
 
-# Where libraries lie
+# Paths of libraries
 
 
 def find_library(path: Path | str) -> Path:
-    """The file that is meant: itself, or the `library.jsonl` of a run folder.
+    """The library file of a path: the file itself, or the `library.jsonl` in a run folder.
 
     Raises:
-        LibraryError: there is none, or several; names them.
+        LibraryError: there is no such file, or several; names them.
     """
     path = Path(path)
     if not path.is_dir():
@@ -854,13 +860,14 @@ def find_library(path: Path | str) -> Path:
 
 
 def open_library(path: Path | str, free_from: int = 0) -> LibraryVersions | Library:
-    """What lies at a place (`located`): the versions of a `.jsonl` file, to look at; of any other file the library as YAML.
+    """The library at a path (`find_library`): all versions of a `.jsonl` file, read-only; of any other file the library as YAML.
 
     Args:
-        taken: as for `Library.from_yaml`.
+        path: a file, or a run folder.
+        free_from: as for `Library.from_yaml`.
 
     Raises:
-        LibraryError: it cannot be read.
+        LibraryError: the file cannot be read.
     """
     path = find_library(path)
     if path.suffix == ".jsonl":

@@ -1,8 +1,8 @@
-"""A chat model whose every call is stored, counted and limited: what was asked once is never paid for again.
+"""A chat model whose calls are cached, counted and limited: no call is paid for twice.
 
-A call is known by the model's name (which says all that its replies depend on), the messages and the options, the seed among
-them: so two draws from one prompt are two calls, and a run that starts again from any point is told the same. What fails is
-not stored.
+The key of a call is made of the model's name (a fingerprint of all that its replies depend on), the messages and the options,
+including the seed. So two draws from one prompt are two calls, and a run that starts again from any point gets the same replies.
+Failed calls are not stored.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from .ask import estimate_tokens, has_no_callbacks, text
 __all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit"]
 
 PASSED_THROUGH = ("score", "window", "get_num_tokens")
-"""What a model in this process does beside writing. It costs nothing and says the same each time, so it is not stored."""
+"""Attributes of a model in this process that are passed on: they cost nothing and always return the same, so they are not stored."""
 REPLY_FIELDS = ("additional_kwargs", "response_metadata", "name", "id", "tool_calls", "invalid_tool_calls", "usage_metadata")
-"""Of a reply, beside its content."""
+"""Fields of a reply that are stored, beside its content."""
 MESSAGE_FIELDS = ("name", "role", "tool_calls", "invalid_tool_calls", "tool_call_id", "status", "additional_kwargs")
-"""Of a message, beside who says it and its content: what a model may be told of it. Its id and metadata it never is."""
+"""Fields of a message that a key holds, beside its type and content: those that reach the model. Ids and metadata do not."""
 
 
-# What it costs
+# Prices and budgets
 
 
 @dataclass(frozen=True)
@@ -49,35 +49,37 @@ class Prices:
     output: float = 0.0
 
     def cost(self, usage: Usage) -> float:
-        """Dollars."""
+        """The cost of a usage in dollars."""
         return (self.input * usage.input_tokens + self.output * usage.output_tokens) / 1e6
 
 
 class BudgetSpent(UserError):
-    """The run has spent what it may. Nothing is lost: with a larger budget it goes on where it stopped."""
+    """The run has spent its budget. Nothing is lost: with a larger budget it goes on where it stopped."""
 
 
 @dataclass(frozen=True)
 class SpendingLimit:
-    """What a run has spent, in all its processes and in those before, and what it may.
+    """The budget of a run, and what was spent of it in all of its processes, also earlier ones.
 
-    It reads what the cache's file says (10 us), so it holds for threads, processes and runs that go on later.
+    It reads the totals from the cache's file (10 us), so it holds for threads, processes and resumed runs.
     """
 
     cache: Cache
     prices: Prices = Prices()
-    """Of calls in stages that `stages` does not name."""
+    """Prices of calls in stages that `stage_prices` does not name."""
     stage_prices: Mapping[str, Prices] = field(default_factory=dict)
-    """By `Recorded.stage`, where models with different prices work together."""
+    """Prices by `CachedChatModel.stage`, where models with different prices work together."""
     max_dollars: float | None = None
-    """How many it may spend; None: any number."""
+    """Budget in dollars; None: no limit."""
     max_tokens: int | None = None
-    """How many it may spend, read and written together; None: any number."""
+    """Budget in tokens, read and written together; None: no limit."""
 
     def __post_init__(self) -> None:
         for name, limit in (("max_dollars", self.max_dollars), ("max_tokens", self.max_tokens)):
             if limit is not None and not limit > 0:
-                raise UserError(f"a budget is a positive number of {name}, got {limit}; without one, nothing is limited")
+                raise UserError(
+                    f"a budget is a positive number of {name.removeprefix('max_')}, got {limit}; without one, nothing is limited"
+                )
         if self.max_dollars is not None and not any(
             p.input > 0 or p.output > 0 for p in (self.prices, *self.stage_prices.values())
         ):
@@ -88,7 +90,7 @@ class SpendingLimit:
 
     @property
     def total_usage(self) -> Usage:
-        """All calls that were paid for."""
+        """The usage of all calls that were paid for."""
         return sum(self.cache.usage_by_stage().values(), Usage())
 
     @property
@@ -100,7 +102,7 @@ class SpendingLimit:
         return sum(self.stage_prices.get(stage, self.prices).cost(usage) for stage, usage in spent.items())
 
     def check(self) -> None:
-        """Asked before each call; calls in flight may still add to what is spent.
+        """Raise if the budget is spent. Called before each call; calls in flight may still exceed the budget.
 
         Raises:
             BudgetSpent: a limit is reached.
@@ -123,13 +125,13 @@ class SpendingLimit:
         )
 
 
-# How many at once
+# Calls at once
 
 
 class ConcurrencyLimit:
-    """A number of calls that may be in flight: `with slots` in threads, `async with slots` in any event loop, both together.
+    """A limit on calls in flight: `with slots` in threads, `async with slots` in any event loop, both at the same time.
 
-    Who waits is called in the order of coming, and nobody polls. In a coroutine `with` would stop its loop: use `async with`.
+    Waiting callers are served in order of arrival, without polling. In a coroutine `with` would block the loop: use `async with`.
     """
 
     def __init__(self, limit: int) -> None:
@@ -141,7 +143,7 @@ class ConcurrencyLimit:
         self._lock = Lock()
 
     def _take(self) -> Future[None] | None:
-        """A slot (None), or a place in the queue: its future ends when the slot is there."""
+        """None if a slot was free; else a place in the queue, a future that ends when a slot is free."""
         with self._lock:
             if self._free:
                 self._free -= 1
@@ -154,7 +156,7 @@ class ConcurrencyLimit:
         with self._lock:
             while self._waiting:
                 turn = self._waiting.popleft()
-                if turn.set_running_or_notify_cancel():  # not given up
+                if turn.set_running_or_notify_cancel():  # it was not cancelled
                     break
             else:
                 self._free += 1
@@ -162,7 +164,7 @@ class ConcurrencyLimit:
         turn.set_result(None)  # without the lock: it wakes others
 
     def _leave(self, turn: Future[None]) -> None:
-        """Give up waiting; a slot that came at the same moment goes on to the next."""
+        """Leave the queue. A slot that was granted at the same moment goes to the next caller."""
         if not turn.cancel():
             self._give_back()
 
@@ -196,11 +198,11 @@ class ConcurrencyLimit:
 
 @dataclass(frozen=True)
 class CachedChatModel(Runnable[Any, Any]):
-    """A chat model whose every call is stored, counted and limited; in place of the model itself, for nodes and graphs.
+    """A chat model whose calls are cached, counted and limited. Nodes and graphs use it in place of the model.
 
-    A call that is stored takes no slot, costs nothing, and works when the budget is spent. Of two equal calls at once both may
-    be made, and both count; the reply that is stored first is what both return, and every later one. Messages that come back
-    are the stored ones always, so a resumed run cannot tell the difference.
+    A cached call takes no slot, costs nothing, and works after the budget is spent. Two equal calls at the same time may both be
+    made, and both count; both return the reply that is stored first, as every later call does. Replies are always returned as
+    stored, so a resumed run behaves the same.
 
     Raises:
         BudgetSpent: before a call that the meter does not allow.
@@ -208,20 +210,20 @@ class CachedChatModel(Runnable[Any, Any]):
     """
 
     seeded: ClassVar[bool] = True
-    """`Ask` names the draw: the seed it makes from run, episode and step is part of what a call is known by."""
+    """True: `Ask` passes a seed made from run, episode and step. It is part of a call's key."""
 
     model: Runnable[Any, Any]
     """A chat model, or one with options bound to it (`bind`, `bind_tools`), which count as the call's own."""
     name: str
-    """What the replies depend on beside messages and options: which model, and its settings (temperature, most tokens …)."""
+    """All that replies depend on beside messages and options: the model, and its settings (temperature, longest reply ...)."""
     cache: Cache
     stage: str = "model"
-    """What it is asked for: costs are added up by it."""
+    """The name under which its usage is counted."""
     meter: SpendingLimit | None = None
     slots: ConcurrencyLimit | None = None
     seeds: bool | None = None
-    """Whether the seed is handed on to the model; None: to models that have one among their own settings, as `OpenAIChatModel`
-    and `LocalChatModel` do, unless it is told them with every call. Some servers refuse requests with a seed: False then."""
+    """Whether the seed is passed to the model. None: only if the model has a setting `seed`, as `OpenAIChatModel` and
+    `LocalChatModel` have. False: for servers that refuse requests with a seed."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
         messages = _messages(input)
@@ -244,14 +246,14 @@ class CachedChatModel(Runnable[Any, Any]):
         return self._store_reply(place, messages, reply, start)
 
     def bind_tools(self, tools: Sequence[Any], **kwargs: Any) -> CachedChatModel:
-        """The same with tools that the model may call."""
+        """The same model with tools that it may call."""
         return replace(self, model=cast(Any, self.model).bind_tools(tools, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        """What only some models have (`OFFERED`): there if the model has it."""
+        """The model's attributes that are passed on (`PASSED_THROUGH`)."""
         if name in PASSED_THROUGH:
             return getattr(self.model, name)
-        raise AttributeError(f"a recorded model has no {name!r}")
+        raise AttributeError(f"a cached chat model has no {name!r}")
 
     def _start(self) -> float:
         if self.meter:
@@ -269,14 +271,14 @@ class CachedChatModel(Runnable[Any, Any]):
 
     @property
     def bound_options(self) -> dict[str, Any]:
-        """The options that are bound to the model: part of what its calls are known by."""
+        """The options that are bound to the model. They are part of a call's key."""
         return self._model_and_options[1]
 
     # A frozen dataclass may cache properties: they go past its lock into `__dict__`.
 
     @cached_property
     def _model_and_options(self) -> tuple[Runnable[Any, Any], dict[str, Any]]:
-        """The model itself, and the options bound to it."""
+        """The model without its bindings, and the options bound to it."""
         model: Any = self.model
         options: dict[str, Any] = {}
         while isinstance(model, RunnableBinding):
@@ -285,7 +287,7 @@ class CachedChatModel(Runnable[Any, Any]):
 
     @cached_property
     def _has_options_only(self) -> bool:
-        """Whether nothing is bound to the model but options: no callbacks, tags or listeners."""
+        """True if only options are bound to the model: no callbacks, tags or listeners."""
         model: Any = self.model
         while isinstance(model, RunnableBinding):
             if model.config or model.config_factories:
@@ -295,15 +297,15 @@ class CachedChatModel(Runnable[Any, Any]):
 
     @cached_property
     def _takes_seed(self) -> bool:
-        """Whether the model is told the seed."""
+        """True if the seed is passed to the model."""
         return hasattr(self._model_and_options[0], "seed") if self.seeds is None else self.seeds
 
     def _model_options(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that the model itself is called with."""
+        """The options that the model is called with."""
         return options if self._takes_seed else {name: value for name, value in options.items() if name != "seed"}
 
     async def _answer(self, messages: list[BaseMessage], config: RunnableConfig | None, options: dict[str, Any]) -> Any:
-        """The model's reply, without the cost of callbacks where nobody listens and the model can do without (`Ask._answer`)."""
+        """The model's reply. Without listeners the model's `answer` is called, if it has one: callbacks cost time (`Ask._answer`)."""
         model, bound = self._model_and_options
         if self._has_options_only and has_no_callbacks(config) and hasattr(model, "answer"):
             return await cast(Any, model).answer(messages, **{**bound, **options})
@@ -320,15 +322,15 @@ class CachedChatModel(Runnable[Any, Any]):
 
 
 def _messages(input: Any) -> list[BaseMessage]:
-    """What a chat model takes, as messages: a list of them, a text, or a prompt's value."""
+    """The input of a chat model as a list of messages; the input may be messages, a text, or a prompt value."""
     if isinstance(input, PromptValue):
         return input.to_messages()
     return convert_to_messages([input] if isinstance(input, str) else input)
 
 
 def _message_fields(message: BaseMessage) -> dict[str, Any]:
-    """A message as the model is told it."""
-    fields = message.__dict__  # to ask a message for what it has not takes 5 us
+    """The fields of a message that reach the model."""
+    fields = message.__dict__  # getattr of a missing field takes 5 us
     return {"type": message.type, "content": message.content} | {
         name: fields[name] for name in MESSAGE_FIELDS if fields.get(name)
     }

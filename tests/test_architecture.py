@@ -141,7 +141,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {f"learngraph/{folder}/py.typed" for folder in FOLDERS} <= ours
     assert {"learngraph/__init__.py", "learngraph/__main__.py", "learngraph/py.typed"} <= ours
     assert {"learngraph/nodes/prompts/jitrl/judge.md", "learngraph/nodes/prompts/claas/hindsight.md"} <= ours
-    assert {"learngraph/tools/serving/dashboard_pages/page.html", "learngraph/tools/pocket/guard_weights/model.safetensors"} <= ours
+    assert {
+        "learngraph/tools/serving/dashboard_pages/page.html",
+        "learngraph/tools/pocket/guard_weights/model.safetensors",
+    } <= ours
     assert any(n.startswith("learngraph/tools/pocket/weights/") and n.endswith(".safetensors") for n in ours)
     assert not any(n.endswith((".pyc", ".ipynb")) or "/tests/" in n for n in ours)
 

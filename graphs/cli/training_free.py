@@ -3,10 +3,10 @@
     learngraph run training-free-grpo --env toy --model pocket --compare training-free-grpo:empty training-free-grpo:shuffled-lessons
     learngraph run training-free-grpo --env math --model openai:NAME --compare training-free-grpo:empty --dry-run
 
-    <folder>/settings.json               what was asked for; another question needs another folder
+    <folder>/settings.json               the settings; a run with others needs another folder
     <folder>/cache.sqlite                every reply and every finished rollout of all arms and seeds: nothing is paid for twice
-    <folder>/<arm>-s<seed>/library.jsonl every version of the library, and what became of every proposed edit
-    <folder>/<arm>-s<seed>/library.yaml  the one that was tested, for people (and for --library)
+    <folder>/<arm>-s<seed>/library.jsonl every version of the library, with the rulings of all proposed edits
+    <folder>/<arm>-s<seed>/library.yaml  the version that was tested, for people (and for --library)
     <folder>/<arm>-s<seed>/learned.jsonl one row per learning step
     <folder>/<arm>-s<seed>/steps.jsonl   one row per step of an episode
     <folder>/<arm>-s<seed>/test.jsonl    one row per rollout of the test
@@ -16,7 +16,7 @@
 All arms of a seed play the same unseen problems with the same run indices. A run may be killed at any point: the same command
 goes on, and ends with the same numbers.
 
-Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+Part of the command line: it joins tools to graphs. Slow imports stand inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -49,13 +49,16 @@ __all__ = ["learn_and_test"]
 
 
 def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) -> int:
-    """Learn and test: what `learngraph run` does with methods that learn across problems. Returns the exit status.
+    """Learn on some problems and test on others: `learngraph run` for methods that learn across problems. Returns the exit code.
 
     Args:
-        method: its name, as on the command line.
+        method: the method's name as on the command line.
         defaults: its settings where no flag says something else.
-        args: the flags after it.
-        about: what --help says first.
+        args: the flags after the name.
+        about: the first text of --help.
+
+    Raises:
+        CommandError: the flags do not go together, or an arm cannot run.
     """
     title = f"{type(defaults).__name__}: settings of the method"
     options, settings = parse_options_and_settings(
@@ -139,7 +142,7 @@ def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[
 
 
 def _warn_about_sandbox(options: TrainingFreeOptions) -> None:
-    """Say if nothing but good manners keeps a model's Python code from the rest of this machine."""
+    """Print a warning if this machine cannot fully isolate a model's Python code."""
     from ...tools.agent_tools.interpreter import Interpreter
 
     if "python" not in options.tool_names:
@@ -155,15 +158,15 @@ def _warn_about_sandbox(options: TrainingFreeOptions) -> None:
 
 @contextmanager
 def _progress(setup: TrainingFreeSetup) -> Iterator[Callable[[], None]]:
-    """A line now and then: how many steps were learned, and how many rollouts of the test were played."""
+    """Yields a function that prints progress every 30 seconds: steps learned, and rollouts of the test played."""
     from time import monotonic
 
     rollouts = setup.options.test_problems * setup.options.test_rollouts * len(setup.seeds)
-    said, before = monotonic(), ""
+    printed, before = monotonic(), ""
 
     def tick() -> None:
-        nonlocal said, before
-        if monotonic() - said < 30:
+        nonlocal printed, before
+        if monotonic() - printed < 30:
             return
         parts = []
         for arm in setup.arms:
@@ -177,7 +180,7 @@ def _progress(setup: TrainingFreeSetup) -> Iterator[Callable[[], None]]:
                 )
         if (text := "; ".join(parts)) and text != before:
             print_progress(text)
-            said, before = monotonic(), text
+            printed, before = monotonic(), text
 
     yield tick
 

@@ -1,12 +1,12 @@
-"""The semantic advantage: what comparing the rollouts of a group teaches, in words, and what that would change in the library.
+"""The critic of Training-Free GRPO: it compares the rollouts of a group in words and proposes edits of the library.
 
-    summarise    a rollout -> what it did, where it went right or wrong
-    contrast     the summaries of a group, side by side -> insights, and votes on the lessons that were shown
+    summarise    a rollout -> a report of what it did, and where it went right or wrong
+    contrast     the reports of a group, side by side -> insights, and votes on the lessons that were shown
     propose      insights, library -> edits
     consolidate  the edits of all groups of a step -> the next version (nodes/update/consolidate.py)
 
-Without ground truth (`Critic.truth`) no prompt holds the verifier's reward or verdict, its feedback, or the true answer: what
-is said of attempts then is whether their answers agree, or what the model itself thought of them.
+Without ground truth (`Critic.truth`) no prompt holds the verifier's reward or verdict, its feedback, or the true answer. Prompts
+then say whether the answers of attempts agree, or what the model itself thought of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -28,38 +28,48 @@ from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
-from .edits import json_values, read_edits, read_list
-from .rule_critic import RuleCritic, RuleProposer, Truth, as_library, comparable_rollouts, random_lessons, shuffle_lessons
+from .edits import read_edits, read_list
+from .lenient_json import json_values
+from .rule_critic import RuleProposer, Truth, comparable_rollouts
+from .trim import cut_middle, split_tokens, trim_transcript
 
 __all__ = [
     "AskUnlessKnown",
     "Critic",
-    "RuleCritic",
-    "as_library",
+    "CriticSettings",
     "contrast",
     "critic_prompts",
-    "cut_middle",
     "discriminate",
     "invent",
     "propose",
-    "random_lessons",
-    "shuffle_lessons",
-    "split_tokens",
     "summarise",
-    "trim_transcript",
 ]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
+# fmt: off
 _PROMPT_NAMES = (
-    *("summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "propose", "consolidate", "cheatsheet"),
-    *("invent", "discriminate"),
+    "summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "propose", "consolidate", "cheatsheet",
+    "invent", "discriminate",
 )
+# fmt: on
+
+
+@dataclass(frozen=True)
+class CriticSettings:
+    """Settings of the comparison of a group."""
+
+    author: Literal["model", "rule"] = "model"
+    """The author of insights: a model, or a rule for worlds played step by step (an ablation, and for work without a language model)."""
+    max_insights: int = 2
+    """Insights and edits of a group at most. Paper: a variable, not given; reference code: 1 to 3."""
+    objective: str = ""
+    """The agent's purpose and what it is to learn, in words; part of every prompt of the critic. Reference code: required."""
 
 
 def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
-    """What a critic asks, by purpose."""
-    asked = {name: Prompt.load(f"training_free_grpo/{name}", overrides) for name in _PROMPT_NAMES}
-    return asked | {
+    """The critic's prompts by purpose; files in the directory `overrides` take the place of those of the same name."""
+    loaded = {name: Prompt.load(f"training_free_grpo/{name}", overrides) for name in _PROMPT_NAMES}
+    return loaded | {
         "line": Prompt.load("reasoning_bank/line", overrides),
         "again": Prompt.load("ask/again", overrides),
     }
@@ -67,29 +77,30 @@ def critic_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
 
 @dataclass(frozen=True)
 class Critic:
-    """What those who compare rollouts and edit the library need to know."""
+    """The settings and functions of the nodes that compare rollouts and edit the library."""
 
     versions: LibraryVersions
     prompts: Mapping[str, Prompt] = field(default_factory=critic_prompts, repr=False)
-    """See `questions`."""
+    """See `critic_prompts`."""
     limits: LibraryLimits = field(default_factory=LibraryLimits)
     max_insights: int = 2
-    """Insights, and edits, of a group at most."""
+    """Insights and edits of a group at most."""
     truth: Truth = "given"
+    """The source of rewards (`RewardSettings`)."""
     objective: str = ""
-    """What the agent is for and what it should learn, in words; stands in every prompt."""
+    """The agent's purpose and what it is to learn, in words; part of every prompt."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
-    """The true answer of a problem. Asked with ground truth only."""
+    """Gives the true answer of a problem. Used with ground truth only."""
     count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
     max_prompt_tokens: int = 24_000
     """Tokens of the longest prompt."""
     line_only: bool = False
-    """For a model that writes nothing but a line: it is asked what was `Learned:`, and everything after that works by code."""
+    """Whether the model only writes a line: it is asked what was `Learned:`, and code does the rest."""
     max_line_items: int = 12
     """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)
-    """The problems by their id, for the instructions that lessons are found by."""
+    """The problems by id. Lessons are found again by the instructions of their problems."""
 
     def ask(
         self,
@@ -103,10 +114,10 @@ class Critic:
         return Ask(f"training_free_grpo/{purpose}", model, messages, read, self.prompts["again"], on_bad_reply=on_bad_reply)
 
     def remaining_tokens(self, prompt: Prompt, *inserted: str) -> int:
-        """Tokens of the window that remain beside a prompt's own text and what is told in it.
+        """Tokens that remain in the window beside a prompt's own text and the `inserted` values.
 
         Raises:
-            ContextError: there are none.
+            ContextError: none remain.
         """
         own = sum(self.count(template.template) for _, template in prompt.parts)
         room = self.max_prompt_tokens - own - sum(map(self.count, inserted)) - _SEAMS
@@ -119,11 +130,11 @@ class Critic:
 
     @property
     def aim(self) -> str:
-        """The objective as prompts show it."""
+        """The objective as prompts show it; empty without one."""
         return f"What the agent is for: {self.objective}\n" if self.objective else ""
 
     def problem(self, task: Task) -> str:
-        """A problem as prompts show it: a long one without its middle."""
+        """A problem's instruction as prompts show it: a long one loses its middle."""
         return cut_middle(task.instruction, self.max_prompt_tokens // 4, self.count)
 
     def library(self, state: State) -> Library:
@@ -131,29 +142,29 @@ class Critic:
         return self.versions.at(state["library"])
 
     def visible_library(self, state: State, rollouts: Sequence[Rollout]) -> Library:
-        """What the prompts of these rollouts carried of it."""
-        carried = {id for rollout in rollouts for id in rollout.shown}
+        """The lessons that the prompts of these rollouts showed."""
+        shown = {id for rollout in rollouts for id in rollout.shown}
         library = self.library(state)
-        return replace(library, lessons=tuple(lesson for lesson in library.lessons if lesson.id in carried))
+        return replace(library, lessons=tuple(lesson for lesson in library.lessons if lesson.id in shown))
 
     def lessons(self, library: Library) -> str:
         """A library as prompts show it."""
         return cut_middle(library.text(), self.max_prompt_tokens // 4, self.count) or "(none)\n"
 
     def transcript(self, rollout: Rollout) -> str:
-        """The whole transcript; without ground truth without what the world paid."""
+        """The whole transcript of a rollout; without ground truth without rewards."""
         steps = rollout.trajectory.transitions if rollout.trajectory is not None else ()
         transcript = rollout.transcript or steps_text(steps) or f"{rollout.answer}\n"
         return transcript if self.truth == "given" else _PAID.sub(r"\1", transcript)
 
     def answer(self, task: Task) -> str:
-        """The true answer as prompts with ground truth show it; empty if there is none to show."""
+        """The true answer as prompts show it; empty without ground truth, or without a known answer."""
         known = self.reference(task) if self.reference is not None and self.truth == "given" else ""
         return f"True answer: {cut_middle(known, self.max_prompt_tokens // 8, self.count)}\n" if known else ""
 
     def label(self, rollout: Rollout, state: State) -> str:
-        """How an attempt stands in a comparison: what it was worth, and what it took. Costs are taken off a reward, but do not
-        change what others said of it.
+        """The label of an attempt in a comparison: its reward or grade, and its numbers of actions and tool calls. Costs are taken
+        off a reward, but do not change a grade.
         """
         rewards = state["rewards"]
         plain = state.get("plain") or rewards
@@ -168,9 +179,9 @@ class Critic:
         return ", ".join([worth, *took])
 
     def rejection_reason(self, insight: str, task: Task) -> str:
-        """Why an insight cannot be a lesson: it is too long, or gives this one problem's answer away; empty if it can.
+        """The reason why an insight cannot be a lesson: too long, or it contains this problem's answer; empty if it can be one.
 
-        An answer is recognised if it is long enough not to be a common word: 8 characters, or 3 with a digit among them.
+        An answer is looked for if it is long enough not to be a common word: 8 characters, or 3 with a digit among them.
         """
         size, limit = len(insight.split()), self.limits.max_lesson_words
         if size > limit:
@@ -183,52 +194,12 @@ class Critic:
 
 
 _SEAMS = 32
-"""Tokens that may come about where texts meet, and of what marks a cut."""
+"""Tokens set aside for the places where texts are joined, and for marks of cuts."""
 _PAID = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)(?:= -?\d[-+.\de]*(?:\n|\Z))?(?:total -?\d[^\n]*(?:\n|\Z))?", re.MULTILINE)
-"""An action in a transcript, and the lines behind it that say what it and the attempt earned (`nodes.attempts.Layout`)."""
+"""An action in a transcript, and the lines after it with its reward and the total (`nodes.retrieve.attempts.Layout`)."""
 
 
 # Making long texts fit
-
-
-def cut_middle(content: str, tokens: int, count: Callable[[str], int]) -> str:
-    """A text of at most so many tokens: its beginning and its end, with a mark in the place of the middle."""
-    size = count(content)
-    if size <= tokens:
-        return content
-    keep = len(content) * max(tokens, 0) // size
-    while keep > 0:
-        short = f"{content[: keep - keep // 2]}\n[... {len(content) - keep} characters left out ...]\n{content[len(content) - keep // 2 :]}"
-        if count(short) <= tokens:
-            return short
-        keep = keep * 9 // 10
-    return ""
-
-
-def trim_transcript(transcript: str, tokens: int, count: Callable[[str], int]) -> str:
-    """A transcript of at most so many tokens: first what the world or a tool said at length goes, then the middle of the rest."""
-    if count(transcript) <= tokens:
-        return transcript
-    blocks = _ACTION.split(transcript)  # what was seen and what was done, in turn
-    done, seen = blocks[1::2], blocks[0::2]
-    if done:
-        given = split_tokens([count(block) for block in seen], max(tokens - sum(map(count, done)), 0))
-        seen = [cut_middle(block, share, count) for block, share in zip(seen, given, strict=True)]
-    return cut_middle("".join(s + d for s, d in zip(seen, [*done, ""], strict=True)), tokens, count)
-
-
-_ACTION = re.compile(r"^(> [^\n]*\n(?:  [^\n]*\n)*)", re.MULTILINE)
-"""What the agent did, in a transcript: `> action`, further lines of it set in."""
-
-
-def split_tokens(sizes: Sequence[int], room: int) -> list[int]:
-    """How many tokens each of several texts may take: the same for all, but what short ones leave over goes to the long ones."""
-    given, left = [0] * len(sizes), room
-    order = sorted(range(len(sizes)), key=lambda n: sizes[n])
-    for place, n in enumerate(order):
-        given[n] = min(sizes[n], left // (len(order) - place))
-        left -= given[n]
-    return given
 
 
 def _fit_sections(heads: Sequence[str], texts: Sequence[str], room: int, count: Callable[[str], int]) -> str:
@@ -238,17 +209,17 @@ def _fit_sections(heads: Sequence[str], texts: Sequence[str], room: int, count: 
     return "".join(head + trim_transcript(body, share, count) for head, body, share in zip(heads, bodies, given, strict=True))
 
 
-# Nodes that may have nothing to ask
+# Nodes without a question
 
 
 @dataclass(frozen=True)
 class AskUnlessKnown(Runnable[Any, Any]):
-    """A question that is not asked where the answer is clear already."""
+    """Asks a model, unless the update is known without it."""
 
     role: ClassVar[str] = "model"
 
     known_update: Callable[[State], Mapping[str, Any] | None]
-    """The channels that change without a question; None: ask."""
+    """Returns the update if it is known without asking; None: ask."""
     question: Runnable[Any, Any]
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -262,7 +233,7 @@ class AskUnlessKnown(Runnable[Any, Any]):
 
 @dataclass(frozen=True)
 class SkipSummaries:
-    """In the place of summaries, for a model that only writes a line: it is shown the attempts themselves."""
+    """Takes the place of summaries for a model that only writes a line: it is shown the attempts themselves."""
 
     role: ClassVar[str] = "compute"
 
@@ -274,9 +245,9 @@ class SkipSummaries:
 
 
 def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """Say in words what the rollout `number` of the group did, and where it went right or wrong.
+    """The node that writes a report of rollout `number` of the group: what it did, and where it went right or wrong.
 
-    One that nobody can summarise keeps its place in the group, as its transcript cut to size: a group never shrinks.
+    If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks.
     """
     if critic.line_only:
         return SkipSummaries()
@@ -284,16 +255,16 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     def messages(state: State) -> list[BaseMessage]:
         rollout = _current_rollout(state)
-        told = {
+        values = {
             "aim": critic.aim,
             "instruction": critic.problem(rollout.task),
             "lessons": critic.lessons(critic.visible_library(state, [rollout])),
         }
         if critic.truth == "given":
             grade = "unknown" if rollout.reward is None else f"{rollout.reward:g}"
-            told["outcome"] = f"Grade, from 0 to 1: {grade}\n{critic.answer(rollout.task)}"
-        transcript = trim_transcript(critic.transcript(rollout), critic.remaining_tokens(prompt, *told.values()), critic.count)
-        return prompt.messages(**told, transcript=transcript)
+            values["outcome"] = f"Grade, from 0 to 1: {grade}\n{critic.answer(rollout.task)}"
+        room = critic.remaining_tokens(prompt, *values.values())
+        return prompt.messages(**values, transcript=trim_transcript(critic.transcript(rollout), room, critic.count))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         written = text(reply).strip()
@@ -319,9 +290,9 @@ def _current_rollout(state: State) -> Rollout:
 
 
 def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """Compare the rollouts of a group: at most `critic.most` insights, and votes on the lessons that were shown.
+    """The node that compares the rollouts of a group: at most `critic.max_insights` insights, and votes on lessons shown.
 
-    Insights that are too long, or tell the answer, are asked for again; in the end those that will do are kept.
+    Insights that are too long, or contain the answer, are asked for again; after the last try the acceptable ones are kept.
     """
     if critic.line_only:
         return _contrast_by_line(model, critic)
@@ -332,7 +303,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     def messages(state: State) -> list[BaseMessage]:
         asked, task = prompt(state), state["task"]
-        told: dict[str, str] = {
+        values: dict[str, str] = {
             "aim": critic.aim,
             "instruction": critic.problem(task),
             "lessons": critic.lessons(critic.visible_library(state, state["rollouts"])),
@@ -340,13 +311,13 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             "words": str(critic.limits.max_lesson_words),
         }
         if critic.truth == "given":
-            told["answer"] = critic.answer(task)
+            values["answer"] = critic.answer(task)
         rollouts = comparable_rollouts(state, critic.truth)
         written = {summary.number: summary.text for summary in state["summaries"]}
         heads = [f"Attempt {r.number + 1} ({critic.label(r, state)}):\n" for r in rollouts]
         bodies = [written.get(r.number) or critic.transcript(r) for r in rollouts]
-        attempts = _fit_sections(heads, bodies, critic.remaining_tokens(asked, *told.values()), critic.count)
-        return asked.messages(**told, attempts=attempts)
+        attempts = _fit_sections(heads, bodies, critic.remaining_tokens(asked, *values.values()), critic.count)
+        return asked.messages(**values, attempts=attempts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", critic.max_insights)]
@@ -370,12 +341,12 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
 
 
 def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[str]]:
-    """What a comparison found of the lessons: (id, +1 or -1), and ids of lessons that there are not. None for what it called both."""
+    """The votes of a comparison as (id, +1 or -1), and ids that name no lesson. A lesson called both gets no vote."""
     found: dict[str, set[int]] = {}
     unknown = []
-    said = next((v for v in json_values(reply) if isinstance(v, dict) and v.keys() & {"helpful", "harmful"}), {})
+    stated = next((v for v in json_values(reply) if isinstance(v, dict) and v.keys() & {"helpful", "harmful"}), {})
     for name, vote in (("helpful", 1), ("harmful", -1)):
-        named = said.get(name)
+        named = stated.get(name)
         for given in named if isinstance(named, list) else [named] if named else []:
             id = library.resolve(given)
             if id is None:
@@ -386,19 +357,19 @@ def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[st
 
 
 def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """The same for a model that only writes a line: it is shown the attempts with what each step earned."""
+    """The node that compares, for a model that only writes a line: it is shown the attempts with the reward of each step."""
     prompt = critic.prompts["line"]
     layout = Layout() if critic.truth == "given" else Layout(rewards="sparse")
 
     def messages(state: State) -> list[BaseMessage]:
         room = critic.remaining_tokens(prompt)
         shown = [rollout for rollout in comparable_rollouts(state, critic.truth) if rollout.trajectory is not None]
-        while len(shown) > max(room // _STEPS, 2):  # too many to say anything of each: the best and the worst say most
+        while len(shown) > max(room // _STEPS, 2):  # too many for the prompt: the best and the worst stay
             ranked = sorted(shown, key=lambda rollout: state["rewards"][rollout.number])
             shown.remove(ranked[len(ranked) // 2])
         attempts = [AttemptOutcome(rollout.trajectory, None) for rollout in shown if rollout.trajectory is not None]
-        told = AttemptSheet(layout, critic.count, room)(attempts, outcomes=False) if attempts else ""
-        return prompt.messages(instruction=state["task"].instruction, attempts=told)
+        sheet = AttemptSheet(layout, critic.count, room)(attempts, outcomes=False) if attempts else ""
+        return prompt.messages(instruction=state["task"].instruction, attempts=sheet)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         written = " ".join(text(reply).split())
@@ -415,16 +386,16 @@ def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Node:
 
 
 _STEPS = 80
-"""Tokens of an attempt below which a model that writes a line would see no steps of it."""
+"""Tokens that an attempt needs at least, for a prompt to show some of its steps."""
 
 
 # Edits
 
 
 def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """Say what the insights would change in the library: add, modify, merge, delete, keep.
+    """The node that turns insights into edits of the library: add, modify, merge, delete, keep.
 
-    Without insights nothing is asked. If no reply can be read, the insights are to be added, as they are.
+    Without insights nothing is asked. If no reply can be read, the insights are added as they are.
     """
     if critic.line_only:
         return RuleProposer(critic.versions)
@@ -438,16 +409,15 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
         return {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
 
     def messages(state: State) -> list[BaseMessage]:
-        told = {
+        values = {
             "aim": critic.aim,
             "lessons": critic.lessons(critic.library(state)),
             "most": str(max_edits(state)),
             "words": str(critic.limits.max_lesson_words),
         }
         insights = "".join(f"- {insight}\n" for insight in state["insights"])
-        return prompt.messages(
-            **told, insights=cut_middle(insights, critic.remaining_tokens(prompt, *told.values()), critic.count)
-        )
+        room = critic.remaining_tokens(prompt, *values.values())
+        return prompt.messages(**values, insights=cut_middle(insights, room, critic.count))
 
     def max_edits(state: State) -> int:
         return max(critic.max_insights, len(state["insights"]))
@@ -468,10 +438,10 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
 # Without ground truth, and without rollouts
 
 
-def discriminate(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """Have the model grade the attempts of the group from 0 to 1, without the answer: `rewards`, by number.
+def discriminate(model: Runnable[Any, Any], critic: Critic) -> Runnable[Any, Any]:
+    """The node that has the model grade the attempts of the group from 0 to 1 without the answer: `rewards`, by number.
 
-    Rollouts that came to nothing, and all of them if no reply can be read, have none.
+    A rollout without transcript and answer gets None, and so do all of them if no reply can be read.
 
     Raises:
         UserError: the model only writes a line.
@@ -488,20 +458,21 @@ def discriminate(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     def messages(state: State) -> list[BaseMessage]:
         found = attempts(state)
-        told = {"aim": blind.aim, "instruction": blind.problem(state["task"]), "number": str(len(found))}
+        values = {"aim": blind.aim, "instruction": blind.problem(state["task"]), "number": str(len(found))}
         heads = [f"Attempt {n}:\n" for n in range(1, len(found) + 1)]
-        room = blind.remaining_tokens(prompt, *told.values())
-        return prompt.messages(**told, attempts=_fit_sections(heads, [blind.transcript(r) for r in found], room, blind.count))
+        room = blind.remaining_tokens(prompt, *values.values())
+        transcripts = [blind.transcript(rollout) for rollout in found]
+        return prompt.messages(**values, attempts=_fit_sections(heads, transcripts, room, blind.count))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = attempts(state)
-        said = next((v["grades"] for v in json_values(text(reply)) if isinstance(v, dict) and "grades" in v), None)
-        if isinstance(said, dict):
-            said = [said.get(str(n)) for n in range(1, len(found) + 1)]
-        if not isinstance(said, list) or len(said) != len(found) or not all(map(_is_grade, said)):
-            raise Unreadable(f'asked for {{"grades": [...]}} with {len(found)} numbers from 0 to 1, got {str(said)[:80]}')
+        grades = next((v["grades"] for v in json_values(text(reply)) if isinstance(v, dict) and "grades" in v), None)
+        if isinstance(grades, dict):
+            grades = [grades.get(str(n)) for n in range(1, len(found) + 1)]
+        if not isinstance(grades, list) or len(grades) != len(found) or not all(map(_is_grade, grades)):
+            raise Unreadable(f'asked for {{"grades": [...]}} with {len(found)} numbers from 0 to 1, got {str(grades)[:80]}')
         rewards: list[float | None] = [None] * len(state["rollouts"])
-        for rollout, grade in zip(found, said, strict=True):
+        for rollout, grade in zip(found, grades, strict=True):
             rewards[rollout.number] = float(grade)
         return {"rewards": rewards}
 
@@ -517,9 +488,9 @@ def _is_grade(value: Any) -> bool:
 
 
 def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
-    """Have lessons written from the objective and some problems alone, in `insights`: without rollouts and without answers.
+    """The node that has `count` lessons written from the objective and some problems, without rollouts and without answers.
 
-    Asked with `run` and `tasks`. See `as_library`.
+    It reads the channels `run` and `tasks` and writes `insights`; `as_library` makes a library of them.
 
     Raises:
         UserError: the model only writes a line.
@@ -529,19 +500,19 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
     prompt = critic.prompts["invent"]
 
     def messages(state: State) -> list[BaseMessage]:
-        told = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.max_lesson_words)}
-        room, problems = critic.remaining_tokens(prompt, *told.values()), ""
+        values = {"aim": critic.aim, "count": str(count), "words": str(critic.limits.max_lesson_words)}
+        room, problems = critic.remaining_tokens(prompt, *values.values()), ""
         for task in cast(Sequence[Task], state["tasks"])[:_SAMPLE]:
             problem = f"- {cut_middle(task.instruction, room // _SAMPLE - _SEAMS // 8, critic.count)}\n"
             problems += problem
-        return prompt.messages(**told, problems=problems)
+        return prompt.messages(**values, problems=problems)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", count)]
         kept = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
         if not kept:
             raise Unreadable(
-                f"asked for {count} lessons of at most {critic.limits.max_lesson_words} words, got {len(found)}, none of which will do"
+                f"asked for {count} lessons of at most {critic.limits.max_lesson_words} words, got {len(found)}, none of which can be used"
             )
         return {"insights": kept}
 
@@ -549,7 +520,7 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
 
 
 _SAMPLE = 16
-"""Problems that self-generated lessons are written from."""
+"""Number of problems that self-generated lessons are written from."""
 
 
 def _require_writer(critic: Critic, what: str) -> None:

@@ -1,8 +1,6 @@
-"""Read edits of a library from a model's reply, item by item: what can be read is used, and what cannot is ruled on.
+"""Edits of a library, read from a model's reply item by item: readable items are used, and the others get a ruling.
 
-Models write JSON with comments, trailing commas, ellipses and LaTeX in it, in fences, in prose, cut off at the end; a strict
-parser loses all of it for one bad sign, or turns `\\theta` into a tab and `heta`. The parser here reads on: a broken item costs
-itself. One pass without recursion, over the last 200,000 characters of a reply: what is asked for stands at its end.
+Replies are read by nodes/extract/lenient_json.py: a broken item costs itself alone.
 """
 
 from __future__ import annotations
@@ -15,256 +13,9 @@ from typing import Any
 from ...memory.library import Library, LibraryLimits, one_line
 from ...memory.records import OPS, Edit, Ruling
 from ..ask import Unreadable
+from .lenient_json import BrokenValue, json_values, parse_values
 
-__all__ = ["as_edits", "json_values", "read_edits", "read_list"]
-
-
-# JSON, as models write it
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenValue:
-    """A value that cannot be read."""
-
-    raw: str
-
-
-@dataclass(slots=True)
-class _Frame:
-    """An object or an array that is open."""
-
-    start: int
-    data: Any
-    """What it holds so far: a dict or a list."""
-    key: str | None = None
-    """Of an object: the key whose value comes next."""
-    colon: bool = False
-    broken: bool = False
-
-    @property
-    def containers(self) -> Iterator[Any]:
-        """The objects and arrays that are complete in it."""
-        held = self.data.values() if isinstance(self.data, dict) else self.data
-        return (value for value in held if isinstance(value, dict | list | BrokenValue))
-
-
-_MAX_CHARACTERS = 200_000
-"""Characters of a reply that are read, the last ones: rubbish takes about a second then."""
-_MAX_DEPTH = 50
-"""Levels of nesting; nothing that is asked for has more than four."""
-_RAW = 400
-"""Characters of a broken value that are kept, to be shown."""
-_MAX_RESTARTS = 20
-"""How often to read on after a string without an end: each time may go through all that is left."""
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~).*$", re.MULTILINE)
-_SKIP = re.compile(r"(?:\s+|//[^\n]*|#[^\n]*|,|\.\.+|…)+")
-_BARE = re.compile(r"[^\s,:{}\[\]\"'#]+(?:'[^\s,:{}\[\]\"'#]+)*")
-_LONE = re.compile(r"[ \t]*[,}\n]")
-_OPENING, _BRACKET = re.compile(r"[{\[]"), re.compile(r"[{}\[\]]")
-_NUMBER = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
-_WORDS = {"true": True, "false": False, "null": None, "none": None, "nil": None, "undefined": None}
-_ENDS = {
-    quote: re.compile(rf"\s*(?:[,:}}\]#…]|\.\.\.|//|/\*|\Z|{quote}\w+{quote}\s*:)|[ \t]*\n\s*[{quote}{{\[]") for quote in "\"'"
-}
-"""What may stand behind the end of a string. A quotation mark before anything else is a part of the text."""
-_MARKS = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
-
-
-def json_values(reply: str) -> list[Any]:
-    """Every JSON object and array in a text that may say other things around it, the outermost ones, the last first.
-
-    Tolerated: fences, comments, trailing and missing commas, ellipses, single quotes, keys without quotes, quotation marks
-    and line breaks within strings, LaTeX (a backslash stays a backslash where JSON would refuse it, or make a control character
-    of a command's first letter), and a missing end: what was complete is there. Of a longer reply the last 200,000 characters
-    are read.
-    """
-    return [value for value in reversed(_parse(reply)) if not isinstance(value, BrokenValue)]
-
-
-def _parse(reply: str) -> list[Any]:
-    """The same, the first first, with what could not be read."""
-    found: list[Any] = []
-    for part in _FENCE.split(reply[-_MAX_CHARACTERS:]):
-        found += _Reader(part).read()
-    return found
-
-
-class _Reader:
-    """Reads a text once, from left to right."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.open: list[_Frame] = []
-        self.found: list[tuple[int, Any]] = []
-        self.comments = True  # whether a comment that begins may also end
-
-    def read(self) -> list[Any]:
-        text, at, again = self.text, 0, _MAX_RESTARTS
-        while at < len(text):
-            if not self.open:  # prose
-                at = _start(_OPENING.search(text, at)) if again else len(text)
-            elif self.open[-1].broken:
-                at = _start(_BRACKET.search(text, at))
-            elif skipped := _SKIP.match(text, at):
-                at = skipped.end()
-            if not 0 <= at < len(text):
-                break
-            sign = text[at]
-            if sign in "{[":
-                self.begin(at)
-                at += 1
-            elif sign in "}]":
-                at += 1
-                self.end(dict if sign == "}" else list, at)
-            elif sign == ":":
-                frame = self.open[-1]
-                if frame.key is None or frame.colon:
-                    self.junk(at)
-                frame.colon = True
-                at += 1
-            elif sign in "\"'":
-                end = self.closing(sign, at + 1)
-                if end < 0:  # cut off, or no string at all
-                    self.cut()
-                    again -= 1
-                else:
-                    self.value(_decode(text[at + 1 : end]), at)
-                at = max(at, end) + 1
-            elif text.startswith("/*", at):
-                end = text.find("*/", at) if self.comments else -1
-                self.comments = end >= 0
-                at = (end if end >= 0 else at) + 2
-            else:
-                bare = _BARE.match(text, at)
-                at = bare.end() if bare else at + 1
-                self.bare(bare[0] if bare else "", at)
-        self.cut()
-        return [value for _, value in sorted(self.found, key=lambda item: item[0])]
-
-    def closing(self, quote: str, at: int) -> int:
-        """Where the string that began before `at` ends; -1: nowhere."""
-        while mark := _MARKS[quote].search(self.text, at):
-            at = mark.end()
-            if mark[0] == "\\":
-                at += 1
-            elif _ENDS[quote].match(self.text, at):
-                return mark.start()
-        return -1
-
-    def begin(self, at: int) -> None:
-        if len(self.open) == _MAX_DEPTH:
-            self.drop(at)
-        if self.open:
-            frame = self.open[-1]
-            if isinstance(frame.data, dict) and not frame.colon:
-                self.junk(at)
-        self.open.append(_Frame(at, {} if self.text[at] == "{" else []))
-
-    def end(self, kind: type, at: int) -> None:
-        if not any(isinstance(frame.data, kind) for frame in self.open):
-            self.junk(at)
-            return
-        while not isinstance(self.open[-1].data, kind):
-            self.close(at, cut=True)
-        self.close(at)
-
-    def close(self, at: int, cut: bool = False) -> None:
-        """Take the innermost frame as complete. One that was cut off before it held anything is none: not an empty list."""
-        frame = self.open.pop()
-        if cut and not frame.data and not frame.broken:
-            return
-        value = BrokenValue(self.text[frame.start : min(at, frame.start + _RAW)]) if frame.broken else frame.data
-        if self.open:
-            self.value(value, frame.start)
-        else:
-            self.found.append((frame.start, value))
-
-    def value(self, value: Any, at: int) -> None:
-        """A value goes into the innermost frame."""
-        frame = self.open[-1]
-        if isinstance(frame.data, list):
-            frame.data.append(value)
-        elif frame.key is None and isinstance(value, str):
-            frame.key = value
-        elif frame.colon and frame.data.get(str(frame.key), value) == value:
-            frame.data[str(frame.key)] = value
-            frame.key, frame.colon = None, False
-        else:  # no key, or two values for one: to choose would be to lose the other
-            self.junk(at)
-            if not self.open and isinstance(value, dict | list):
-                self.found.append((at, value))
-
-    def bare(self, word: str, at: int) -> None:
-        """A word without quotes."""
-        frame = self.open[-1]
-        after = _SKIP.match(self.text, at)
-        colon = self.text.startswith(":", after.end() if after else at)
-        if isinstance(frame.data, dict) and frame.key is None and colon:
-            frame.key = word
-        elif word.lower() in _WORDS:
-            self.value(_WORDS[word.lower()], at)
-        elif _NUMBER.fullmatch(word):
-            self.value(float(word) if set(word) & {".", "e", "E"} else int(word), at)
-        elif re.fullmatch(r"L[0-9]{1,9}", word) or (frame.colon and _LONE.match(self.text, at)):
-            self.value(word, at)
-        else:
-            self.junk(at)
-
-    def junk(self, at: int) -> None:
-        """What no value can begin with. The innermost frame is broken; the outermost was prose, and what it held stands alone."""
-        if len(self.open) > 1:
-            self.open[-1].broken = True
-        elif self.open:
-            self.drop(at)
-
-    def drop(self, at: int) -> None:
-        """Give up all open frames; what is complete in them stands alone."""
-        start = self.open[0].start
-        self.found.append((start, BrokenValue(self.text[start : min(at + 40, start + _RAW)])))
-        self.found += [(start, value) for frame in self.open for value in frame.containers]
-        self.open.clear()
-
-    def cut(self) -> None:
-        """The text ends: what is complete in the open frames is all there is."""
-        while self.open:
-            self.close(len(self.text), cut=True)
-
-
-def _start(found: re.Match[str] | None) -> int:
-    return found.start() if found else -1
-
-
-_ESCAPE = re.compile(r"\\(?:(u[0-9a-fA-F]{4})|([a-zA-Z]+)|(.)|\Z)", re.DOTALL)
-_SIGNS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
-_LATEX = frozenset(
-    """nabla natural ne nearrow neg neq newcommand newline nexists ngeq ngtr nleq nless nmid nolimits nonumber norm not notin
-    nparallel nsim nsubseteq nsupseteq nu nwarrow tag tan tanh tau tbinom text textbf textit textrm textstyle texttt tfrac
-    therefore theta thickapprox thinspace tilde times to top triangle triangleq rangle ratio rbrace rbrack rceil rfloor rho right
-    rightarrow rightharpoonup rightleftharpoons rm root rtimes rule rvert""".split()  # noqa: SIM905
-)
-"""Commands that begin like a line break or a tab. After \\b and \\f any letters are a command: no lesson holds those signs."""
-
-
-def _decode(raw: str) -> str:
-    """A string's text; a backslash that belongs to a LaTeX command, or that JSON does not know, stays."""
-    told = _ESCAPE.sub(_unescape, raw) if "\\" in raw else raw
-    return told.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _unescape(found: re.Match[str]) -> str:
-    code, word, sign = found.groups()
-    if code:
-        return chr(int(code[1:], 16))
-    if word:
-        if word in _LATEX or word[0] not in _SIGNS or (word[0] in "bf" and len(word) > 1):
-            return f"\\{word}"
-        return _SIGNS[word[0]] + word[1:]
-    if sign is None:
-        return ""
-    return sign if sign in "\"'\\/" else " " if sign == "\n" else f"\\{sign}"
-
-
-# Edits
+__all__ = ["as_edits", "read_edits", "read_list"]
 
 
 _VERBS = {
@@ -294,9 +45,9 @@ _IDS = {
     "delete_ids": "delete",
     "deleted_from": "delete",
 }
-"""Where ids may stand -> the operation that this implies."""
+"""Field that may hold ids -> the operation that it implies, if any."""
 _LISTS = ("edits", "revision_plan", "operations", "plan", "changes", "updates", "actions", "experiences", "lessons", "items")
-"""Under which names the list may stand, the likeliest first."""
+"""Names that the list of edits may have, the likeliest first."""
 _NO_ID = frozenset(["", "null", "none", "new", "n/a", "-", "nil"])
 _FORM = '{"edits": [{"op": "add", "text": "..."}, {"op": "modify", "id": "L3", "text": "..."}, ...]}'
 
@@ -310,19 +61,24 @@ def read_edits(
     problems: Sequence[str] = (),
     rewards: Sequence[float] = (),
 ) -> tuple[list[Edit], list[Ruling]]:
-    """The edits of a reply, in order, and why the others are none.
+    """The edits of a reply in order, and rulings for the items that are no edits.
 
-    The form is `{"edits": [...]}`; the last such list counts, even if nothing of it can be used: those before it are drafts.
-    Without one, the last list of objects counts, or the objects that stand alone, or the last list of texts. Also read are the
-    forms of published prompts (`operation`/`content`/`option`/`experience`/`modified_from`/`merged_from`/`delete_id`). An id
-    that the library does not know never makes an addition.
+    The form is `{"edits": [...]}`. The last such list counts, even if none of it can be used: earlier lists are drafts. Without
+    one, the last list of objects counts, or objects outside of lists, or the last list of texts. The forms of published prompts
+    are read, too (`operation`/`content`/`option`/`experience`/`modified_from`/`merged_from`/`delete_id`). An edit of an unknown
+    id never becomes an addition.
 
     Args:
-        most: edits at most, without keeps; those beyond are ruled out. 0: any number.
-        step, problems, rewards: provenance of the edits.
+        reply: the model's text.
+        library: the lessons that ids name.
+        max_edits: edits at most, not counting keeps; those beyond are ruled out. 0: any number.
+        limits: the limits of the library: longer lessons are ruled out.
+        step: the learning step; provenance of the edits, as are the next two.
+        problems: ids of the group's problems.
+        rewards: rewards of the group's rollouts.
 
     Raises:
-        Unreadable: there is no list of edits, or nothing of it can be used; says what is wrong with each.
+        Unreadable: there is no list of edits, or none of them can be used; names what is wrong with each.
     """
     found = _EditReader(library, limits, Edit("", problems=tuple(problems), rewards=tuple(rewards), step=step))
     best: tuple[list[Edit], list[Ruling], list[str]] | None = None
@@ -349,17 +105,17 @@ def read_edits(
 
 
 def as_edits(item: dict[str, Any], library: Library, limits: LibraryLimits) -> list[Edit]:
-    """What `read_edits` makes of an item of the list, without provenance: several edits, if it deletes or keeps several lessons."""
+    """One item of the list as edits without provenance: several, if it deletes or keeps several lessons."""
     return _EditReader(library, limits, Edit("")).read([item])[0]
 
 
 def _lists(reply: str) -> Iterator[list[Any]]:
-    """What may be the list of edits, the likeliest first. Of lists under a name for it, only the last one may."""
+    """Candidates for the list of edits, the likeliest first. Of lists with a name for it, only the last one counts."""
     named: list[list[Any]] = []
     objects: list[list[Any]] = []
     texts: list[list[Any]] = []
     alone: list[Any] = []
-    for value in _parse(reply):
+    for value in parse_values(reply):
         if isinstance(value, BrokenValue):
             if re.search(r"\b(op|operation|option|delete_id|modified_from)\b[\"']?\s*:", value.raw):
                 alone.append(value)
@@ -384,7 +140,7 @@ def _lists(reply: str) -> Iterator[list[Any]]:
 
 
 def _find_list(value: Any) -> tuple[list[Any] | None, bool]:
-    """The list in a value, and whether it stands under one of the names for it."""
+    """The list in a value, and True if it has one of the names for a list of edits; None without a list."""
     while True:
         if isinstance(value, list):
             if len(value) == 1 and (isinstance(value[0], list) or (isinstance(value[0], dict) and not _is_edit(value[0]))):
@@ -407,29 +163,29 @@ def _find_list(value: Any) -> tuple[list[Any] | None, bool]:
 
 
 def _is_edit(value: dict[str, Any]) -> bool:
-    """Whether an object looks like an edit: it has a text or an operation that is a text, or ids."""
+    """True if an object looks like an edit: it has an operation or a text, or ids."""
     keys = {str(key).strip().lower(): held for key, held in value.items()}
-    said = any(isinstance(keys.get(name), str) for name in (*_OP, *_TEXT))
-    return said or any(name in keys for name, op in _IDS.items() if op or name == "id")
+    has_text = any(isinstance(keys.get(name), str) for name in (*_OP, *_TEXT))
+    return has_text or any(name in keys for name, op in _IDS.items() if op or name == "id")
 
 
 def _short(value: Any) -> str:
-    shown = value.raw if isinstance(value, BrokenValue) else value
-    told = shown if isinstance(shown, str) else repr(shown)
-    return repr(told[:100] + "…" if len(told) > 100 else told)
+    raw = value.raw if isinstance(value, BrokenValue) else value
+    shown = raw if isinstance(raw, str) else repr(raw)
+    return repr(shown[:100] + "…" if len(shown) > 100 else shown)
 
 
 @dataclass(frozen=True)
 class _EditReader:
-    """Reads items of a list, one by one."""
+    """Reads the items of a list of edits, one by one."""
 
     library: Library
     limits: LibraryLimits
     provenance: Edit
-    """What all of them have: the provenance."""
+    """An edit with the provenance that all of them get."""
 
     def read(self, items: Sequence[Any]) -> tuple[list[Edit], list[Ruling], list[str]]:
-        """Edits; rulings; what is wrong with the items that are no edits."""
+        """The edits, the rulings of the other items, and the reasons of those rulings."""
         edits: list[Edit] = []
         rulings: list[Ruling] = []
         wrong: list[str] = []
@@ -450,7 +206,7 @@ class _EditReader:
         return edits, rulings, wrong
 
     def edit(self, item: dict[str, Any]) -> tuple[Edit, str]:
-        """An item as an edit, and what is wrong with it."""
+        """An item as an edit, and what is wrong with it (empty if it can be used)."""
         keys = {str(key).strip().lower(): held for key, held in item.items()}
         text = next((one_line(keys[name]) for name in _TEXT if isinstance(keys.get(name), str)), "")
         why = next((one_line(keys[name]) for name in _WHY if isinstance(keys.get(name), str)), "")
@@ -471,7 +227,7 @@ class _EditReader:
         return [id for id in ids if self.library.resolve(id)]
 
     def fault(self, edit: Edit, op: str, verb: str) -> str:
-        """What is wrong with an edit, or nothing."""
+        """The reason why an edit cannot be used; empty if it can."""
         if not op:
             there = ", ".join(OPS)
             return f"there is no operation {_short(verb)}; there are {there}" if verb else f"an edit has an op: {there}"
@@ -499,7 +255,7 @@ _NONE = "nothing was to be done"
 
 
 def _ids(held: Any) -> Iterator[str]:
-    """The ids in a field: one, a list, or several in one text. Those that say that there is none are left out."""
+    """The ids in a field: one, a list, or several in one text. Words for "no id" are left out."""
     if isinstance(held, list):
         for one in held:
             yield from _ids(one)
@@ -513,7 +269,7 @@ def _ids(held: Any) -> Iterator[str]:
 
 
 def read_list(reply: str, name: str, max_items: int) -> list[str]:
-    """The texts of a list, each in one line, `most` at most: `{"<name>": ["...", ...]}`, or the last list of texts.
+    """The first `max_items` texts of a list, each in one line: of `{"<name>": ["...", ...]}`, or of the last list of texts.
 
     Raises:
         Unreadable: there is no such list.

@@ -1,15 +1,15 @@
 """Groups of rollouts of one problem: their rewards, and whether there is something to compare (Training-Free GRPO).
 
-GRPO trains on A_g = (r_g - mean(r)) / std(r) within a group; a group whose rewards are all alike has no advantage, and teaches
-nothing. Here the advantage is put into words instead, and the same groups are left out: those without spread.
+GRPO trains on the advantage A_g = (r_g - mean(r)) / std(r) within a group. If all rewards are equal, every A_g is 0, and the
+group teaches nothing. Here the advantage is put into words instead of weights, and the same groups are left out.
 
 | rewards | come from |
 |---|---|
-| `given` | the environment: its score as a share of what can be had |
-| `majority` | no ground truth: 1 for the answer that most rollouts came to, if enough agree, else 0 |
-| `self` | no ground truth: a model's opinion of the attempts, side by side |
+| `given` | the environment: its score as a share of the best possible score |
+| `majority` | no ground truth: 1 for the most frequent answer, if enough rollouts agree, else 0 |
+| `self` | no ground truth: a model's grades of the attempts, side by side |
 
-Whatever they come from, tokens and actions may cost something (`graded`).
+In all three cases tokens and actions may cost reward (`net_reward`).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from operator import add
 from typing import Annotated, Any, ClassVar, Literal
 
 from langchain_core.runnables import Runnable, RunnableConfig
+from typing_extensions import TypedDict
 
 from ...memory.records import Comparison, Rollout, Task, Usage
 from ..cached_model import BudgetSpent
@@ -32,7 +33,10 @@ __all__ = [
     "AssignRewards",
     "BudgetedGroup",
     "EmitComparison",
+    "GroupOutput",
+    "GroupState",
     "OpenGroup",
+    "RewardSettings",
     "StopWhenBudgetSpent",
     "advantages",
     "fan_out_rollouts",
@@ -41,6 +45,7 @@ __all__ = [
     "majority",
     "mean",
     "net_reward",
+    "normalize_answer",
     "reward_std",
     "route_comparison",
     "sort_rollouts",
@@ -48,7 +53,27 @@ __all__ = [
 
 Truth = Literal["given", "majority", "self"]
 _SAME = 1e-9
-"""Rewards that differ by less are the same: sums of floats do not hit one number exactly."""
+"""Standard deviation up to which rewards count as equal: sums of floats are not exact."""
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """Settings of the rewards of a group."""
+
+    truth: Truth = "given"
+    """The source of rewards: the environment, or without ground truth the agreement of the group's answers, or a model's
+    opinion. Without ground truth no label decides anything: it goes with `accept="always"` and `keep_best=False` only. Paper:
+    given; in an ablation none, without a rule for what takes its place."""
+    min_agreement: float = 0.6
+    """Share of a group's answers that a majority needs. Paper: not given."""
+    min_reward_std: float = 0.0
+    """Standard deviation up to which the rewards of a group count as equal, in reward units. Paper: 0 < mean < 1."""
+    compare_failed_groups: bool = False
+    """Whether groups in which every rollout failed are compared with the true answer. Paper: no."""
+    token_cost: float = 0.0
+    """Reward taken off for 1000 tokens. Paper: 0."""
+    action_cost: float = 0.0
+    """Reward taken off for an action. Paper: 0."""
 
 
 def mean(rewards: Sequence[float]) -> float:
@@ -64,25 +89,30 @@ def reward_std(rewards: Sequence[float]) -> float:
     return math.sqrt(mean([(reward - middle) ** 2 for reward in rewards]))
 
 
-def advantages(rewards: Sequence[float | None]) -> list[float | None]:
-    """GRPO's A_g = (r_g - mean(r)) / std(r), without unit; 0 where all rewards are the same, None where one is missing."""
+def advantages(rewards: Sequence[float | None], min_reward_std: float = 0.0) -> list[float | None]:
+    """GRPO's A_g = (r_g - mean(r)) / std(r), without unit; 0 for all if std(r) <= `min_reward_std`, None for a missing reward."""
     known = [reward for reward in rewards if reward is not None]
     spread = reward_std(known)
-    if spread <= _SAME:
+    if spread <= max(min_reward_std, _SAME):
         return [None if reward is None else 0.0 for reward in rewards]
     middle = mean(known)
     return [None if reward is None else (reward - middle) / spread for reward in rewards]
 
 
 def net_reward(reward: float, tokens: int, actions: int, token_cost: float = 0.0, action_cost: float = 0.0) -> float:
-    """A reward less what it took: `cost` per 1000 tokens, `turns` per action."""
+    """A reward less its costs: `token_cost` per 1000 tokens, `action_cost` per action."""
     return reward - token_cost * tokens / 1000 - action_cost * actions
 
 
-def majority(answers: Sequence[str]) -> tuple[str, float]:
-    """The answer that was given most often, and by which share of all; of answers equally frequent the one that came first.
+def normalize_answer(text: str) -> str:
+    """An answer without case and extra spaces; answers that are equal then say the same."""
+    return " ".join(text.casefold().split())
 
-    An empty answer is none: it agrees with nobody, and counts among all. Without any answer: `("", 0.0)`.
+
+def majority(answers: Sequence[str]) -> tuple[str, float]:
+    """The most frequent answer, and its share of all answers in [0, 1]; of equally frequent answers the first.
+
+    An empty answer agrees with no other, but counts towards the total. Without any answer: `("", 0.0)`.
     """
     counts = Counter(answer for answer in answers if answer)
     if not counts:
@@ -92,35 +122,49 @@ def majority(answers: Sequence[str]) -> tuple[str, float]:
 
 
 def has_spread(rewards: Sequence[float | None], min_reward_std: float = 0.0) -> bool:
-    """Whether a group's rewards differ: their standard deviation is above `spread`. Not whether 0 < mean < 1, by which graded
-    rewards that are all the same would pass."""
-    return reward_std([reward for reward in rewards if reward is not None]) > max(min_reward_std, _SAME)
+    """True if some advantage of the group is not 0: its rewards differ by more than `min_reward_std`.
+
+    The paper's test, 0 < mean < 1, would let pass graded rewards that are all equal.
+    """
+    return any(advantages(rewards, min_reward_std))
 
 
 def sort_rollouts(rollouts: Sequence[Rollout]) -> list[Rollout]:
-    """By number: in which order they ended says nothing."""
+    """The rollouts by number. The order in which they ended has no meaning."""
     return sorted(rollouts, key=lambda rollout: rollout.number)
 
 
 class BudgetedGroup(GroupChannels):
-    """A group that the budget may not last for."""
+    """A group whose run may have a budget."""
 
     stops: Annotated[list[str], add]
-    """What was said when it was spent; empty: it has lasted so far."""
+    """Messages of `BudgetSpent`; empty as long as the budget lasts."""
+
+
+class GroupOutput(TypedDict):
+    """The output of a group's graph."""
+
+    comparisons: Annotated[list[Comparison], add]
+    usage: Annotated[Usage, add]
+    stops: Annotated[list[str], add]
+
+
+class GroupState(BudgetedGroup, GroupOutput):
+    """The channels of a group's graph."""
 
 
 @dataclass(frozen=True)
 class StopWhenBudgetSpent(Runnable[Any, Any]):
-    """A node of a group that the budget may not last for: it says so, and nothing that follows in the group is done.
+    """Wraps a node of a group. If the budget runs out, it records that, and the remaining nodes of the group are skipped.
 
-    To raise would cancel what goes on beside it: calls that are paid for, and whose replies would be lost.
+    An exception would cancel the calls that run beside it, which are paid for, and lose their replies.
     """
 
     node: Callable[[Any], Any] | Runnable[Any, Any]
 
     @property
     def role(self) -> str:
-        """The node's."""
+        """The role of the wrapped node, for pictures."""
         return str(getattr(self.node, "role", "compute"))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -144,7 +188,7 @@ class StopWhenBudgetSpent(Runnable[Any, Any]):
 
 @dataclass(frozen=True)
 class OpenGroup:
-    """Begin with the group: nothing has been found out."""
+    """Set the channels of a group to their empty values."""
 
     role: ClassVar[str] = "compute"
 
@@ -164,15 +208,15 @@ class OpenGroup:
 
 @dataclass(frozen=True)
 class AssignRewards(Runnable[Any, Any]):
-    """Say what each rollout of the group is worth, and of which kind the group is (see `memory.records.Comparison`)."""
+    """Give each rollout of the group its reward, and the group its kind (see `memory.records.Comparison`). Fields: `RewardSettings`."""
 
     role: ClassVar[str] = "compute"
 
     truth: Truth = "given"
     min_agreement: float = 0.6
-    """Least share of rollouts that must have come to one answer, for a majority."""
+    """Least share of rollouts with the same answer, for a majority."""
     min_reward_std: float = 0.0
-    """Standard deviation above which rewards differ."""
+    """Standard deviation up to which rewards count as equal."""
     hard: bool = False
     """Whether groups in which every rollout failed are compared with the reference."""
     token_cost: float = 0.0
@@ -183,42 +227,43 @@ class AssignRewards(Runnable[Any, Any]):
     """The reward from which a rollout of the task is a success."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
     """The true answer, where it is known."""
-    answer: Callable[[str], str] = field(default=lambda text: " ".join(text.casefold().split()), repr=False)
-    """What two answers have in common that say the same."""
+    answer: Callable[[str], str] = field(default=normalize_answer, repr=False)
+    """The normal form of an answer: equal for two answers that say the same."""
     discriminate: Runnable[Any, Any] | None = field(default=None, repr=False)
-    """Gives the rewards in the channel `rewards`, where `truth` is `self`."""
+    """Asks a model for grades and returns them in the channel `rewards`. Called where `truth` is `self`."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         state = self._with_sorted_rollouts(input)
         asks = self._asks(state)
-        return self._update(state, self.discriminate.invoke(state, config) if asks and self.discriminate else {})
+        grades = self.discriminate.invoke(state, config) if asks and self.discriminate else {}
+        return self._update(state, grades)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         state = self._with_sorted_rollouts(input)
         asks = self._asks(state)
-        said = await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {}
+        grades = await self.discriminate.ainvoke(state, config) if asks and self.discriminate else {}
         if self.truth != "majority":
-            return self._update(state, said)
-        return await asyncio.to_thread(self._update, state, said)  # to find out what an answer means may take a while
+            return self._update(state, grades)
+        return await asyncio.to_thread(self._update, state, grades)  # normalizing an answer may take seconds
 
     @staticmethod
     def _with_sorted_rollouts(state: Mapping[str, Any]) -> dict[str, Any]:
         return {**state, "rollouts": sort_rollouts(state["rollouts"])}
 
     def _has_result(self, rollout: Rollout) -> bool:
-        """Whether there is something to compare: where the verifier has no say, what it could not say does not matter."""
+        """True if a rollout can be compared. Without ground truth, an answer is enough: the verifier's reward is not used."""
         return rollout.reward is not None if self.truth == "given" else bool(rollout.answer)
 
     def _asks(self, state: Mapping[str, Any]) -> bool:
         return self.truth == "self" and sum(map(self._has_result, state["rollouts"])) >= 2
 
-    def _update(self, state: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    def _update(self, state: Mapping[str, Any], grades: Mapping[str, Any]) -> dict[str, Any]:
         rollouts: list[Rollout] = state["rollouts"]
         failures = [f"rollout {r.number}: {r.error or 'no reward'}" for r in rollouts if r.reward is None]
-        usage: Usage = said.get("usage", Usage())
+        usage: Usage = grades.get("usage", Usage())
         for rollout in rollouts:
             usage += rollout.usage
-        plain, agreed = self._plain(rollouts, said)
+        plain, agreed = self._plain(rollouts, grades)
         rewards = [
             None if reward is None else net_reward(reward, _tokens(r.usage), r.steps, self.token_cost, self.action_cost)
             for reward, r in zip(plain, rollouts, strict=True)
@@ -228,16 +273,16 @@ class AssignRewards(Runnable[Any, Any]):
             "rewards": rewards,
             "plain": plain,
             "kind": kind,
-            "failures": [*failures, *said.get("failures", ())],
+            "failures": [*failures, *grades.get("failures", ())],
             "usage": usage,
         }
 
-    def _plain(self, rollouts: Sequence[Rollout], said: Mapping[str, Any]) -> tuple[list[float | None], bool]:
-        """The rewards before costs, and whether they can be relied on."""
+    def _plain(self, rollouts: Sequence[Rollout], grades: Mapping[str, Any]) -> tuple[list[float | None], bool]:
+        """The rewards before costs, and True if they can be relied on."""
         if self.truth == "given":
             return [rollout.reward for rollout in rollouts], True
         if self.truth == "self":
-            found = list(said.get("rewards") or [])
+            found = list(grades.get("rewards") or [])
             known = len(found) == len(rollouts)
             return found if known else [None] * len(rollouts), known
         answers = [self.answer(rollout.answer) if self._has_result(rollout) else "" for rollout in rollouts]
@@ -262,13 +307,13 @@ def _tokens(usage: Usage) -> int:
 
 
 def route_comparison(state: GroupChannels) -> Literal["compare", "no lesson"]:
-    """Router: is there something to compare?"""
+    """`compare` if the group has something to compare, else `no lesson`."""
     return "compare" if state["kind"] in ("mixed", "hard") else "no lesson"
 
 
 @dataclass(frozen=True)
 class EmitComparison:
-    """Hand over what the group came to."""
+    """Put the result of the group into one `Comparison`."""
 
     role: ClassVar[str] = "compute"
 
@@ -297,12 +342,12 @@ class EmitComparison:
 
 
 def fan_out_summaries(state: GroupChannels) -> list[Mapping[str, Any]]:
-    """Fan-out: the rollouts that are in the comparison, each to be summarised."""
+    """One piece of work for every rollout that is compared: its summary."""
     return [{**state, "number": n} for n, reward in enumerate(state["rewards"]) if reward is not None]
 
 
 def fan_out_rollouts(group_size: int) -> Callable[[GroupChannels], list[Mapping[str, Any]]]:
-    """Fan-out: `group` rollouts of the problem."""
+    """A fan-out of `group_size` rollouts of the problem."""
 
     def rollouts(state: GroupChannels) -> list[Mapping[str, Any]]:
         return [{**state, "number": n} for n in range(group_size)]

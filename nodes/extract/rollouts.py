@@ -1,4 +1,4 @@
-"""Rollouts: one attempt at a problem under a library of lessons, played by any episode graph, and never paid for twice.
+"""Rollouts: one attempt at a problem with the lessons of a library, played by any episode graph and kept in the cache.
 
     Task: reach the exit
     Lessons:
@@ -8,9 +8,9 @@
     = 1
     gate wolf                        what the agent sees
 
-`Lectured` writes the prompts of the default episode graph, the same in learning, in the accept test and in use. `Roll` plays
-an episode graph from `Attempt` and `Equipped` to `Played` and makes a `Rollout` of it: a record with all that those who compare
-attempts need, kept in the cache. A rollout that fails (an error, no reward, out of time) is a `Rollout` too, with the reason.
+`LibraryPrompt` writes the prompts of the default episode graph: the same in learning, in the accept test and in use.
+`RolloutPlayer` plays an episode graph and makes a `Rollout` of the result: a record with all that a critic needs. A rollout that
+fails (an error, no reward, out of time) is a `Rollout` too, with the reason.
 """
 
 from __future__ import annotations
@@ -41,33 +41,57 @@ from ..act.episode import Environment
 from ..cached_model import BudgetSpent, ConcurrencyLimit, SpendingLimit
 from ..retrieve.attempts import EpisodePrompt, Layout
 from ..retrieve.lessons import render_lessons, select_lessons
-from .critic import trim_transcript
+from .trim import trim_transcript
 
-__all__ = ["LibraryPrompt", "RolloutPlayer", "rollout_from_json", "rollout_to_json"]
+__all__ = [
+    "LibraryPrompt",
+    "PlayRollout",
+    "RolloutPlayer",
+    "RolloutSettings",
+    "max_score",
+    "rollout_from_json",
+    "rollout_to_json",
+    "success_reward",
+]
 
 _log = logging.getLogger(__name__)
 _KEY = re.compile(r"sk-[\w-]{4,}")
-"""A key, as a server repeats it when it refuses it: errors are written to files."""
+"""An API key. Some servers repeat the key that they refuse, and error messages are written to files."""
 RUN_ERRORS = (BudgetSpent, CacheError, RowsError, JournalError, LibraryError, GraphBubbleUp)
-"""What is no rollout's failure, but the run's."""
+"""Errors that end the run, not the rollout alone."""
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """Settings of the rollouts that are learned from."""
+
+    group_size: int = 5
+    """G, rollouts of a problem. Paper: 5, on the web 3."""
+    temperature: float = 0.7
+    """Temperature of rollouts that are learned from. On the command line it is any model's; in `build` that of a model whose actions
+    are scored (one that writes has its own). Paper: 0.7."""
+    lessons_per_prompt: int = 0
+    """Lessons in a prompt, those that fit the problem best; 0: all. Paper: all."""
+    timeout: float | None = None
+    """Seconds that a rollout may take; None: any time. Reference code: 3600 whatever is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LibraryPrompt(EpisodePrompt):
-    """What a policy is shown of an episode, with the lessons of its library before the steps; without any, what ReAct shows."""
+    """The prompt view of an episode, with the lessons of its library before the steps; without lessons the same as ReAct's."""
 
     versions: LibraryVersions
     lessons_per_prompt: int = 0
-    """How many lessons are shown at most, the ones that fit the task best; 0: all."""
+    """Lessons shown at most, those that fit the task best; 0: all."""
     show_ids: bool = True
-    """Whether they stand with their ids."""
+    """Whether lessons are shown with their ids."""
 
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Libraries by name: a version never changes."""
+    """Libraries by name. A version never changes."""
 
     def text_before(self, state: Mapping[str, Any]) -> str:
-        """The lessons: the same text at every step of an episode. Where only some are shown, those that fit the task and what
-        it showed first."""
+        """The lessons as text, the same at every step of an episode. If only some are shown, they are chosen by the task's
+        instruction and its first observation."""
         name = state["library"]
         library = self._libraries.get(name)
         if library is None:
@@ -89,8 +113,8 @@ class LibraryPrompt(EpisodePrompt):
         return steps[0].state if steps else str(state["observation"].text)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
-        lectured = self if not self.brief or self.text_before(state) else replace(self, brief="")
-        return super(LibraryPrompt, lectured).__call__(state)
+        view = self if not self.brief or self.text_before(state) else replace(self, brief="")
+        return super(LibraryPrompt, view).__call__(state)
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
@@ -99,7 +123,7 @@ def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
 
 
 def rollout_from_json(value: Mapping[str, Any]) -> Rollout:
-    """The rollout of a JSON object that `stored` made."""
+    """The rollout of a JSON object that `rollout_to_json` made."""
     found = dict(value)
     found["task"], found["usage"] = Task(**value["task"]), Usage(**value["usage"])
     if value["trajectory"] is not None:
@@ -112,57 +136,57 @@ def rollout_from_json(value: Mapping[str, Any]) -> Rollout:
 
 @dataclass(frozen=True)
 class RolloutPlayer(Runnable[Any, Any]):
-    """Play one rollout: from the channels of `Attempt` and `Equipped` to a `Rollout`.
+    """Play one rollout: from `task`, `run`, `episode` and `library` to a `Rollout`.
 
-    Its value is in the cache by all that it depends on: what plays (`name`), the problem, the run, the number, and the lessons
-    that it is shown, not the library's name. The episode graph is given `<run>/<task id>` as the run's name, so that its draws
-    differ between problems. What fails is not cached (the model calls on the way to it may be): playing it again is another chance.
+    Its key in the cache is made of all that it depends on: the graph and the model (`name`), the problem, the run, the number, and
+    the lessons that it is shown, not the library's name. The episode graph gets `<run>/<task id>` as the run's name, so that its
+    random draws differ between problems. Failures are not cached (model calls may be): a later run tries again.
 
-    A rollout that is out of time ends: under `ainvoke` it is cancelled; under `invoke` its thread cannot be stopped, and is left
-    to end by itself, its result unused. `close` is called in any case.
+    A rollout that takes longer than `timeout` ends. Under `ainvoke` it is cancelled; under `invoke` its thread cannot be stopped,
+    and its result is not used. `close` is called in any case.
     """
 
     role: ClassVar[str] = "graph"
 
     episode_graph: Runnable[Any, Any] = field(repr=False)
-    """An episode graph, or a `flow.Loop` of one. Of its output it reads `score`, `step`, `usage`, and, where they are there,
-    `earned`, `unjudged`, `head`, `transcript`, `tool_calls`, `answer`."""
+    """An episode graph, or a `PlainLoop` of one. Read from its output: `score`, `step`, `usage`, and, if they are there, `earned`,
+    `unjudged`, `head`, `transcript`, `tool_calls`, `answer`."""
     environment: Environment = field(repr=False)
     journal: Journal = field(repr=False)
     versions: LibraryVersions = field(repr=False)
     cache: Cache = field(repr=False)
     name: str = ""
-    """What plays, in words that change whenever it does: graph, model, temperature, prompts, tools."""
+    """A fingerprint of graph, model, temperature, prompts and tools (graphs/wiring/fingerprint.py)."""
     lessons_per_prompt: int = 0
-    """Lessons that are shown at most."""
+    """Lessons that are shown at most; 0: all."""
     layout: Layout = field(default=Layout(clip=None), repr=False)
-    """How transcripts are written; without rewards where nobody may know them."""
+    """The layout of transcripts; without rewards where there is no ground truth."""
     count: Callable[[str], int] = field(default=len, repr=False)
     max_transcript_tokens: int = 2**31
-    """Tokens of a transcript; the middle of longer ones is left out."""
+    """Tokens of a transcript at most; longer ones lose their middle."""
     timeout: float | None = None
     """Seconds that a rollout may take."""
     slots: ConcurrencyLimit | None = None
-    """How many rollouts are played at once: the time of one begins when it is its turn."""
+    """Rollouts played at once. The time of a rollout begins when it is its turn."""
     meter: SpendingLimit | None = field(default=None, repr=False)
-    """Asked before a rollout that nobody else asks for: see `paid`."""
+    """Asked before a rollout whose calls are not counted one by one: see `counts_as_paid`."""
     stage: str = "rollout"
-    """Under which name its tokens are counted in the cache: `rollout`, `trial`, `test`."""
+    """The name under which its tokens are counted in the cache: `rollout`, `trial`, `test`."""
     counts_as_paid: bool = True
-    """Whether its tokens count as paid when it is stored; False: they were counted call by call (`nodes.recorded.Recorded`)."""
+    """Whether its tokens count as paid when it is stored; False: a `CachedChatModel` counted them call by call."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
-    """Called with run, task id and number when the rollout has ended in whatever way: closes its tools."""
+    """Called with run, task id and number when the rollout has ended, also after an error: closes its tools."""
     _first_observations: dict[Task, str] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def key(self, state: Mapping[str, Any]) -> str:
-        """Of the rollout in the cache."""
+        """The key of the rollout in the cache."""
         task = state["task"]
         lessons = [(lesson.id, lesson.text) for lesson in self.lessons(state["library"], task)]
-        told = (lessons, self.layout.rewards, self.layout.clip, self.max_transcript_tokens)
-        return cache_key("rollout", self.name, self.world_key(task), task, state["run"], state["episode"], told)
+        texts = (lessons, self.layout.rewards, self.layout.clip, self.max_transcript_tokens)
+        return cache_key("rollout", self.name, self.world_key(task), task, state["run"], state["episode"], texts)
 
     def world_key(self, task: Task) -> tuple[Any, ...]:
-        """What keys say of the world."""
+        """The part of a key that names the environment: its name, its horizon, the true answer."""
         world = self.environment
         gold = world.gold(task) if hasattr(world, "answer") and hasattr(world, "gold") else ()
         return world.name, getattr(world, "horizon", None), gold
@@ -173,7 +197,7 @@ class RolloutPlayer(Runnable[Any, Any]):
         return None if found is None else rollout_from_json(found)
 
     def lessons(self, library: str, task: Task) -> tuple[Lesson, ...]:
-        """What a rollout of this task is shown of a version."""
+        """The lessons of a version that a rollout of this task is shown."""
         return select_lessons(
             self.versions.at(library),
             task,
@@ -182,7 +206,7 @@ class RolloutPlayer(Runnable[Any, Any]):
         )
 
     def first_observation(self, task: Task) -> str:
-        """The text of its first observation."""
+        """The text of a task's first observation."""
         if task not in self._first_observations:
             self._first_observations[task] = self.environment.observe(task, ()).text
         return self._first_observations[task]
@@ -264,10 +288,10 @@ class RolloutPlayer(Runnable[Any, Any]):
     def _failed_rollout(self, state: Mapping[str, Any], error: Exception, start: float) -> Rollout:
         _log.debug("%s failed", _id(state), exc_info=error)
         kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        said = _KEY.sub("sk-…", " ".join(f"{kind}{error}".split()))[:500] or "no reason was given"
+        reason = _KEY.sub("sk-…", " ".join(f"{kind}{error}".split()))[:500] or "no reason was given"
         seconds = round(time.monotonic() - start, 3)
         return Rollout(
-            _id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._lesson_ids(state), error=said
+            _id(state), state["task"], state["episode"], None, seconds=seconds, shown=self._lesson_ids(state), error=reason
         )
 
     def _lesson_ids(self, state: Mapping[str, Any]) -> tuple[str, ...]:
@@ -275,7 +299,7 @@ class RolloutPlayer(Runnable[Any, Any]):
 
     def _store(self, place: str, rollout: Rollout) -> Rollout:
         usage = rollout.usage if self.counts_as_paid else Usage()
-        if rollout.error:  # nobody could say what it was worth; it was paid for all the same
+        if rollout.error:  # it has no reward, but its tokens were paid for
             self.cache.put(cache_key("unjudged", place), rollout_to_json(rollout), self.stage, usage, rollout.seconds)
             return rollout
         return rollout_from_json(self.cache.put(place, rollout_to_json(rollout), self.stage, usage, rollout.seconds))
@@ -316,13 +340,40 @@ class RolloutPlayer(Runnable[Any, Any]):
 
 
 class RolloutTimeout(UserError, TimeoutError):
-    """A rollout took longer than it may."""
+    """A rollout took longer than its `timeout`."""
+
+
+@dataclass(frozen=True)
+class PlayRollout(Runnable[Any, Any]):
+    """Play rollout `number` of a group."""
+
+    role: ClassVar[str] = "graph"
+
+    roll: Runnable[Any, Rollout] = field(repr=False)
+    """A `RolloutPlayer`."""
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return {"rollouts": [self.roll.invoke(self._rollout_input(input), config)]}
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return {"rollouts": [await self.roll.ainvoke(self._rollout_input(input), config)]}
+
+    @staticmethod
+    def _rollout_input(state: Mapping[str, Any]) -> dict[str, Any]:
+        run = f"{state['run']}/{state['step']}"
+        return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
 
 def max_score(environment: Environment, task: Task) -> float:
-    """The score that is a reward of 1: the environment's optimum, or 1 where it does not say."""
+    """The score that is a reward of 1: the environment's optimum, or 1 if it has none."""
     optimum = getattr(environment, "optimum", None)
     return (optimum(task) if optimum else 0.0) or 1.0
+
+
+def success_reward(environment: Environment, task: Task) -> float:
+    """The reward in [0, 1] from which a rollout of the task is a success."""
+    solved = getattr(environment, "solved", None)
+    return 1.0 if solved is None else min(solved / max_score(environment, task), 1.0)
 
 
 def _id(state: Mapping[str, Any]) -> str:
@@ -330,7 +381,7 @@ def _id(state: Mapping[str, Any]) -> str:
 
 
 def _config(config: RunnableConfig | None, thread: str) -> RunnableConfig:
-    """Callbacks and the like, without the surrounding graph's checkpoints: a rollout is lived through in one go."""
+    """The surrounding graph's callbacks, tags and metadata, without its checkpoints: a rollout has none of its own."""
     given = config or {}
     kept: RunnableConfig = {"configurable": {"thread_id": thread}}
     if "callbacks" in given:

@@ -1,6 +1,6 @@
 """Lessons without a language model: from the steps of a group's rollouts by rule, at random, or shuffled.
 
-Wherever such lessons stand in a table they are named: rule-written, random, shuffled.
+Tables name such lessons: rule-written, random, shuffled.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ __all__ = [
 ]
 
 Truth = Literal["given", "majority", "self"]
-"""Who says what a rollout is worth: the verifier, the agreement of its answer with the group's, or the model itself."""
+"""Source of rewards: the environment's verifier, agreement with the group's answers, or a model's grades."""
 
 
-# What the rollouts of a group did in the same states
+# Actions of a group in the same states
 
 
 class ActionWorth(NamedTuple):
-    """An action in a state, against what else was tried there."""
+    """An action in a state, compared with the other actions tried there."""
 
     state: str
     action: str
     mean_reward: float
     """Mean over the rollouts that took it, in reward units."""
     gain: float
-    """That, less the mean of the other actions tried there."""
+    """`mean_reward` less the mean of the other actions tried there."""
     rollouts: int
-    """How many took it."""
+    """Number of rollouts that took it."""
 
 
 def compare_actions(rollouts: Sequence[Rollout], discount: float = 0.9) -> list[ActionWorth]:
     """Actions in states where different ones were tried, the clearest differences first.
 
-    An action is worth, in a rollout, the most that it earned there at any visit (a place may pay only once), and in the group
-    the mean of that over the rollouts that took it. What a visit earned is the step's own reward if some step on the way was
-    paid in this group: what comes after it then has its own steps to speak for it. If nothing but last steps was paid, it is
-    the discounted return from there on. Steps and rollouts whose reward is missing say nothing.
+    The value of an action in a rollout is its highest value over the visits of the state (a place may pay only once), and in the
+    group the mean of that over the rollouts that took it. The value of a visit is the step's own reward if any step before the
+    last was rewarded in this group; later steps then have rewards of their own. If only last steps were rewarded, it is the
+    discounted return from the visit on. Steps and rollouts with a missing reward are left out.
     """
     trajectories = [r.trajectory for r in sorted(rollouts, key=lambda r: r.number) if r.trajectory is not None]
     by_step = any(step.reward for trajectory in trajectories for step in trajectory.transitions[:-1])
@@ -94,7 +94,7 @@ def _step_values(trajectory: Trajectory, by_step: bool, discount: float) -> list
 
 
 def with_final_reward(trajectory: Trajectory, mark: float | None) -> Trajectory:
-    """With this as all that it earned, at its end: what may be seen of it without ground truth."""
+    """The trajectory with `mark` as its only reward, at the last step: the view of it without ground truth."""
     last = len(trajectory.transitions) - 1
     steps = [replace(step, reward=mark if n == last else 0.0) for n, step in enumerate(trajectory.transitions)]
     return replace(trajectory, transitions=tuple(steps), score=mark or 0.0, note="")
@@ -103,7 +103,7 @@ def with_final_reward(trajectory: Trajectory, mark: float | None) -> Trajectory:
 def comparable_rollouts(state: Mapping[str, Any], truth: Truth) -> list[Rollout]:
     """The rollouts of a group that can be compared, by number: those with a reward.
 
-    Their trajectories carry the world's rewards with ground truth; without, what the group itself has to say of them.
+    With ground truth their trajectories carry the environment's rewards; without, the reward that the group gave them.
     """
     found = []
     for rollout in sorted(state["rollouts"], key=lambda r: r.number):
@@ -118,11 +118,10 @@ def comparable_rollouts(state: Mapping[str, Any], truth: Truth) -> list[Rollout]
 
 @dataclass(frozen=True)
 class RuleCritic:
-    """Contrast without a model, for worlds played step by step: what did better than other things tried in the same state.
+    """The comparison without a model, for worlds played step by step: actions that did better than others in the same state.
 
-    See `compared` for what better means. What earned nothing is not said, though others lost something there. Of a state of one
-    short line, which is named, the best action is said (`door black mist`); of a longer one the action alone, as pocket reads
-    advice (see `nodes.strategy.items`).
+    `compare_actions` says what better means. Actions with a reward of 0 give no insight. For a state of one short line the insight
+    is the state and its best action (`door black mist`); for a longer state the action alone, as the pocket model reads advice.
     """
 
     role: ClassVar[str] = "compute"
@@ -131,9 +130,9 @@ class RuleCritic:
     max_items: int = 12
     """Items from a group at most."""
     discount: float = 0.9
-    """Of returns, where only the end is paid."""
+    """Discount factor of returns, used if only last steps are rewarded."""
     include_negative: bool = False
-    """Whether what did worse is said, too (`door black not fern`), after all else."""
+    """Whether worse actions give insights, too (`door black not fern`), after all others."""
 
     def __call__(self, state: GroupChannels) -> dict[str, Any]:
         found = compare_actions(comparable_rollouts(state, self.truth), self.discount)
@@ -151,18 +150,18 @@ class RuleCritic:
 
 
 def named_state(text: str, states: Iterable[str]) -> str:
-    """The short state that a lesson begins with (the longest, if there are several); empty if it names none."""
+    """The short state that a lesson begins with, the longest of several; empty if it begins with none."""
     cues = (cue for cue in map(_cue, states) if cue and text.startswith(cue))
     return max(cues, key=len, default="").strip()
 
 
 @dataclass(frozen=True)
 class RuleProposer:
-    """Propose edits by code: an insight of which the library has nothing is added, one that it has speaks for it again, and one
-    that says otherwise of the same state takes the place of what is there.
+    """Propose edits by code: a new insight is added, a known one is kept, and one that contradicts a lesson about the same state
+    replaces it.
 
-    Where every state is named in lessons (all are short), an insight that is no action of this group in one of its states is
-    refused: whoever wrote it made it up.
+    If every state of the group is short, lessons name their states. Then an insight that is no action of this group in one of its
+    states is refused: the model made it up.
     """
 
     role: ClassVar[str] = "compute"
@@ -209,7 +208,7 @@ def _normalize(text: str) -> str:
 
 
 def _text_after_cue(text: str, cue: str) -> str:
-    """What a lesson says of the state that it begins with."""
+    """The part of a lesson after the state that it begins with."""
     return text.removeprefix(cue).strip()
 
 
@@ -218,8 +217,8 @@ def _is_negative(text: str, cue: str) -> bool:
 
 
 def _is_clash(old: str, new: str, cue: str) -> bool:
-    """Whether two lessons about one state cannot both be followed. `not fern` only speaks against `fern`; whatever is better
-    than that takes the place of a bare warning."""
+    """True if two lessons about one state cannot both be followed. `not fern` only contradicts `fern`; an action replaces a
+    warning."""
     before, after = _text_after_cue(old, cue), _text_after_cue(new, cue)
     return before == after.removeprefix("not ") if _is_negative(new, cue) else before != after
 
@@ -228,18 +227,25 @@ def _is_clash(old: str, new: str, cue: str) -> bool:
 
 
 def as_library(texts: Iterable[str], limits: LibraryLimits, count: Callable[[str], int]) -> Library:
-    """Lessons that nobody learned, as a library within these limits. Texts that do not fit, or say the same, are left out."""
+    """Texts as a library within these limits. Texts that do not fit, or that say the same as another one, are left out."""
     return Library().apply([Edit("add", (), text) for text in texts], limits, count)[0]
 
 
 def random_lessons(
     rollouts: Sequence[Rollout], count: int, limits: LibraryLimits, seed: int, tokens: Callable[[str], int] = estimate_tokens
 ) -> Library:
-    """As many pieces of the rollouts' own steps, drawn without a look at what they earned; fewer if there are not so many, or
-    if the limits leave no room for them (`tokens` counts those of a text).
+    """A library of `count` random pieces of the rollouts, drawn without regard to rewards; fewer if there are not so many, or if
+    the limits leave no room for them.
 
     Worlds played step by step give a state with an action taken there (different states, as long as there are any); written
     answers give sentences of three words or more.
+
+    Args:
+        rollouts: the rollouts to draw from.
+        count: number of lessons.
+        limits: the limits of the library.
+        seed: seed of the draw.
+        tokens: counts the tokens of a text.
     """
     pools: dict[str, list[str]] = {}
     for rollout in sorted(rollouts, key=lambda r: r.id):
@@ -265,10 +271,15 @@ def random_lessons(
 
 
 def shuffle_lessons(library: Library, seed: int, states: Collection[str] = ()) -> Library:
-    """The same lessons with their words exchanged among them; each place keeps its id and its number of words.
+    """The lessons with their words exchanged among them. Each place keeps its id and its number of words.
 
-    Where all lessons name a state and an action, only the actions are exchanged, and each goes to another state. `states` are
-    the short states there are; without them, lessons of two to four words are taken to end with an action of one word.
+    If all lessons name a state and an action, only the actions are exchanged, and each goes to another state.
+
+    Args:
+        library: the lessons.
+        seed: seed of the draw.
+        states: the short states of the world; without them, lessons of two to four words count as a state and an action of one
+            word.
     """
     draw = Random(f"shuffled {seed}")
     texts = [lesson.text for lesson in library.lessons]

@@ -1,4 +1,4 @@
-"""Lessons in prompts: which ones a task is shown, and where they stand; the same in learning and in use."""
+"""Lessons in prompts: the choice of lessons for a task, and their place in a prompt; the same in learning and in use."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ def select_lessons(library: Library, task: Task, first_observation: str, lessons
     """The lessons that a rollout of this task sees, in all of its prompts.
 
     Args:
-        first: the text of the task's first observation.
-        top: how many at most, those that fit the task best; 0: all.
+        library: the lessons.
+        task: the task.
+        first_observation: the text of the task's first observation.
+        lessons_per_prompt: number of lessons at most, those that fit the task best; 0: all.
     """
     return library.select(f"{task.instruction}\n{first_observation}", lessons_per_prompt)
 
 
 def render_lessons(lessons: Sequence[Lesson], ids: bool = True) -> str:
-    """Lessons as prompts show them: see `memory.library.Library.text`."""
+    """Lessons as prompts show them, a line each (`memory.library.Library.text`)."""
     return Library(tuple(lessons)).text(with_ids=ids)
 
 
 @dataclass(frozen=True)
 class SameLessonsShown:
-    """Whether two versions show the same lessons in all problems of a run: then one of them says what the other is worth."""
+    """Test of whether two versions show the same lessons in all problems of a run. If so, a test of one holds for the other."""
 
     versions: LibraryVersions = field(repr=False)
     lessons_per_prompt: int = 0
-    """See `shown`."""
+    """Number of lessons in a prompt at most; 0: all."""
     tasks: Sequence[tuple[Task, str]] = field(default=(), repr=False)
-    """The problems with their first observations; where all lessons are shown, they do not matter."""
+    """The problems with their first observations. Not used if all lessons are shown."""
 
     def __call__(self, one: str, other: str) -> bool:
         a, b = self.versions.at(one), self.versions.at(other)
@@ -51,18 +53,19 @@ class SameLessonsShown:
 
 
 def append_lessons(messages: Sequence[BaseMessage], library_text: str, prompt: Prompt) -> list[BaseMessage]:
-    """The messages with the lessons at the end of the system message, or in a new one; the same ones without lessons.
+    """The messages with the lessons at the end of the system message, or in a new system message; unchanged without lessons.
 
     Args:
-        library_text: as `memory.library.Library.text` gives it.
-        prompt: what stands around them; needs $lessons (`training_free_grpo/lessons`).
+        messages: the messages of a prompt.
+        library_text: the lessons as text (`memory.library.Library.text`).
+        prompt: the text around the lessons; needs $lessons (`training_free_grpo/lessons`).
     """
     if not library_text.strip():
         return list(messages)
-    told = prompt.text(lessons=library_text.rstrip("\n"))
+    section = prompt.text(lessons=library_text.rstrip("\n"))
     if not messages or not isinstance(messages[0], SystemMessage):
-        return [SystemMessage(told), *messages]
+        return [SystemMessage(section), *messages]
     first, *others = messages
-    said = first.content
-    content = f"{said}\n\n{told}" if isinstance(said, str) else [*said, {"type": "text", "text": told}]
+    before = first.content
+    content = f"{before}\n\n{section}" if isinstance(before, str) else [*before, {"type": "text", "text": section}]
     return [first.model_copy(update={"content": content}), *others]

@@ -1,8 +1,8 @@
 """The accept test: a candidate library takes the current one's place only if it does no worse on held-out problems.
 
-Both are tried on the same problems with the same seeds, so that what differs is the library. d_i is the mean difference of
-the rewards of problem i over its rollouts; its mean over problems is the gain, and the interval is a bootstrap over problems,
-since more rollouts of the same few problems would not say more about others.
+Both libraries are tried on the same problems with the same seeds. d_i is the mean difference of the rewards of problem i over
+its rollouts, and the gain is the mean of d_i over problems. The interval of the gain is a bootstrap over problems, not over
+rollouts: more rollouts of the same problems do not tell more about other problems.
 
 | rule | the candidate is accepted if |
 |---|---|
@@ -31,6 +31,7 @@ from ..state import LearningChannels
 
 __all__ = [
     "Accept",
+    "AcceptSettings",
     "AcceptTestResult",
     "AcceptTestState",
     "CachedProbes",
@@ -49,9 +50,23 @@ BOOTSTRAP_RESAMPLES = 4_000
 _SAME = 1e-9
 
 
+@dataclass(frozen=True)
+class AcceptSettings:
+    """Settings of the accept test."""
+
+    accept: Rule = "not-worse"
+    """When a candidate takes the library's place: see the rules at the top of this file. Paper: always."""
+    trial_rollouts: int = 1
+    """Rollouts of a held-out problem under each library. Paper: none."""
+    trial_temperature: float = 0.3
+    """Temperature of rollouts of the accept test and of evaluation; see `temperature`. Paper: 0.3."""
+    keep_best: bool = True
+    """Whether the product is the version that did best on the held-out problems; False: the last one. Paper: the last."""
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptTestResult:
-    """What an accept test found; rewards in [0, 1]."""
+    """The result of an accept test; rewards in [0, 1]."""
 
     candidate: float
     """Mean reward of the candidate, over problems and their rollouts."""
@@ -87,7 +102,11 @@ def differences(probes: Sequence[Probe], candidate: str, current: str) -> dict[s
 
 
 def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RESAMPLES) -> tuple[float, float]:
-    """The 95 % percentile interval of the mean of `values`, from resamples drawn by a generator that `seed` names."""
+    """The 95 % percentile interval of the mean of `values`; the text `seed` seeds the generator.
+
+    `scipy.stats.bootstrap` gives the same interval up to the last bit, but refuses a single value (one held-out problem), and
+    recorded intervals would no longer compare as equal. So these lines stay.
+    """
     import numpy as np
 
     drawn = np.random.default_rng(int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big"))
@@ -98,7 +117,7 @@ def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RES
 
 
 def accept_test_result(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> AcceptTestResult | None:
-    """The outcome of a test; None without probes."""
+    """The result of an accept test; None without probes."""
     paired = differences(probes, candidate, current)
     if not paired:
         return None
@@ -117,10 +136,10 @@ def accept_test_result(probes: Sequence[Probe], candidate: str, current: str, se
 
 
 def refuse_failure(probes: Sequence[Probe]) -> None:
-    """Refuse a test in which no rollout came to anything.
+    """Refuse a test in which every rollout failed: it would find the two libraries equally good.
 
     Raises:
-        UserError: naming the reason; two libraries that were never tried would be equally good.
+        UserError: every rollout failed; names the reason.
     """
     if probes and all(probe.error for probe in probes):
         reasons = sorted({probe.error for probe in probes})
@@ -129,7 +148,7 @@ def refuse_failure(probes: Sequence[Probe]) -> None:
 
 
 def mean_reward(probes: Sequence[Probe], library: str) -> float:
-    """Mean reward of a library's probes, of every problem the same weight."""
+    """Mean reward of a library's probes; every problem has the same weight."""
     by_task: dict[str, list[float]] = {}
     for probe in sorted(probes, key=lambda probe: (probe.task, probe.number)):
         if probe.library == library:
@@ -138,7 +157,7 @@ def mean_reward(probes: Sequence[Probe], library: str) -> float:
 
 
 def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, str]:
-    """Whether the candidate takes the current library's place, and why. Without a test it does."""
+    """True if the candidate takes the current library's place, and the reason as text. Without a test it does."""
     if test is None:
         return True, "not tested"
     change = f"{test.current:.3f} -> {test.candidate:.3f} ({test.gain:+.3f}, 95 % [{test.low:+.3f}, {test.high:+.3f}])"
@@ -152,20 +171,20 @@ def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, 
 
 
 class AcceptTestState(LearningChannels):
-    """A learning run, with what the test needs beside."""
+    """The channels of a learning run that the accept test reads and writes."""
 
     before: str
     """Name of the version that this step began with."""
     why: str
-    """Why the candidate was accepted or not."""
+    """Reason for accepting or rejecting the candidate."""
     stops: list[str]
-    """Why the run has to stop: what spent the budget said."""
+    """Messages of `BudgetSpent`; empty as long as the budget lasts."""
 
 
 @dataclass(frozen=True)
 class PlayProbe(Runnable[Any, Any]):
-    """Try a held-out problem under a library: one rollout of the accept test. A missing reward counts as 0, and what an attempt
-    took is taken off as in learning: what makes agents quicker is a gain where that is asked for."""
+    """Play one rollout of the accept test: a held-out problem under a library. A missing reward counts as 0, and costs of tokens
+    and actions are taken off as in learning."""
 
     role: ClassVar[str] = "graph"
 
@@ -176,7 +195,7 @@ class PlayProbe(Runnable[Any, Any]):
     """Reward per action."""
 
     def key(self, work: Mapping[str, Any]) -> str:
-        """Of the rollout in the cache."""
+        """The key of the rollout in the cache."""
         return self.roll.key(self._rollout_input(work))
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -193,7 +212,7 @@ class PlayProbe(Runnable[Any, Any]):
 
     @staticmethod
     def _rollout_input(state: Mapping[str, Any]) -> dict[str, Any]:
-        # The same name for both libraries, and in every step: the current one's rollouts are in the cache from the step before.
+        # The same name for both libraries, and in every step: rollouts of the current library are then in the cache.
         run = f"{state['run']}/trial"
         return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
@@ -205,7 +224,7 @@ class PlayProbe(Runnable[Any, Any]):
 
 
 def fan_out_probes(problems: Sequence[Task], trials: int) -> Callable[[AcceptTestState], list[Mapping[str, Any]]]:
-    """Fan-out: `trials` rollouts of every held-out problem under the candidate and under the current library."""
+    """A fan-out of `trials` rollouts of every held-out problem under the candidate, and as many under the current library."""
 
     def probes(state: AcceptTestState) -> list[Mapping[str, Any]]:
         libraries = (state["library"], state["candidate"])
@@ -221,13 +240,13 @@ def fan_out_probes(problems: Sequence[Task], trials: int) -> Callable[[AcceptTes
 
 @dataclass(frozen=True)
 class CachedProbes:
-    """What an accept test was decided on, written down once: a run that starts over decides on the same, also where a rollout
-    that failed would work now."""
+    """The probes of an accept test, kept in the cache: a run that starts over decides on the same probes, even if a rollout that
+    failed then would work now."""
 
     cache: Cache
     play_probe: PlayProbe
     probes: Callable[[AcceptTestState], list[Mapping[str, Any]]]
-    """See `tries`."""
+    """See `fan_out_probes`."""
 
     def __call__(self, state: AcceptTestState) -> list[Probe]:
         place = cache_key(
@@ -242,10 +261,10 @@ class CachedProbes:
 
 @dataclass(frozen=True)
 class Accept:
-    """Decide whether the candidate takes the library's place, and keep note of the best.
+    """Decide whether the candidate takes the library's place, and remember the best version.
 
-    A candidate that was not tested (nothing is held out, or it shows the same lessons) is accepted. Where the budget did not
-    last for the test, it is not: nobody knows what it is worth.
+    A candidate that was not tested (nothing is held out, or it shows the same lessons) is accepted. If the budget ran out during
+    the test, it is not accepted.
 
     Raises:
         UserError: all rollouts of the test failed.
@@ -254,12 +273,12 @@ class Accept:
     role: ClassVar[str] = "compute"
 
     shows_same_lessons: Callable[[str, str], bool] = field(repr=False)
-    """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
+    """True if two versions show the same lessons (`SameLessonsShown`)."""
     rule: Rule = "not-worse"
     keep_best: bool = True
     """Whether the product is the version that did best; False: the last one."""
     cached_probes: Callable[[AcceptTestState], list[Probe]] | None = field(default=None, repr=False)
-    """Writes down what is decided on, see `Kept`; None: nobody will have to decide again."""
+    """Keeps the probes of the decision (`CachedProbes`); None: they are not kept."""
 
     def __call__(self, state: AcceptTestState) -> dict[str, Any]:
         candidate, current = state["candidate"], state["library"]
@@ -289,7 +308,7 @@ class Accept:
 
     @staticmethod
     def _best(state: AcceptTestState, test: AcceptTestResult, takes: bool) -> dict[str, Any]:
-        """The best version so far: the first test also says what the library is worth that the run began with."""
+        """The best version so far. The first test also measures the library that the run began with."""
         best, known = state["best"], state["best_score"]
         if known is None or best == state["library"]:
             best, known = state["library"], test.current

@@ -1,11 +1,11 @@
-"""What the groups of a learning step propose becomes the next version of the library, and nothing of it vanishes.
+"""The edits of all groups of a learning step are consolidated into the next version of the library.
 
-Every edit of every group ends in the rulings of the version that the step proposes: applied, merged with others, or dropped, and
-why. Votes, and how often lessons were shown, end in the counters of the lessons; they are true whatever becomes of the proposed
-version, so they are also written down in a second one, that has the lessons as they were: `<run>/<step + 1>-kept`.
+Every edit of every group gets a ruling, kept with the version that the step proposes: applied, merged with others, or dropped,
+with the reason. Votes, and how often lessons were shown, are counted in the lessons. They hold whether or not the proposed version
+is accepted, so they are also kept in a second version with the lessons as they were: `<run>/<step + 1>-kept`.
 
-Four ways: a model that merges the edits in one call (the paper's), code alone, votes (ExpeL), and a curator that rewrites the
-whole sheet (Dynamic Cheatsheet).
+There are four modes: a model merges the edits in one call (the paper's), code alone, votes (ExpeL), and a curator that rewrites
+the whole sheet (Dynamic Cheatsheet).
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
 from ...memory.records import Comparison, Edit, Ruling, Usage
 from ..ask import Ask, BadReply, State, text
-from ..extract.critic import Critic, cut_middle
-from ..extract.edits import as_edits, json_values, read_edits, read_list
+from ..extract.critic import Critic
+from ..extract.edits import as_edits, read_edits, read_list
+from ..extract.lenient_json import json_values
+from ..extract.trim import cut_middle
 
 __all__ = [
     "ConsolidationMode",
     "EditDecision",
+    "LibrarySettings",
     "ReviseLibrary",
     "consolidate",
+    "feasible_mode",
     "match_proposals",
     "resolve_conflicts",
     "sheet_edits",
@@ -39,25 +43,58 @@ __all__ = [
 
 ConsolidationMode = Literal["model", "code", "votes", "cheatsheet"]
 MIN_LIKENESS = 0.3
-"""Likeness (`memory.library.alike`) from which a text is taken to come from another one that was reworded."""
+"""Similarity (`lesson_similarity`) from which a text counts as a reworded form of another one."""
 INITIAL_VOTES = 2
 """Votes that a new lesson begins with (ExpeL)."""
 
 
+@dataclass(frozen=True)
+class LibrarySettings:
+    """Settings of the library, and of how edits are consolidated into it."""
+
+    consolidate: ConsolidationMode = "model"
+    """The way in which the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
+    or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
+    max_words: int = 32
+    """Words of a lesson at most. Paper: 32, in a prompt only."""
+    max_lessons: int = 40
+    """Lessons of the library at most. Paper: not given (shipped: 27 and 46)."""
+    max_library_tokens: int = 2000
+    """Tokens of the library in a prompt at most, and at most half of what a prompt has room for. Paper: not given (shipped:
+    about 1300 and 2800)."""
+    duplicate_similarity: float = 0.8
+    """Jaccard similarity of shingles from which two lessons count as the same; above 1: never. Paper: a model's judgement."""
+
+
+def feasible_mode(mode: ConsolidationMode, line_only: bool) -> ConsolidationMode:
+    """The mode, or `code` in place of `model` if the model only writes a line (`line_only`).
+
+    Raises:
+        UserError: such a model cannot write a sheet.
+    """
+    if not line_only or mode in ("code", "votes"):
+        return mode
+    if mode == "cheatsheet":
+        raise UserError(
+            "training-free-grpo: consolidate=cheatsheet has a model write; use one that writes (--model openai:NAME)"
+        )
+    return "code"
+
+
 @dataclass(frozen=True, slots=True)
 class EditDecision:
-    """What is to be done with the edits of a step."""
+    """A decision about the edits of a step."""
 
     edits: tuple[Edit, ...] = ()
-    """To be applied, in this order; each gets its ruling then."""
+    """Edits to apply, in this order; each gets its ruling then."""
     rulings: tuple[Ruling, ...] = ()
-    """Of edits that are not applied."""
+    """Rulings of edits that are not applied."""
     merges: tuple[tuple[Edit, Edit], ...] = ()
-    """(A group's edit, the edit among `edits` that it went into): ruled as that one is."""
+    """Pairs of a group's edit and the edit among `edits` that it went into, whose ruling it gets."""
     why: str = ""
-    """How it was made."""
+    """The way in which the decision was made, as text."""
     note: str = ""
-    """Added to every ruling."""
+    """Text that is added to every ruling."""
 
 
 # By code
@@ -66,13 +103,13 @@ class EditDecision:
 def resolve_conflicts(edits: Sequence[Edit], from_code: bool = False) -> tuple[list[Edit], list[Ruling]]:
     """The edits that can be applied together, and rulings of the others. Each edit is in exactly one of them.
 
-    A lesson is deleted only if more edits want it deleted than want it changed, merged or kept. Of different changes of one
-    lesson, that which most edits want comes first, and so stands (`Library.apply`). Of different things that groups say of one
-    state (`nodes.rule_written.Relate`), only that stands which most groups say; then which those with the higher mean reward
-    say, then the first.
+    A lesson is deleted only if more edits delete it than change, merge or keep it. Of different changes of one lesson, the most
+    frequent comes first, and `Library.apply` takes the first. Of different actions that groups name for one state (`RuleProposer`),
+    the one that most groups name is kept; in a tie, the one with the higher mean reward, then the first.
 
     Args:
-        cued: the edits were made by code, whose reasons name the state. What others give for a reason is prose.
+        edits: the edits of all groups.
+        from_code: whether code made the edits: their reasons then name the state. A model's reasons are prose.
     """
     against = Counter(id for edit in edits if edit.op == "delete" for id in edit.lessons)
     stay = Counter(id for edit in edits if edit.op in ("modify", "merge", "keep") for id in edit.lessons)
@@ -105,17 +142,17 @@ def resolve_conflicts(edits: Sequence[Edit], from_code: bool = False) -> tuple[l
 
 
 def _weight(edits: Sequence[Edit]) -> tuple[int, float]:
-    """How many groups want the same, and what their rollouts earned on the average."""
+    """The number of groups behind these edits, and the mean reward of their rollouts."""
     rewards = [reward for edit in edits for reward in edit.rewards]
     return len({edit.problems for edit in edits}), round(sum(rewards) / len(rewards), 9) if rewards else 0.0
 
 
-def _normalize(told: str) -> str:
-    return " ".join(told.lower().split()).rstrip(".")
+def _normalize(content: str) -> str:
+    return " ".join(content.lower().split()).rstrip(".")
 
 
 def _cue(edit: Edit) -> tuple[str, str]:
-    """The state that an edit made by code is about, and what it says of it; nothing of others."""
+    """The state and the action that an edit made by code is about; empty texts for other edits."""
     found = _AT.fullmatch(edit.why) if edit.op in ("add", "modify", "keep") else None
     return (found[1], _normalize(found[2])) if found else ("", "")
 
@@ -124,8 +161,8 @@ _AT = re.compile(r"at ([^:]+): (.+)")
 
 
 def sheet_edits(library: Library, sheet: Sequence[str]) -> list[Edit]:
-    """A sheet that was written anew as edits of the old one: what stands there again is kept, what resembles an old line
-    changes it, the rest is new; and what does not stand there any more is deleted."""
+    """A rewritten sheet as edits of the old one: an equal line is kept, a line that resembles an old one modifies it, other lines
+    are added, and lessons without a line are deleted."""
     lines = list(dict.fromkeys(filter(None, map(one_line, sheet))))
     left = {lesson.id: lesson.text for lesson in library.lessons}
     edits: dict[int, Edit] = {}
@@ -146,11 +183,13 @@ def sheet_edits(library: Library, sheet: Sequence[str]) -> list[Edit]:
 def match_proposals(
     proposals: Sequence[Edit], final: Sequence[Edit], stated_sources: Mapping[int, Sequence[int]]
 ) -> dict[int, int]:
-    """Which final edit each proposal went into, by their places; a proposal that is in none was dropped.
+    """Index of a proposal -> index of the final edit that it went into; a proposal without an entry was dropped.
 
     Args:
-        named: place of a final edit -> places of the proposals that its author says it was made from. Of the other ones it is
-            found out: they concern the same lesson, or resemble the proposal; of several, one that does what was proposed.
+        proposals: the groups' edits.
+        final: the edits of the consolidation.
+        stated_sources: index of a final edit -> indices of the proposals that the model says it was made from. Final edits
+            without an entry are matched by lesson and by similarity; of several, one that does what was proposed.
     """
     into: dict[int, int] = {}
     for at, sources in stated_sources.items():
@@ -166,16 +205,16 @@ def match_proposals(
 
 
 def _does(final: Edit, proposal: Edit) -> bool:
-    """Whether an edit does what was proposed, in its own words, or for several lessons at once."""
+    """True if an edit does what was proposed, in other words or for several lessons at once."""
     if "delete" in (final.op, proposal.op):
         return final.op == proposal.op and set(proposal.lessons) <= set(final.lessons)
-    return final.op != "keep" or proposal.op in ("add", "keep")  # to keep a lesson is also to be told once more what it says
+    return final.op != "keep" or proposal.op in ("add", "keep")  # an added text may be what a kept lesson says already
 
 
 def _pair_proposals(
     proposals: Sequence[Edit], final: Sequence[Edit], into: Mapping[int, int], left_out: str
 ) -> tuple[tuple[tuple[Edit, Edit], ...], tuple[Ruling, ...]]:
-    """Proposals with the final edits that do them, and rulings of the others."""
+    """Pairs of a proposal and the final edit that does it, and rulings of the other proposals."""
     pairs, rulings = [], []
     for n, proposal in enumerate(proposals):
         if n not in into:
@@ -188,8 +227,8 @@ def _pair_proposals(
 
 
 def _describe(edit: Edit) -> str:
-    told = f"{edit.op} {', '.join(edit.lessons)}".rstrip()
-    return f"{told} {edit.text!r}" if edit.text else told
+    change = f"{edit.op} {', '.join(edit.lessons)}".rstrip()
+    return f"{change} {edit.text!r}" if edit.text else change
 
 
 def _likeness(proposal: Edit, final: Edit) -> float:
@@ -205,8 +244,8 @@ def _likeness(proposal: Edit, final: Edit) -> float:
 class ReviseLibrary(Runnable[Any, Any]):
     """Make the candidate, `<run>/<step + 1>`, from the comparisons of the step; see `consolidate`.
 
-    The library as it is, with the votes of the step and how often its lessons were shown, is kept as `<run>/<step + 1>-kept`
-    if that changes it: for it holds if there is no candidate, or if it is rejected.
+    The current library with the votes and shown counts of the step is kept as `<run>/<step + 1>-kept` if they change it. It holds
+    if there is no candidate, or if the candidate is rejected.
     """
 
     role: ClassVar[str] = "model"
@@ -214,7 +253,7 @@ class ReviseLibrary(Runnable[Any, Any]):
     critic: Critic
     how: ConsolidationMode
     question: Ask | None = field(default=None, repr=False)
-    """What the model is asked, whose reply is read into `decision`; None: code decides."""
+    """The question to the model, whose reply is read into `decision`; None: code decides."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         asked = self.question.invoke(input, config) if self.question and self._asks(input) else {}
@@ -225,12 +264,12 @@ class ReviseLibrary(Runnable[Any, Any]):
         return await asyncio.to_thread(self._propose_version, input, asked)
 
     def _changes(self, state: State) -> bool:
-        """Whether the step has anything to write down."""
+        """True if the step has edits, rulings, votes, or insights for a sheet."""
         sheet = self.how == "cheatsheet"
         return any(c.edits or c.rulings or c.votes or (sheet and c.insights) for c in state["comparisons"])
 
     def _asks(self, state: State) -> bool:
-        """Nothing is asked about nothing: a model would make something up."""
+        """True if there is something to ask about. A model that is asked about nothing makes something up."""
         if self.how == "cheatsheet":
             return any(comparison.insights for comparison in sort_comparisons(state))
         return any(edit.op != "keep" for edit in all_edits(state))
@@ -265,10 +304,10 @@ class ReviseLibrary(Runnable[Any, Any]):
         return library.apply(decision.edits, self.critic.limits, self.critic.count, instructions=instructions)
 
     def _apply_votes(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
-        """ExpeL: a lesson is worth its helpful less its harmful votes.
+        """ExpeL: the value of a lesson is its helpful less its harmful votes.
 
-        A new one begins with 2 in its favour; one that is kept, changed, or taught again gets 1 more, one that is to be deleted
-        1 against it. One that has none left is dropped, and over the limits those with the fewest go.
+        A new lesson begins with 2 helpful votes. Keeping, changing or proposing it again adds 1; a deletion adds 1 harmful vote. A
+        lesson without votes left is dropped, and over the limits those with the fewest votes go.
         """
         critic = self.critic
         against = [edit for edit in decision.edits if edit.op == "delete"]
@@ -308,7 +347,7 @@ class ReviseLibrary(Runnable[Any, Any]):
 
 
 def sort_comparisons(state: State) -> list[Comparison]:
-    """The comparisons of the step in an order that does not depend on which group ended first."""
+    """The comparisons of the step by task id: in an order that does not depend on which group ended first."""
     return sorted(state["comparisons"], key=lambda comparison: comparison.task)
 
 
@@ -323,23 +362,23 @@ def _by_code(state: State, why: str = "the groups' edits, by code", note: str = 
 
 
 def _ruling_of_merge(edit: Edit, fate: Ruling) -> Ruling:
-    told = f"consolidated into {_describe(fate.edit)}"
-    return Ruling(edit, fate.accepted, f"{told}: {fate.reason}" if fate.reason else told, fate.lesson)
+    reason = f"consolidated into {_describe(fate.edit)}"
+    return Ruling(edit, fate.accepted, f"{reason}: {fate.reason}" if fate.reason else reason, fate.lesson)
 
 
-# What a model is asked
+# The questions to a model
 
 
 def consolidate(model: Runnable[Any, Any], critic: Critic, how: ConsolidationMode) -> ReviseLibrary:
     """The node that makes the candidate from all groups' edits.
 
-    `model`: one call a step, which sees the edits and the library; if no reply can be read, and for what finds no room in the
-    prompt, code decides. `code`: see `settled`. `votes`: the same under ExpeL's votes. `cheatsheet`: one call that rewrites the
-    whole sheet from the groups' insights; if it cannot be read, the old one stays. Without anything to consolidate nothing is
-    asked, and there is no candidate.
+    `model`: one call a step, which sees the edits and the library. If no reply can be read, and for edits that the prompt has no
+    room for, code decides. `code`: see `resolve_conflicts`. `votes`: the same with ExpeL's votes. `cheatsheet`: one call that
+    rewrites the whole sheet from the groups' insights; if it cannot be read, the old sheet stays. Without edits nothing is asked,
+    and there is no candidate.
 
     Raises:
-        UserError: there is no such way.
+        UserError: there is no such mode.
     """
     if how not in get_args(ConsolidationMode):
         raise UserError(f"consolidate is one of {', '.join(get_args(ConsolidationMode))}, got {how!r}")
@@ -363,7 +402,7 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         }
 
     def fitting(state: State) -> tuple[list[Edit], list[Edit], str]:
-        """The proposals that the prompt has room for, the rest, and the prompt's text of them."""
+        """The proposals that the prompt has room for, the others, and the prompt's text of the first ones."""
         edits = [edit for edit in all_edits(state) if edit.op != "keep"]
         room, lines = critic.remaining_tokens(prompt, *prompt_values(state).values()), ""
         for n, edit in enumerate(edits):
@@ -417,15 +456,16 @@ def _with_provenance(edit: Edit, proposals: Sequence[Edit]) -> Edit:
 def _stated_sources(
     reply: str, final: Sequence[Edit], number: int, library: Library, limits: LibraryLimits
 ) -> dict[int, list[int]]:
-    """Which proposals the author says each final edit was made from, by their places from 0."""
-    said: dict[Edit, list[list[int]]] = {}
+    """Index of a final edit -> indices of the proposals that the model says it was made from (`"from"` in its reply)."""
+    stated: dict[Edit, list[list[int]]] = {}
     for item in _objects(json_values(reply)):
         given = item.get("from")
         numbers = [n for one in (given if isinstance(given, list) else [given]) for n in re.findall(r"\d{1,6}", str(one))]
         places = [int(n) - 1 for n in numbers if 0 < int(n) <= number]
         for edit in as_edits(item, library, limits) if places else ():
-            said.setdefault(_without_provenance(edit), []).append(places)
-    return {at: said[_without_provenance(edit)].pop(0) for at, edit in enumerate(final) if said.get(_without_provenance(edit))}
+            stated.setdefault(_without_provenance(edit), []).append(places)
+    bare = [_without_provenance(edit) for edit in final]
+    return {at: stated[edit].pop(0) for at, edit in enumerate(bare) if stated.get(edit)}
 
 
 def _without_provenance(edit: Edit) -> Edit:
@@ -433,7 +473,7 @@ def _without_provenance(edit: Edit) -> Edit:
 
 
 def _objects(found: Any) -> Iterator[dict[str, Any]]:
-    """Every JSON object in what was read, at whatever depth."""
+    """Every JSON object in a value, at any depth."""
     if isinstance(found, dict):
         yield found
     for inner in found.values() if isinstance(found, dict) else found if isinstance(found, list) else ():

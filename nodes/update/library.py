@@ -1,5 +1,6 @@
-"""A learning run, step by step: which problems, which edits become a candidate, what is noted, and when it ends (Training-Free
-GRPO). What is made of each problem is the group's (nodes/extract/groups.py), how a candidate is tried the accept test's (nodes/update/accept_test.py).
+"""The steps of a learning run (Training-Free GRPO): problems, groups, candidate, log, and when the run ends.
+
+A group's own nodes are in nodes/extract/groups.py, the accept test is in nodes/update/accept_test.py.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from ...memory.storage.rows import Rows
 from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
-from ..extract.critic import as_library, random_lessons, shuffle_lessons
+from ..extract.groups import StopWhenBudgetSpent
 from ..extract.rollouts import RolloutPlayer
+from ..extract.rule_critic import as_library, random_lessons, shuffle_lessons
 from ..state import GroupInput, LearningChannels
 from .accept_test import AcceptTestResult, accept_test_result
 
@@ -43,6 +45,7 @@ __all__ = [
     "RouteNextStep",
     "Schedule",
     "Start",
+    "choose_problems",
     "deduplicate",
     "passthrough",
 ]
@@ -53,10 +56,10 @@ COMPARABLE_KINDS = ("mixed", "hard")
 
 
 class LearningRunInput(TypedDict):
-    """What a learning run is asked for; its input."""
+    """The input of a learning run."""
 
     run: str
-    """Its name: every id and every random draw is made from it."""
+    """Name of the run. Every id and every random draw is made from it."""
 
 
 class LearningRunState(LearningChannels):
@@ -65,30 +68,31 @@ class LearningRunState(LearningChannels):
     before: str
     """Name of the version that this step began with."""
     why: str
-    """Why the candidate was accepted or not, or why there is none."""
+    """Reason for accepting or rejecting the candidate, or for having none."""
     stops: Annotated[list[str], add]
-    """What was said when the budget was spent in this step."""
+    """Messages of `BudgetSpent` in this step."""
     failures: Annotated[list[str], add]
-    """What failed in this step outside of its groups."""
+    """Failures of this step outside of its groups."""
     compared: int
-    """Groups of this epoch so far that had something to compare."""
+    """Number of groups of this epoch so far that had something to compare."""
     came: int
-    """Groups of this epoch so far in which anything came to something."""
+    """Number of groups of this epoch so far that had a result (`has_result`). Checkpoints of earlier runs know it by this name."""
     began: float
     """When this step began, in seconds since 1970."""
 
 
 class LearningRunResult(TypedDict):
-    """What comes out of a learning run."""
+    """The output of a learning run."""
 
     run: str
     library: str
-    """Name of the version that holds in the end."""
+    """Name of the current version at the end."""
     best: str
-    """Name of the product."""
+    """Name of the product, a version."""
     best_score: float | None
+    """Mean reward of the product on the held-out problems; None where nothing was tested."""
     step: int
-    """Learning steps that were made."""
+    """Number of learning steps that were made."""
     stopped: str
     usage: Usage
 
@@ -98,7 +102,7 @@ class LearningRunResult(TypedDict):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which problems are learned on at which step."""
+    """The problems of every step."""
 
     problems: tuple[Task, ...] = field(repr=False)
     batch_size: int = 0
@@ -107,20 +111,43 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of an epoch: what does not fill a batch is one, too."""
+        """Number of steps of an epoch. The last batch may be smaller."""
         return -(-len(self.problems) // (self.batch_size or len(self.problems)))
 
     def epoch_and_batch(self, step: int) -> tuple[int, int]:
-        """(epoch, batch within it) of a step, from 0."""
+        """The epoch of a step, and the number of its batch in the epoch, both from 0."""
         return divmod(step, self.steps_per_epoch)
 
     def tasks(self, run: str, step: int) -> list[Task]:
-        """The problems of a step: those of its batch, in the order that the run's name and the epoch draw."""
+        """The problems of a step: those of its batch. Every epoch has its own order, drawn from the run's name."""
         epoch, number = self.epoch_and_batch(step)
         order = list(self.problems)
         seeded_random(run, "epoch", epoch).shuffle(order)
         size = self.batch_size or len(order)
         return order[number * size : (number + 1) * size]
+
+
+def choose_problems(
+    environment: Any, count: int, held_out_count: int, *, problems: Sequence[Task] = (), held_out: Sequence[Task] = ()
+) -> tuple[list[Task], list[Task], list[str]]:
+    """Problems to learn on, held-out problems, and the ids that `deduplicate` dropped; empty without an environment.
+
+    Args:
+        environment: where problems come from if none are given: its first tasks of `train`, and of `dev` for the held-out ones.
+        count: number of problems to learn on.
+        held_out_count: number of held-out problems.
+        problems: problems to learn on, if they are given.
+        held_out: held-out problems, if they are given.
+
+    Raises:
+        UserError: see `deduplicate`.
+    """
+    if environment is None:  # a drawing has no environment
+        return [], [], []
+    if not problems:
+        problems = [environment.task(n, "train") for n in range(count)]
+        held_out = held_out or [environment.task(n, "dev") for n in range(held_out_count)]
+    return deduplicate(problems, held_out, hasattr(environment, "answer"))
 
 
 def deduplicate(
@@ -129,11 +156,12 @@ def deduplicate(
     """Problems and held-out problems without repeats, and the ids that were dropped.
 
     Args:
-        written: the answer depends on the instruction alone: two problems with one instruction are the same. Repeats are then
-            dropped; two problems of one id are an error anyway.
+        problems: problems to learn on.
+        held_out: problems of the accept test.
+        by_instruction: whether two problems with the same instruction are the same problem: repeats are dropped then.
 
     Raises:
-        UserError: an id stands there twice, or a problem is held out and learned on.
+        UserError: two problems have one id, or a problem is held out and learned on.
     """
 
     def same(task: Task) -> str:
@@ -163,13 +191,13 @@ def deduplicate(
 
 @dataclass(frozen=True)
 class Start:
-    """Put the library to start from under its name, and set everything to the beginning."""
+    """Store the library to start from as version `<run>/0`, and set all channels to their first values."""
 
     role: ClassVar[str] = "memory"
 
     versions: LibraryVersions = field(repr=False)
     library: str = ""
-    """A YAML file, or a run whose product it is; empty: no lessons."""
+    """A YAML file, or the folder of a run whose product it is; empty: no lessons."""
     arm: str = "learned"
     limits: LibraryLimits = field(default_factory=LibraryLimits, repr=False)
     count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
@@ -210,7 +238,7 @@ def _empty_channels() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RouteArm:
-    """Router: does the arm learn from rollouts?"""
+    """Router: `learn` from rollouts, `invent` lessons without rollouts, or take the library `as it is`."""
 
     arm: str = "learned"
 
@@ -220,7 +248,7 @@ class RouteArm:
 
 @dataclass(frozen=True)
 class BeginStep:
-    """Begin with a step."""
+    """Clear the channels of the step before."""
 
     role: ClassVar[str] = "compute"
 
@@ -233,30 +261,30 @@ class BeginStep:
         return {**fresh, **_empty_channels(), **so_far}
 
     def fan_out_groups(self, state: LearningRunState) -> list[Mapping[str, Any]]:
-        """Fan-out: a group for every problem of the batch."""
+        """One piece of work for every problem of the batch: its group."""
         shared = {"run": state["run"], "step": state["step"], "library": state["library"]}
         return [{**shared, "task": task} for task in self.schedule.tasks(state["run"], state["step"])]
 
 
 @dataclass(frozen=True)
 class CachedGroup(Runnable[Any, Any]):
-    """A group, lived through in one go, and never again: what it came to is in the cache, with what failed in it.
+    """Run a group once and cache its result, including failures, so that a resumed run does not repeat it.
 
-    So a run that starts over comes to the same, also where a rollout that failed would work now. Two kinds of groups are played
-    again: one that the budget did not last for, and, as long as its step led to no version, one in which everything failed, for
-    it may be the user's to put that right.
+    A run that starts over then gives the same result, even if a rollout that failed would work now. Two kinds of groups are run
+    again: a group for which the budget ran out, and a group in which everything failed, as long as its step has no version yet:
+    the user may have repaired the cause.
     """
 
     role: ClassVar[str] = "graph"
 
     graph: Runnable[Any, Any] = field(repr=False)
     roll: RolloutPlayer = field(repr=False)
-    """What plays its rollouts."""
+    """Plays its rollouts."""
     name: str = field(default="", repr=False)
-    """What a group depends on beside its rollouts: who compares, and the settings."""
+    """A fingerprint of all that a group depends on beside its rollouts: models, prompts and settings of the comparison."""
 
     def key(self, state: GroupInput) -> str:
-        """Of what it came to, in the cache."""
+        """The key of the group's result in the cache."""
         task, library = state["task"], self.roll.versions.at(state["library"])
         shown = (library.lessons, library.next)  # critics see all of it
         return cache_key(
@@ -294,7 +322,7 @@ def candidate_name(state: Mapping[str, Any]) -> str:
 
 
 def has_result(comparison: Comparison) -> bool:
-    """Whether anything in a group came to something: there is a reward, or a comparison without."""
+    """True if at least one rollout of the group has a reward, or the group was compared without rewards."""
     return comparison.kind != "failed" or any(truth is not None for truth in comparison.truths)
 
 
@@ -307,12 +335,11 @@ def _group_from_json(found: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Consolidate(Runnable[Any, Any]):
-    """Make a candidate of the groups' edits. Where there is no group to learn from, nobody is asked, and what was shown is
-    counted (nodes/update/consolidate.py).
+    """Make a candidate of the groups' edits (nodes/update/consolidate.py). Without a group to learn from no model is asked, and
+    only the counts of shown lessons change.
 
     Raises:
-        UserError: no rollout of several problems of the step, or of all of an epoch, came to anything: there is something to put
-            right.
+        UserError: every rollout of a step with several problems failed, or every rollout of an epoch: something needs repair.
     """
 
     role: ClassVar[str] = "model"
@@ -324,25 +351,19 @@ class Consolidate(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        try:
-            node = self.node
-            found = node.invoke(input, config) if isinstance(node, Runnable) else node(input)
-        except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)], **self._epoch_counts(input)}
-        return self._update(input, found)
+        return self._update(input, self._budgeted_node.invoke(input, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        try:
-            node = self.node
-            found = await node.ainvoke(input, config) if isinstance(node, Runnable) else node(input)
-        except BudgetSpent as spent:
-            return {"candidate": "", "stops": [str(spent)], **self._epoch_counts(input)}
-        return self._update(input, found)
+        return self._update(input, await self._budgeted_node.ainvoke(input, config))
+
+    @property
+    def _budgeted_node(self) -> StopWhenBudgetSpent:
+        return StopWhenBudgetSpent(self.node)
 
     def _update_without_asking(self, state: LearningRunState) -> dict[str, Any] | None:
-        """What is to be said without asking anybody."""
+        """The update of a step whose budget is spent; None if the node is to be asked."""
         counted = self._epoch_counts(state)
         if state["stops"]:
             return {"candidate": "", "why": state["stops"][0], **counted}
@@ -350,19 +371,21 @@ class Consolidate(Runnable[Any, Any]):
         return None
 
     def _update(self, state: LearningRunState, found: Mapping[str, Any]) -> dict[str, Any]:
+        if found.get("stops"):
+            return {"candidate": "", **found, **self._epoch_counts(state)}
         usable = any(one.kind in COMPARABLE_KINDS for one in state["comparisons"])
         why = "nothing was to be changed" if usable else "no group had something to compare"
         return {**found, "why": "" if found.get("candidate") else why, **self._epoch_counts(state)}
 
     @staticmethod
     def _epoch_counts(state: LearningRunState) -> dict[str, int]:
-        """The epoch's groups so far, with this step's."""
+        """The counts of the epoch's groups so far, with this step's."""
         groups = state["comparisons"]
         usable = sum(one.kind in COMPARABLE_KINDS for one in groups)
         return {"compared": state["compared"] + usable, "came": state["came"] + sum(map(has_result, groups))}
 
     def _refuse_failure(self, state: LearningRunState, any_has_result: int) -> None:
-        """One problem may be such that nobody can verify it; where none can be, something is to be put right."""
+        """Raise if no group has a result. A single problem may be impossible to verify, so it takes two, or a whole epoch."""
         step, groups = state["step"], state["comparisons"]
         epoch, number = self.schedule.epoch_and_batch(step)
         over = number + 1 == self.schedule.steps_per_epoch
@@ -375,19 +398,19 @@ class Consolidate(Runnable[Any, Any]):
 
 
 def _failure_reasons(groups: Sequence[Comparison]) -> str:
-    """Why rollouts failed."""
-    told = [failure.partition(": ")[2] for one in groups for failure in one.failures if failure.startswith("rollout ")]
-    (first, count), *others = Counter(told).most_common()
+    """The reasons for which rollouts failed, as text: their number, and the most frequent one."""
+    reasons = [failure.partition(": ")[2] for one in groups for failure in one.failures if failure.startswith("rollout ")]
+    (first, count), *others = Counter(reasons).most_common()
     what = "for one reason" if not others else f"for {1 + len(others)} reasons, {count} of them"
     return f"{what}: {first}"
 
 
 @dataclass(frozen=True)
 class RouteCandidate:
-    """Router: is there a candidate, and can it be tested?"""
+    """Router: `candidate` if there is one to test, `untested` if it needs no test, `no change` without one."""
 
     shows_same_lessons: Callable[[str, str], bool] = field(repr=False)
-    """Whether two versions show the same lessons (`nodes.lessons.Alike`)."""
+    """True if two versions show the same lessons (`SameLessonsShown`)."""
     has_tests: bool = True
 
     def __call__(self, state: LearningRunState) -> Literal["candidate", "untested", "no change"]:
@@ -399,15 +422,15 @@ class RouteCandidate:
 
 
 def passthrough(state: Any) -> dict[str, Any]:
-    """A node from which work is handed out."""
+    """A node that changes nothing: a place for a fan-out to start from."""
     return {}
 
 
 @dataclass(frozen=True)
 class RecordStep:
-    """Note the step, once however often this runs, and say whether the run is to end before its last one.
+    """Write the step's row of the log, once however often this runs, and decide whether the run ends early.
 
-    Where no candidate took its place, the library goes on with the votes of the step, as the version `<run>/<step + 1>-kept`.
+    If no candidate was accepted, the library goes on with the votes of the step, as the version `<run>/<step + 1>-kept`.
     """
 
     role: ClassVar[str] = "memory"
@@ -430,7 +453,7 @@ class RecordStep:
         return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped, **now}
 
     def _keep_votes(self, state: LearningRunState) -> dict[str, str]:
-        """The library that holds, and the best one if it is the same, with the votes of the step."""
+        """The current library with the votes of the step, and the best one if it is the same."""
         held, kept = state["library"], f"{candidate_name(state)}-kept"
         if kept not in self.versions.names():
             return {}
@@ -512,24 +535,24 @@ class RecordStep:
 
     @staticmethod
     def _worth(state: LearningRunState, test: AcceptTestResult | None) -> float | None:
-        """What the library that holds now earned on the held-out problems; None where it was not tried."""
+        """Mean reward of the current library on the held-out problems; None if it was not tested."""
         if test is not None:
             return test.candidate if state["accepted"] else test.current
         return state["best_score"] if state["best"] == state["library"] else None
 
 
 def _pass_at_g(groups: Sequence[Comparison]) -> float | None:
-    """Pass@G: the mean over groups of the best reward."""
+    """Pass@G: the mean over groups of the best reward, in [0, 1]; None without groups."""
     tops = [max((truth or 0.0 for truth in one.truths), default=0.0) for one in groups]
     return sum(tops) / len(tops) if tops else None
 
 
 @dataclass(frozen=True)
 class RouteNextStep:
-    """Router: is there another step?"""
+    """Router: `next step`, or `enough`."""
 
     steps: int
-    """In all."""
+    """Number of steps of the run."""
 
     def __call__(self, state: LearningRunState) -> Literal["next step", "enough"]:
         return "enough" if state["stopped"] or state["step"] >= self.steps else "next step"
@@ -537,23 +560,26 @@ class RouteNextStep:
 
 @dataclass(frozen=True)
 class Invent(Runnable[Any, Any]):
-    """Have a library written without rollouts, and put it under its name."""
+    """Have a library written without rollouts, and store it as version `<run>/self-generated`."""
 
     role: ClassVar[str] = "model"
 
-    ask: Runnable[Any, Any] = field(repr=False)
+    ask: Runnable[Any, Any] | None = field(repr=False)
+    """The question to the model; None in other arms, where this node never runs."""
     versions: LibraryVersions = field(repr=False)
     tasks: tuple[Task, ...] = field(repr=False)
     limits: LibraryLimits = field(repr=False)
     count: Callable[[str], int] = field(repr=False)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        assert self.ask is not None
         try:
             return self._store(input, self.ask.invoke(self._ask_input(input), config))
         except BudgetSpent as spent:
             return {"stopped": str(spent)}
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        assert self.ask is not None
         try:
             return self._store(input, await self.ask.ainvoke(self._ask_input(input), config))
         except BudgetSpent as spent:
@@ -570,7 +596,7 @@ class Invent(Runnable[Any, Any]):
 
 @dataclass(frozen=True)
 class Finish:
-    """The product: the best version, or the control that the arm makes of it. From now on it holds."""
+    """Make the product the current version: the best version, or the control that the arm makes of it."""
 
     role: ClassVar[str] = "memory"
 
@@ -587,7 +613,7 @@ class Finish:
         return self._make_product(state, self._first_rollouts(state))
 
     def _first_rollouts(self, state: LearningRunState) -> list[Rollout]:
-        """The rollouts of the first step that are in the cache: all but those that failed. None is played here."""
+        """The rollouts of the first step from the cache, without those that failed. None is played here."""
         if self.arm != "random" or not state["step"]:
             return []
         run, first = f"{state['run']}/0", f"{state['run']}/0"
@@ -605,7 +631,7 @@ class Finish:
                 control = random_lessons(rollouts, many, self.limits, seed, tokens=self.count)
             else:
                 control = shuffle_lessons(learned, seed)
-            # What is made of a run that the budget ended early is not what will be made of it when it goes on.
+            # A run that the budget ended early may go on and make another control: this one gets a name of its own.
             name = f"{run}/{self.arm}/{state['step']}" if state["stops"] else f"{run}/{self.arm}"
             best = self.versions.put(name, control, why=f"control: {self.arm}")
             state = cast(LearningRunState, {**state, "library": best})

@@ -92,13 +92,14 @@ def write(folder: str, pause: float = 0.0) -> None:
 def play(home: Path, parts: Callable[[Cache], Any], settings: Any, **more: Any) -> None:
     """One process of a run."""
     from learngraph.graphs import training_free_grpo
+    from learngraph.graphs.wiring.learning_run import RunResources
     from learngraph.memory.storage.checkpoints import open_checkpoints
     from learngraph.memory.storage.rows import Rows
 
     versions, log, cache = LibraryVersions(home / "library.jsonl"), Rows(home / "steps.jsonl"), Cache(home / "cache.db")
     with open_checkpoints(home / "checkpoints.db") as saver:
         graph = training_free_grpo.build(
-            parts(cache), settings, versions=versions, cache=cache, log=log, checkpointer=saver, **more
+            parts(cache), settings, resources=RunResources(versions, cache, log), checkpointer=saver, **more
         )
         config: Any = {"configurable": {"thread_id": "run"}}
         begun = graph.get_state(config).values

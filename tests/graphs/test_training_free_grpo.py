@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import Field
 
 from learngraph.graphs import training_free_grpo
-from learngraph.graphs.baselines import tool_agent
+from learngraph.graphs.baselines import lesson_react, tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
+from learngraph.graphs.wiring.fingerprint import model_fingerprint
+from learngraph.graphs.wiring.learning_run import CriticModel, RolloutGraphs, RunResources, rollout_player
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryError, LibraryVersions
@@ -169,6 +171,41 @@ class Chat(BaseChatModel):
         return json.dumps({"lessons": [LESSON, "When in doubt, read the riddle again."]})
 
 
+def build_run(
+    parts: MethodInputs,
+    settings: TrainingFreeGRPO | None = None,
+    *,
+    rollout: Any = None,
+    trial_rollout: Any = None,
+    name: str = "",
+    close: Any = None,
+    critic: Any = None,
+    **more: Any,
+) -> Any:
+    """The graph of a run, its resources by their own names."""
+    kept = {item.name: more.pop(item.name) for item in fields(RunResources) if item.name in more}
+    return training_free_grpo.build(
+        parts,
+        settings,
+        resources=RunResources(**{key: value for key, value in kept.items() if value is not None}),
+        rollouts=RolloutGraphs(rollout, trial_rollout, name, close),
+        critic=CriticModel(critic),
+        **more,
+    )
+
+
+def lesson_graph(parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, temperature: float = 0.7) -> Any:
+    """The default rollout."""
+    return lesson_react.build(parts, settings.agent(temperature), lessons=versions)
+
+
+def player_of(
+    parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, cache: Cache, graph: Any, **more: Any
+) -> Any:
+    """The node that plays rollouts with a graph."""
+    return rollout_player(parts, settings, graph, RunResources(versions, cache), **more)
+
+
 class Bench:
     """A run with all that it needs, which can be started again with the same files."""
 
@@ -186,7 +223,7 @@ class Bench:
     def graph(self, **compile: Any) -> Any:
         model = CachedChatModel(self.chat, self.name, self.cache, "rollout", self.meter)
         parts = MethodInputs.with_chat_model(self.world, Journal(), model)
-        return training_free_grpo.build(
+        return build_run(
             parts,
             self.settings,
             problems=self.problems,
@@ -302,7 +339,7 @@ def test_only_the_lessons_that_fit_the_task_are_shown_the_same_for_the_whole_epi
     asked = {"task": task, "run": "r", "episode": 0, "library": "r/0"}
     for top, shown in ((0, lessons[::-1]), (1, [lessons[0]])):
         told.clear()
-        graph = training_free_grpo.episode_graph(parts, TrainingFreeGRPO(lessons_per_prompt=top), versions)
+        graph = lesson_graph(parts, TrainingFreeGRPO(lessons_per_prompt=top), versions)
         assert graph.invoke(asked)["score"] == 10
         assert len(told) == 9
         assert first in lessons[0]
@@ -321,8 +358,8 @@ def test_rollouts_are_known_by_the_lessons_that_they_are_shown() -> None:
     parts = MethodInputs.with_chat_model(world, Journal(), chat)
     for top, alike, shown in ((1, False, [("L1",), ("L0",)]), (0, True, [("L0", "L1")] * 2)):
         settings = TrainingFreeGRPO(lessons_per_prompt=top)
-        graph = training_free_grpo.episode_graph(parts, settings, versions)
-        roll = training_free_grpo.rollout_node(parts, settings, versions, Cache(), graph)
+        graph = lesson_graph(parts, settings, versions)
+        roll = player_of(parts, settings, versions, Cache(), graph)
         asked = {"task": world.task(0, "dev"), "run": "r/trial", "episode": 0}
         rollouts = [roll.invoke({**asked, "library": name}) for name in ("r/0", "r/1")]
         assert [rollout.shown for rollout in rollouts] == shown
@@ -340,7 +377,7 @@ def test_a_model_that_scores_learns_the_toy_world_by_rule() -> None:
     task = toy.task(3)
     versions, log = LibraryVersions(), Rows()
     settings = TrainingFreeGRPO(group_size=8, epochs=2).rule()
-    graph = training_free_grpo.build(
+    graph = build_run(
         MethodInputs(toy),
         replace(settings, accept="always", keep_best=False),
         problems=[toy.variant(task, n) for n in range(3)],
@@ -362,7 +399,7 @@ def test_pocket_writes_lines_of_its_own_and_gets_better_by_them() -> None:
     toy = KeywordKeep()
     task = toy.task(0)
     versions, log = LibraryVersions(), Rows()
-    graph = training_free_grpo.build(
+    graph = build_run(
         MethodInputs.with_scoring_model(toy, Journal(), open_model("pocket")),  # type: ignore[arg-type]
         TrainingFreeGRPO(group_size=4, epochs=1),
         problems=[toy.variant(task, n) for n in range(4)],
@@ -495,14 +532,14 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
         MethodInputs.with_chat_model(world, journal, CachedChatModel(chat, f"at {chat.temperature}", cache))
         for chat in (hot, cool)
     )
-    training_free_grpo.build(
+    build_run(
         parts,
         settings,
         problems=[world.task(n) for n in range(4)],
         held_out=[world.task(n, "dev") for n in range(5)],
         versions=versions,
         cache=cache,
-        trial_rollout=training_free_grpo.episode_graph(others, settings, versions),
+        trial_rollout=lesson_graph(others, settings, versions),
         critic=critic,
     ).invoke({"run": "r"})
     assert (set(hot.kinds()), set(cool.kinds())) == ({"act"}, {"act"})
@@ -510,10 +547,8 @@ def test_d6_the_temperature_of_learning_is_not_that_of_the_test_or_of_critics() 
     assert cool.kinds()["act"] == 2 * 5
     assert "act" not in critic.kinds()
     toy = KeywordKeep()
-    drawn = [
-        training_free_grpo.episode_graph(MethodInputs(toy), settings, versions, t) for t in (None, settings.trial_temperature)
-    ]
-    names = [training_free_grpo.rollout_node(MethodInputs(toy), settings, versions, cache, graph).name for graph in drawn]
+    drawn = [lesson_graph(MethodInputs(toy), settings, versions, t) for t in (settings.temperature, settings.trial_temperature)]
+    names = [player_of(MethodInputs(toy), settings, versions, cache, graph).name for graph in drawn]
     assert names[0] != names[1]
 
 
@@ -747,7 +782,7 @@ def test_e2_what_changes_is_not_answered_from_the_cache_and_what_does_not_is(tmp
     (tmp_path / "cot" / "answer.md").write_text(
         "## system\nYou solve a task. $brief\n## user\n$instruction\n$steps$observation\n"
     )
-    graph = training_free_grpo.build(
+    graph = build_run(
         MethodInputs.with_chat_model(
             Riddles(), Journal(), CachedChatModel(changed["prompts"].chat, "scripted", cache), prompts=tmp_path
         ),
@@ -792,13 +827,13 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
     def name(model: Any, *tools: Any) -> str:
         parts = MethodInputs.with_chat_model(world, Journal(), model)
         settings = TrainingFreeGRPO()
-        graph: Any = training_free_grpo.episode_graph(parts, settings, versions)
+        graph: Any = lesson_graph(parts, settings, versions)
         if tools:
             graph = tool_agent.build(parts, tools=lambda run, task, episode: tools, lessons=versions)
-        roll = training_free_grpo.rollout_node(parts, settings, versions, cache, graph)
+        roll = player_of(parts, settings, versions, cache, graph)
         if not tools:  # it stays the same when something was played
             roll.invoke({"task": world.task(0), "run": "r/0", "episode": 0, "library": "r/0"})
-            assert training_free_grpo.rollout_node(parts, settings, versions, cache, graph).name == roll.name
+            assert player_of(parts, settings, versions, cache, graph).name == roll.name
         return roll.name
 
     versions.put("r/0", Library((Lesson("L0", LESSON),)))
@@ -817,7 +852,7 @@ def test_e2_rollouts_are_known_by_all_settings_of_their_model_and_by_their_tools
     assert len({*names}) == len(names)
     assert names == [*map(name, models), name(chat, look), name(chat, turn), name(chat, look, turn)]
     others = [known, {**known, "base_url": "http://other.test/v1"}, {**known, "top_p": 0.5}, {**known, "temperature": 0.5}]
-    assert len({training_free_grpo._model_fingerprint(openai(**each)) for each in others}) == len(others)
+    assert len({model_fingerprint(openai(**each)) for each in others}) == len(others)
 
 
 def test_e2_a_name_that_stands_for_another_library_is_refused() -> None:
@@ -899,7 +934,7 @@ def test_e6_one_problem_that_nobody_can_verify_does_not_end_a_run() -> None:
 def test_a_rollout_of_another_journal_is_the_callers_mistake_and_no_failure() -> None:
     bench = Bench()
     parts = MethodInputs.with_chat_model(bench.world, Journal(), CachedChatModel(bench.chat, "scripted", bench.cache))
-    bench.more["rollout"] = training_free_grpo.episode_graph(parts, bench.settings, bench.versions)
+    bench.more["rollout"] = lesson_graph(parts, bench.settings, bench.versions)
     with pytest.raises(JournalError, match="another journal"):
         bench.run()
 
@@ -909,7 +944,7 @@ def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     model = CachedChatModel(bench.chat, "scripted", bench.cache)
     parts = MethodInputs.with_chat_model(bench.world, Journal(), model)
     agent = tool_agent.build(parts, lessons=bench.versions)
-    graph = training_free_grpo.build(
+    graph = build_run(
         parts,
         bench.settings,
         problems=bench.problems,
@@ -923,7 +958,7 @@ def test_the_agent_with_tools_may_play_the_rollouts() -> None:
     assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
     assert [row["train"] for row in bench.rows][1] == 1.0
     names = {
-        training_free_grpo.rollout_node(parts, bench.settings, bench.versions, bench.cache, one).name
+        player_of(parts, bench.settings, bench.versions, bench.cache, one).name
         for one in (agent, tool_agent.build(parts, tool_agent.ToolAgent(max_turns=3), lessons=bench.versions))
     }
     assert len(names) == 2  # other settings, other rollouts
@@ -976,8 +1011,8 @@ def test_without_ground_truth_the_agent_itself_is_not_told_what_the_world_pays(t
     settings = TrainingFreeGRPO(truth=truth, accept="always", keep_best=False)
     parts = MethodInputs.with_chat_model(toy, Journal(), Acts())
     for temperature in (None, 0.3):  # learning, and test
-        graph = training_free_grpo.episode_graph(parts, settings, versions, temperature)
-        roll = training_free_grpo.rollout_node(parts, settings, versions, Cache(), graph)
+        graph = lesson_graph(parts, settings, versions, temperature)
+        roll = player_of(parts, settings, versions, Cache(), graph)
         told.clear()
         rollout = roll.invoke({"task": task, "run": "r/0", "episode": 0, "library": "r/0"})
         assert rollout.reward == 1.0
@@ -1155,9 +1190,7 @@ def test_what_could_not_be_judged_was_paid_for() -> None:
     parts = MethodInputs.with_chat_model(bench.world, Journal(), Chat())
     meter = SpendingLimit(bench.cache, max_tokens=3000)
     settings = TrainingFreeGRPO(group_size=5, epochs=1, truth="majority", accept="always", keep_best=False)
-    graph = training_free_grpo.build(
-        parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play)
-    )
+    graph = build_run(parts, settings, problems=bench.problems, cache=bench.cache, meter=meter, rollout=RunnableLambda(play))
     out = graph.invoke({"run": "r"}, {"max_concurrency": 1})
     assert "the budget of 3,000 tokens is spent: 3 calls" in out["stopped"]
     assert meter.total_usage == Usage(3, 2700, 300)
@@ -1192,7 +1225,7 @@ def test_a_budget_holds_for_models_that_only_score() -> None:
     class Priced(list[float]):
         prompt_tokens = 0
 
-    graph = training_free_grpo.build(
+    graph = build_run(
         MethodInputs.with_scoring_model(toy, Journal(), Scores()),
         TrainingFreeGRPO(group_size=2, epochs=1).rule(),
         problems=[toy.task(n) for n in range(3)],
@@ -1351,7 +1384,7 @@ def test_the_drawings_are_the_flows_in_the_source() -> None:
 
 def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
     toy = KeywordKeep()
-    graph = training_free_grpo.build(MethodInputs(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
+    graph = build_run(MethodInputs(toy), TrainingFreeGRPO().rule(), problems=[toy.task(0)])
     plain = flow.to_mermaid(graph.builder.nodes["group"].runnable.graph)  # type: ignore[union-attr]
     assert set(flow.parse_flow(plain)) == set(flow.parse_flow(training_free_grpo.GROUP_FLOW_WITHOUT_SUMMARIES))
 

@@ -204,7 +204,7 @@ def test_d11_an_addition_that_says_what_a_lesson_says_is_a_vote_for_it() -> None
         ("p", "q"),
         (1, 0, 0, 1),
     )
-    assert len(apply(held, *edits, limits=replace(LOOSE, similar=2))[0].lessons) == 4
+    assert len(apply(held, *edits, limits=replace(LOOSE, duplicate_similarity=2))[0].lessons) == 4
 
 
 def test_a_group_is_not_counted_twice() -> None:
@@ -260,13 +260,13 @@ def test_over_the_limits_the_least_valued_lessons_go_and_the_ledger_says_so() ->
     )
     add = Edit("add", text=TEXTS[4], step=7)
     for most, left in ((4, "L0 L2 L3 L4"), (3, "L0 L3 L4"), (2, "L0 L4"), (1, "L0")):
-        shrunk, rulings = apply(held, add, limits=replace(LOOSE, lessons=most))
+        shrunk, rulings = apply(held, add, limits=replace(LOOSE, max_lessons=most))
         assert [lesson.id for lesson in shrunk.lessons] == left.split()
         assert len(rulings) == 1 + 5 - most
         assert all(r.edit.op == "delete" and r.accepted and r.reason.startswith("evicted: ") for r in rulings[1:])
         assert rulings[1].reason == f"evicted: 5 lessons are more than {most}; it was the least valued: +0 -1, shown 0 times"
         assert rulings[1].edit.step == 7
-    shrunk, rulings = apply(held, add, limits=replace(LOOSE, tokens=30))
+    shrunk, rulings = apply(held, add, limits=replace(LOOSE, max_library_tokens=30))
     assert size(shrunk.text()) <= 30
     assert "tokens are more than 30" in rulings[1].reason
 
@@ -285,7 +285,16 @@ def test_a_library_from_elsewhere_is_brought_within_the_limits() -> None:
     assert library().trim_to_limits(LOOSE, size) == (library(), ())
 
 
-@pytest.mark.parametrize("bad", [{"words": 0}, {"lessons": 0}, {"tokens": -1}, {"similar": 0}, {"similar": float("nan")}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_lesson_words": 0},
+        {"max_lessons": 0},
+        {"max_library_tokens": -1},
+        {"duplicate_similarity": 0},
+        {"duplicate_similarity": float("nan")},
+    ],
+)
 def test_limits_that_nothing_can_meet_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(LibraryError):
         LibraryLimits(**bad)  # type: ignore[arg-type]

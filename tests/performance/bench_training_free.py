@@ -37,6 +37,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO, build
+from learngraph.graphs.wiring.learning_run import CriticModel, RunResources
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.library import LibraryVersions
 from learngraph.memory.records import Observation, Task, Usage
@@ -219,10 +220,8 @@ class Plan:
             TrainingFreeGRPO(**{"problems": self.problems, "group_size": self.group, **chosen, **limits, **self.settings}),
             problems=[world.task(n) for n in range(self.problems)],
             held_out=[world.task(1000 + n, "dev") for n in range(self.held_out)],
-            versions=versions,
-            cache=self.cache,
-            cache_model=recorded,
-            log=log,
+            resources=RunResources(versions, self.cache, log),
+            critic=CriticModel(cache_model=recorded),
         )
 
         def played(result: Any) -> Played:

@@ -1,6 +1,6 @@
-"""What makes the numbers of a run what they are: its settings, with digests of what lies in files.
+"""The settings record of a run: all that its numbers depend on, with digests of files.
 
-Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+Part of the command line: it joins tools to graphs. Slow imports stand inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,31 @@ from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_
 
 __all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
 
+# fmt: off
 RESULT_NEUTRAL_OPTIONS = (
-    *("out", "workers", "concurrency", "json", "dry_run", "compare", "token_budget", "dollar_budget"),
-    *("price_in", "price_out", "critic_price_in", "critic_price_out"),
+    "out", "workers", "concurrency", "json", "dry_run", "compare", "token_budget", "dollar_budget",
+    "price_in", "price_out", "critic_price_in", "critic_price_out",
 )
+# fmt: on
 """Options that change no number in the results."""
+
+PROMPT_FOLDERS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training_free_grpo")
+"""Prompt folders of the package whose texts a run folder is compared by. The cache does not use this list: its keys hold the texts
+of the prompts themselves (graphs/wiring/fingerprint.py)."""
 
 
 def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> dict[str, Any]:
-    """Settings with digests of what lies in files: where one changes, so does the run, and needs another folder."""
+    """The settings of a run, with digests of the files that it reads. A run with other settings needs another folder."""
     from importlib.metadata import version
 
     from ....memory.library import find_library
-    from ...training_free_grpo import PROMPT_FOLDERS
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in RESULT_NEUTRAL_OPTIONS}
-    told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     server = setup.options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
     used = (setup.options.model, setup.options.critic_model)
     return {
-        **told,
+        **plain,
         "base_url": public_url(server) if any(model.startswith("openai:") for model in used) else None,
         "critic_base_url": public_url(setup.options.critic_base_url),
         "seeds": list(setup.seeds),
@@ -73,7 +78,7 @@ def _problem_contents(options: TrainingFreeOptions, split: ProblemSplit) -> list
 
 
 def public_url(url: str | None) -> str | None:
-    """A server's address without what is secret in it."""
+    """A server's address without user name, password and query; None without an address."""
     from urllib.parse import urlsplit, urlunsplit
 
     if not url:
@@ -83,13 +88,14 @@ def public_url(url: str | None) -> str | None:
 
 
 def initial_libraries(setup: TrainingFreeSetup) -> list[str]:
-    """The libraries that arms start from, as they were given."""
+    """The paths of libraries that arms start from, as the user gave them."""
     return list(dict.fromkeys(filter(None, (getattr(arm.settings, "library", "") for arm in setup.arms))))
 
 
 @lru_cache(maxsize=8)
 def weights_digest(model: str) -> str:
-    """Of a local model: by the names, sizes and times of its files, for they may be large. A hub name stands for itself."""
+    """A digest of a local model: of the names, sizes and times of its files, which may be large. A name on a hub is returned
+    as it is."""
     from ....tools.models.models import POCKET
 
     place = POCKET if model == "pocket" else Path(model.partition(":")[2]).expanduser()
@@ -102,17 +108,17 @@ def weights_digest(model: str) -> str:
 
 
 def digest(value: Any) -> str:
-    """Sixteen hexadecimal digits that stand for a value that JSON can hold."""
+    """A digest of a JSON value: 16 hexadecimal digits."""
     import hashlib
 
     return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def file_digest(path: Path, flag: str = "") -> str:
-    """The same for what a file holds.
+    """A digest of a file's content: 16 hexadecimal digits.
 
     Raises:
-        CommandError: it cannot be read; `flag` is what named it.
+        CommandError: the file cannot be read; names the `flag` that it was given with.
     """
     import hashlib
 
@@ -123,7 +129,7 @@ def file_digest(path: Path, flag: str = "") -> str:
 
 
 def _files_digest(path: Path, flag: str = "") -> str:
-    """Of a file, or of all files in a directory."""
+    """A digest of a file, or of all files in a directory."""
     if path.is_dir():
         files = (file for file in sorted(path.rglob("*")) if file.is_file())
         return digest({str(file.relative_to(path)): file_digest(file, flag) for file in files})
@@ -131,6 +137,6 @@ def _files_digest(path: Path, flag: str = "") -> str:
 
 
 def folder_name(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> str:
-    """The name of the run's folder, where the user gives none: another question has another one."""
+    """The name of the run's folder if the user gives none. It ends with a digest of the settings."""
     words = "-".join([setup.arms[0].name, setup.options.env, setup.options.model])
     return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{digest(with_first_names(settings))[:6]}"

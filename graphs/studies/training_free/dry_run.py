@@ -1,6 +1,6 @@
-"""What is found out of a run of Training-Free GRPO before a model is asked: whether all arms can run, and what they would take.
+"""Checks of a run of Training-Free GRPO before a model is asked: whether all arms can run, and what they would cost.
 
-Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+Part of the command line: it joins tools to graphs. Slow imports stand inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from ....memory.errors import UserError
 from ....memory.records import Usage
 from ...wiring.flags import CommandError
-from .bench import SeedWorker
 from .digests import initial_libraries
+from .models import SeedModels
 from .report import print_line
 from .setup import ROLLOUT_STAGES, ProblemSplit, TrainingFreeSetup, shared_model, shared_toolbox, shared_world
 
@@ -24,7 +24,12 @@ __all__ = ["check_arms_build", "check_models", "dry_run"]
 
 
 def check_models(setup: TrainingFreeSetup) -> None:
-    """Find mistakes in their names before workers start; local ones load their weights there. In a dry run none is opened."""
+    """Find mistakes in the names of models before workers start. Local models load their weights in the workers, and in a dry run
+    no model is opened.
+
+    Raises:
+        CommandError: there is no such model, or it cannot call the tools that were asked for.
+    """
     from ....tools.models.models import MODELS
 
     options = setup.options
@@ -44,8 +49,8 @@ def check_models(setup: TrainingFreeSetup) -> None:
             shared_model(spec, url, None, None)
 
 
-class DryRunWorker(SeedWorker):
-    """Puts graphs together whose models nobody can ask."""
+class DryRunModels(SeedModels):
+    """Builds graphs with models that cannot be asked."""
 
     def model(self, spec: str, base_url: str | None, stage: str, temperature: float) -> Any:
         from ....nodes.cached_model import CachedChatModel
@@ -54,18 +59,19 @@ class DryRunWorker(SeedWorker):
 
 
 def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> None:
-    """Put the graphs of all arms together, without their models: whatever an arm lacks is found before the first one is paid for.
+    """Build the graphs of all arms without their models: errors are found before the first call is paid for.
 
     Raises:
-        UserError: an arm cannot do with this model, this world, or this library to start from.
+        CommandError: an arm cannot run with this model, this environment, or this library to start from.
     """
     from ....memory.library import Library, LibraryVersions, open_library
     from ....memory.storage.cache import Cache
     from ....memory.storage.journal import Journal
     from ... import training_free_grpo
+    from ...wiring.learning_run import CriticModel, RolloutGraphs, RunResources
 
     seed = setup.seeds[0]
-    bench = DryRunWorker(setup, seed, splits[seed])
+    bench = DryRunModels(setup, seed, splits[seed])
     bench.open(Cache(), 1)
     for path in initial_libraries(setup):
         found = open_library(path)
@@ -82,11 +88,9 @@ def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit
                     arm.settings,
                     problems=train,
                     held_out=held_out,
-                    versions=versions,
-                    cache=bench.cache,
-                    rollout=bench.rollout_graph(arm, versions, journal, "rollout", 0.0),
-                    critic=bench.critic(),
-                    cache_model=bench.critic_at_stage,
+                    resources=RunResources(versions, bench.cache),
+                    rollouts=RolloutGraphs(bench.rollout_graph(arm, versions, journal, "rollout", 0.0)),
+                    critic=CriticModel(bench.critic(), bench.critic_at_stage),
                 )
         except UserError as error:
             raise CommandError(f"{arm.name} cannot run: {error}") from error
@@ -97,7 +101,7 @@ def check_arms_build(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit
 
 @lru_cache(maxsize=2)
 def _absent_model(scores: bool) -> Any:
-    """A model that can be built with, and not be asked."""
+    """A model that graphs can be built with, and that raises when it is asked."""
     from langchain_core.language_models import BaseChatModel
 
     from ....nodes.ask import estimate_tokens
@@ -115,30 +119,31 @@ def _absent_model(scores: bool) -> Any:
             return estimate_tokens(text)
 
         def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **kwargs: Any) -> Any:
-            raise AssertionError("nobody asks a model before all arms can run")
+            raise AssertionError("a model was asked before all arms were checked")
 
     class AbsentScoringModel(AbsentModel):
         window: int = DEFAULT_WINDOW
 
         def score(self, messages: Any, options: Any) -> list[float]:
-            raise AssertionError("nobody asks a model before all arms can run")
+            raise AssertionError("a model was asked before all arms were checked")
 
     return AbsentScoringModel() if scores else AbsentModel()
 
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """What a stage would take."""
+    """The estimated calls and tokens of a stage."""
 
     name: str
     calls: int
     input_tokens_per_call: float
     """Tokens read per call."""
     output_tokens_per_call: float
+    """Tokens written per call."""
 
     @property
     def usage(self) -> Usage:
-        """Of all its calls."""
+        """The usage of all its calls."""
         return Usage(
             self.calls, round(self.calls * self.input_tokens_per_call), round(self.calls * self.output_tokens_per_call)
         )
@@ -153,24 +158,24 @@ TYPICAL_TOKENS: Mapping[str, tuple[float, float]] = {
     "consolidate": (6000, 1500),
     "invent": (2000, 1500),
 }
-"""Tokens read and written per call where nobody has measured them: of a model that reasons in writing, without tools."""
+"""Tokens read and written per call, where none were measured: of a model that reasons in writing, without tools."""
 
 TYPICAL_TOKENS_WITH_TOOLS = (8000, 700)
-"""Of a call within a rollout with tools, which reads what the calls before it came to."""
+"""Tokens read and written by a call within a rollout with tools: it reads the results of the calls before it."""
 
 CALLS_WITH_TOOLS = 6
-"""Calls of a rollout with tools: the paper's agents called 5.9 tools on the problems they learned from."""
+"""Calls of a rollout with tools. The paper's agents called 5.9 tools on the problems they learned from."""
 
 SHARE_COMPARED = 0.5
-"""Share of groups whose rollouts differ: what the public log of a run shows is 0.31."""
+"""Assumed share of groups whose rewards differ. The public log of a run shows 0.31."""
 
 
 def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage]) -> list[StageEstimate]:
-    """What the run would ask, if nothing of it were in the cache.
+    """The calls and tokens of every stage, if the cache were empty.
 
     Args:
         setup: the run.
-        known: what was paid so far by stage: for tokens per call.
+        paid_by_stage: the usage that was paid so far, from which tokens per call are taken.
     """
     options, seeds = setup.options, len(setup.seeds)
     environment = shared_world(options.env, options.horizon)
@@ -216,14 +221,14 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
 
 
 def _calls_per_rollout(setup: TrainingFreeSetup, environment: Any) -> int:
-    """Calls of a rollout, at most."""
+    """The greatest number of calls of a rollout."""
     if setup.options.tool_names:
         return CALLS_WITH_TOOLS
     return int(getattr(environment, "horizon", 1))
 
 
 def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
-    """Print what the run would take, stage by stage; returns the exit code."""
+    """Print the estimated calls, tokens and dollars of the run, stage by stage; returns the exit code."""
     from ....memory.storage.cache import Cache
     from .. import sweep
     from ..evaluation_tables import usage_table
@@ -260,7 +265,7 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     print_line(f"{setup.folder}: no model was asked. If nothing of it were in the cache, the run would take at most about\n")
     print_line(usage_table({stage.name: stage.usage for stage in stages}, dollars if sum(dollars.values()) else {}))
     print_line(
-        f"\nassumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; a rollout is {turns} calls; nobody "
+        f"\nassumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; a rollout is {turns} calls; no run "
         f"stops early; arms share nothing (in truth they share what is the same){measured}"
     )
     for stage in stages:

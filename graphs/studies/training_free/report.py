@@ -1,4 +1,4 @@
-"""What a run of Training-Free GRPO came to: tables for people, JSON for programs, learning curves."""
+"""The results of a run of Training-Free GRPO: tables for people, JSON for programs, learning curves."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ....memory.errors import UserError
 from ....memory.records import Rollout, Task, Usage
-from .bench import complete_rows, learning_step, spending_meter
+from .bench import complete_rows, learning_step
+from .models import spending_meter
 from .setup import Arm, TrainingFreeSetup, shared_world
 
 if TYPE_CHECKING:
-    from ..evaluation import Outcome
+    from ..evaluation import ArmSummary, Outcome
     from ..learning_curves import LearningStep
 
 __all__ = ["print_line", "print_progress", "write_report"]
@@ -26,18 +27,17 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
 
     Args:
         setup: the run.
-        blueprint: (method, settings) -> its graph, to look at.
+        blueprint: (method, settings) -> its graph, to be drawn.
 
     Raises:
-        UserError: an arm is not finished, though the budget is not spent.
+        UserError: an arm is not finished although the budget is not spent.
     """
     from .. import evaluation, evaluation_tables, sweep
 
-    options = setup.options
     done = [arm for arm in setup.arms if all(setup.is_finished(arm, seed) for seed in setup.seeds)]
     results = {arm.title: [setup.result(arm, seed) for seed in setup.seeds] for arm in done}
     arms = {title: [_outcome_of_result(title, found) for found in seeds] for title, seeds in results.items()}
-    rows = evaluation.arm_summaries(arms, options.env, options.model, setup.baseline_title)
+    rows = evaluation.arm_summaries(arms, setup.options.env, setup.options.model, setup.baseline_title)
     learning = {arm.title: [_steps(setup, arm, seed) for seed in setup.seeds] for arm in setup.arms if arm.learns}
     spent, cost, over = _spending(setup)
     failures = [
@@ -49,22 +49,41 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     by_row = [
         row.as_dict() | {"steps": [[asdict(step) for step in seed] for seed in learning.get(row.arm, [])]} for row in rows
     ]
-    sweep.write_json(
-        setup.folder / "results.json",
-        {"arms": by_row, "paid": {stage: asdict(usage) for stage, usage in spent.items()}, "dollars": cost},
-    )
+    paid = {stage: asdict(usage) for stage, usage in spent.items()}
+    sweep.write_json(setup.folder / "results.json", {"arms": by_row, "paid": paid, "dollars": cost})
     _write_lines(setup.folder / "failures.jsonl", failures)
     pictures = _draw_pictures(setup, learning, arms)
-    said = [f"stopped: {over}"] if over and len(done) < len(setup.arms) else []
     if len(done) < len(setup.arms) and not over:
         raise UserError(f"{setup.folder}: not all arms were finished; the same command goes on")
-    if options.json:
+    notes = [f"stopped: {over}"] if over and len(done) < len(setup.arms) else []
+    if setup.options.json:
         for row in by_row:
             print_line(json.dumps(row))
-        for line in said:
-            print_progress(line)
+        for note in notes:
+            print_progress(note)
         return 0
-    print_line(f"{options.env}, {options.model}, {len(setup.seeds)} seeds; {_problem_counts(setup)}")
+    _print_tables(setup, rows, arms, learning)
+    if any(usage.calls for usage in spent.values()):
+        print_line("\npaid for, by stage (what arms share is paid once)\n")
+        print_line(evaluation_tables.usage_table(spent, cost if sum(cost.values()) else {}))
+        print_line(_cache_savings(results, spent))
+    print_line("")
+    _print_files(setup, len(failures), pictures, _save_drawing(setup, blueprint))
+    for note in notes:
+        print_line(note)
+    return 0
+
+
+def _print_tables(
+    setup: TrainingFreeSetup,
+    rows: Sequence[ArmSummary],
+    arms: Mapping[str, Sequence[Outcome]],
+    learning: Mapping[str, Sequence[Sequence[LearningStep]]],
+) -> None:
+    """Print the comparison of the arms, and the learning steps of those that learn."""
+    from .. import evaluation_tables
+
+    print_line(f"{setup.options.env}, {setup.options.model}, {len(setup.seeds)} seeds; {_problem_counts(setup)}")
     if rows:
         print_line(
             f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation_tables.interval_note(rows)}]"
@@ -79,32 +98,30 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
         if any(seeds):
             print_line(f"\n{title}, step by step; train is under the library before the step\n")
             print_line(evaluation_tables.steps_table(seeds))
-    if any(usage.calls for usage in spent.values()):
-        print_line("\npaid for, by stage (what arms share is paid once)\n")
-        print_line(evaluation_tables.usage_table(spent, cost if sum(cost.values()) else {}))
-        print_line(_cache_savings(results, spent))
-    print_line("")
+
+
+def _print_files(setup: TrainingFreeSetup, failures: int, pictures: Sequence[Path], drawing: Path) -> None:
+    """Print where the data came from, and where the files of the run are."""
+    options = setup.options
     for spec in filter(None, (options.env, options.test_env)):
         found = getattr(shared_world(spec, options.horizon), "report", None)
         if getattr(found, "dropped_rows", 0):
             print_line(f"data             {spec}: {found}")
     if failures:
         print_line(
-            f"failures         {len(failures)}, each counted as 0 where a reward is missing: {setup.folder / 'failures.jsonl'}"
+            f"failures         {failures}, each counted as 0 where a reward is missing: {setup.folder / 'failures.jsonl'}"
         )
     for arm in setup.arms:
         if arm.learns:
             print_line(f"libraries        {setup.folder / (arm.name.replace(':', '-') + '-s*')}/library.yaml")
     if pictures:
         print_line(f"learning curves  {pictures[0]}  {pictures[1].name}")
-    print_line(f"graph            {_save_drawing(setup, blueprint)}")
+    print_line(f"graph            {drawing}")
     print_line(f"all of it        {setup.folder}")
-    for line in said:
-        print_line(line)
-    return 0
 
 
 def _problem_counts(setup: TrainingFreeSetup) -> str:
+    """The numbers of problems of the first arm that learns, as text."""
     settings = next((arm.settings for arm in setup.arms if arm.library_source != "method"), None)
     return f"{settings.problems} problems to learn from, {settings.held_out} held out" if settings else ""
 
@@ -134,7 +151,7 @@ def _failures(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
-    """The learning steps of a seed: of its result, or of what is there so far."""
+    """The learning steps of a seed: of its result, or those so far."""
     from .. import sweep
     from ..learning_curves import LearningStep
 
@@ -145,7 +162,7 @@ def _steps(setup: TrainingFreeSetup, arm: Arm, seed: int) -> list[LearningStep]:
 
 
 def _spending(setup: TrainingFreeSetup) -> tuple[dict[str, Usage], dict[str, float], str]:
-    """What was paid for by stage, the same in dollars, and what is said of a budget that is spent."""
+    """The usage paid for by stage, the dollars by stage, and the message of a spent budget (empty if it is not spent)."""
     from ....memory.storage.cache import Cache
     from ....nodes.cached_model import BudgetSpent
 
@@ -162,7 +179,7 @@ def _spending(setup: TrainingFreeSetup) -> tuple[dict[str, Usage], dict[str, flo
 
 
 def _cache_savings(results: Mapping[str, Sequence[Mapping[str, Any]]], spent: Mapping[str, Usage]) -> str:
-    """A line on what the arms would have paid without the cache."""
+    """A line on the tokens that the cache saved; empty without results."""
     asked = Usage()
     for seeds in results.values():
         for found in seeds:
@@ -209,11 +226,11 @@ def _save_drawing(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any]
 
 
 def print_line(text: str) -> None:
-    """A line of what was asked for, to stdout."""
+    """Write a line of results to stdout."""
     sys.stdout.write(text + "\n")
 
 
 def print_progress(text: str) -> None:
-    """A line on how it goes, to stderr, at once."""
+    """Write a line about progress to stderr, and flush it."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

@@ -1,8 +1,8 @@
-"""A run of Training-Free GRPO before it begins: its options, its arms, and the problems of each seed.
+"""The setup of a run of Training-Free GRPO: its options, its arms, and the problems of each seed.
 
-What a run opens (world, model, tools) is opened here, once in a process.
+The environment, the models and the tools of a run are opened here, once in a process.
 
-Part of the command line: it joins tools to graphs. What takes time to import stands where it is needed.
+Part of the command line: it joins tools to graphs. Slow imports stand inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ __all__ = [
 ]
 
 DERIVED_ARMS = {"random": "random", "shuffled": "shuffled-lessons"}
-"""Arms whose library is made from what the seed's first arm has learned."""
+"""Arms whose library is made from the library that the seed's first arm has learned -> their presets."""
 
 TOOL_NAMES = ("python", "search", "web")
+"""Tools that a model may be given."""
 
 ROLLOUT_STAGES = ("rollout", "trial", "test")
 """Stages in which the acting model plays."""
@@ -71,7 +72,7 @@ class TrainingFreeOptions(SharedOptions):
     test_rollouts: int = 5
     """Rollouts of each of them, for Mean@k and Pass@k. The paper has 32."""
     test_env: str | None = None
-    """Where the unseen problems come from, if not from --env: `math?dataset=NAME`."""
+    """The environment of the unseen problems, if not --env: `math?dataset=NAME`."""
     splits: str = "train,dev,test"
     """The folds of the world's tasks that are learned on, held out, and unseen. They may be the same: `dev,dev,dev` takes different
     tasks of one fold for each, where folds have nothing in common that could be learned."""
@@ -83,9 +84,9 @@ class TrainingFreeOptions(SharedOptions):
     """Tools that a model may call while it works on a problem with one written answer, joined by commas: `python`, `search` (of
     --corpus, offline), `web` (with TAVILY_API_KEY or SERPAPI_API_KEY)."""
     corpus: Path | None = None
-    """What the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
+    """The passages that the tool `search` finds: a JSONL file with `title` and `text`; the passages of `hotpot` if not given."""
     tool_turns: int | None = None
-    """How often a model with tools is asked at most in a rollout, also in an arm tool-agent; 20 if not given. The paper: 50 for
+    """The number of times that a model with tools is asked in a rollout at most, also in an arm tool-agent; 20 if not given. The paper: 50 for
     mathematics, 20 for the web."""
     max_tokens: int | None = None
     """Longest reply of a model that writes, in tokens; its own if not given."""
@@ -145,12 +146,12 @@ class TrainingFreeOptions(SharedOptions):
 
     @property
     def tool_names(self) -> tuple[str, ...]:
-        """The names of the tools."""
+        """The names of the tools, in the order given."""
         return tuple(name.strip() for name in self.tools.split(",") if name.strip())
 
     @property
     def folds(self) -> tuple[str, ...]:
-        """Splits of what is learned on, held out, and unseen."""
+        """The splits of the problems that are learned on, held out, and unseen."""
         return tuple(name.strip() for name in self.splits.split(","))
 
     @property
@@ -166,7 +167,7 @@ class TrainingFreeOptions(SharedOptions):
         return self.critic_base_url or self.base_url
 
     def prices(self, stage: str) -> Prices:
-        """Dollars per million tokens of a stage's calls."""
+        """The prices of a stage's calls, in dollars per million tokens."""
         from ....nodes.cached_model import Prices
 
         if stage in ROLLOUT_STAGES:
@@ -179,7 +180,7 @@ class TrainingFreeOptions(SharedOptions):
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to get a library, or a method without one: a row of the table."""
+    """An arm of the comparison: one way to make a library, or a method without a library. A row of the table."""
 
     name: str
     """As on the command line: `training-free-grpo:shuffled-lessons`."""
@@ -190,41 +191,41 @@ class Arm:
 
     @property
     def library_source(self) -> str:
-        """How its library comes about (`TrainingFreeGRPO.arm`); `method`: another method, which has none."""
+        """The way in which its library is made (`TrainingFreeGRPO.arm`); `method` for another method, which has no library."""
         return str(getattr(self.settings, "arm", "method"))
 
     @property
     def learns(self) -> bool:
-        """Whether it plays rollouts on problems to learn from."""
+        """True if it learns from rollouts."""
         return self.library_source == "learned"
 
     @property
     def title(self) -> str:
-        """Its name in tables, with what its settings say must stand there."""
+        """Its name in tables, with the remark of its settings."""
         remark = getattr(self.settings, "remark", "") if self.learns else ""
         return f"{self.name} ({remark})" if remark else self.name
 
 
 @dataclass(frozen=True)
 class ProblemSplit:
-    """The problems of a seed, no problem in two of them."""
+    """The problems of a seed. No problem is in two of the three parts."""
 
     train: tuple[Task, ...]
     held_out: tuple[Task, ...]
     test: tuple[Task, ...]
 
     def for_settings(self, settings: Any) -> tuple[tuple[Task, ...], tuple[Task, ...]]:
-        """What an arm with these settings learns from, and holds out."""
+        """The problems that an arm with these settings learns on, and those that it holds out."""
         return self.train[: settings.problems], self.held_out[: settings.held_out]
 
 
 @dataclass(frozen=True)
 class TrainingFreeSetup:
-    """What a worker needs to know."""
+    """The setup of a run; every worker gets one."""
 
     options: TrainingFreeOptions
     arms: tuple[Arm, ...]
-    """The first one is what was asked for; the others are what it is compared with."""
+    """The first arm is the one asked for; the others are compared with it."""
     seeds: tuple[int, ...]
     folder: Path
 
@@ -233,35 +234,34 @@ class TrainingFreeSetup:
         return self.folder / f"{run_stem(self.folder, arm.name, seed)}-s{seed}"
 
     def is_finished(self, arm: Arm, seed: int) -> bool:
-        """Whether the arm has played its test."""
+        """True if the arm has played its test."""
         return (self.arm_folder(arm, seed) / "result.json").exists()
 
     def result(self, arm: Arm, seed: int) -> dict[str, Any]:
-        """What a finished arm came to."""
+        """The result of a finished arm (result.json)."""
         found: dict[str, Any] = json.loads((self.arm_folder(arm, seed) / "result.json").read_text(encoding="utf-8"))
         return found
 
     @property
     def unfinished_seeds(self) -> list[int]:
-        """Seeds with an arm that is not finished."""
+        """The seeds with an arm that is not finished."""
         return [seed for seed in self.seeds if not all(self.is_finished(arm, seed) for arm in self.arms)]
 
     @property
     def baseline_title(self) -> str:
-        """Title of the arm that the others are measured against: without lessons."""
-        alike = "tool-agent" if self.options.tool_names else "react"  # what the rollouts are without a library
-        without = [arm for arm in self.arms if arm.library_source == "empty"] or [
-            arm for arm in self.arms if arm.method == alike
-        ]
+        """The title of the arm that the others are compared with, one without lessons; empty without such an arm."""
+        same_rollouts = "tool-agent" if self.options.tool_names else "react"  # the rollouts without a library
+        empty = [arm for arm in self.arms if arm.library_source == "empty"]
+        without = empty or [arm for arm in self.arms if arm.method == same_rollouts]
         return without[0].title if without else ""
 
 
-# What a run opens
+# Environment, models and tools
 
 
 @lru_cache(maxsize=2)
 def shared_world(spec: str, horizon: int | None) -> Any:
-    """The environment of this name, opened once in a process; without a horizon it has its own."""
+    """The environment of this name, opened once in a process; with its own horizon if none is given."""
     from ....tools.environments.catalogue import open_environment
 
     return open_environment(spec, horizon=horizon)
@@ -269,7 +269,7 @@ def shared_world(spec: str, horizon: int | None) -> Any:
 
 @lru_cache(maxsize=8)
 def shared_model(spec: str, base_url: str | None, max_tokens: int | None, temperature: float | None) -> Any:
-    """The model of this name, opened once in a process for each way to ask it."""
+    """The model of this name, opened once in a process for each combination of arguments."""
     from ....tools.models.models import open_model
 
     return open_model(spec, base_url=base_url, max_tokens=max_tokens, temperature=temperature, threads=1)
@@ -294,7 +294,7 @@ def problem_splits(setup: TrainingFreeSetup) -> dict[int, ProblemSplit]:
     """The problems of each seed.
 
     Raises:
-        UserError: there are not so many, or two of them are the same.
+        UserError: the environment has fewer problems, or two of them are the same.
     """
     options, learning = setup.options, [arm.settings for arm in setup.arms if arm.library_source != "method"]
     counts = (max(s.problems for s in learning), max(s.held_out for s in learning), options.test_problems)
@@ -324,7 +324,7 @@ def _split_of_variants(environment: Any, seed: int, counts: Sequence[int]) -> Pr
     def some(count: int) -> Iterator[Task]:
         while count:
             task = environment.variant(stem, next(numbers))
-            if (path := environment.gold(task)) not in seen:  # an order that was drawn before is no other problem
+            if (path := environment.gold(task)) not in seen:  # an order that was drawn before would be the same problem
                 seen.add(path)
                 count -= 1
                 yield task
@@ -333,14 +333,22 @@ def _split_of_variants(environment: Any, seed: int, counts: Sequence[int]) -> Pr
 
 
 SPLIT_SIZE_FIELDS = ("problems", "held_out", "test_problems")
-"""The settings that say how many problems are learned on, held out and unseen."""
+"""The settings with the numbers of problems that are learned on, held out and unseen."""
 
 
 def _tasks(
     worlds: Sequence[Any], options: TrainingFreeOptions, counts: Sequence[int], seed: int, position: int, arm: str
 ) -> tuple[Task, ...]:
-    """The problems of a seed that are learned on (part 0), held out (1) or unseen (2): numbers of the fold that no other part and
-    no other seed has. `arm`: the one that asks for so many."""
+    """The problems of a seed for one part of its split: numbers of the fold that no other part and no other seed has.
+
+    Args:
+        worlds: the environment of each part.
+        options: the folds.
+        counts: number of problems of each part.
+        seed: the seed.
+        position: the part: 0 learned on, 1 held out, 2 unseen.
+        arm: name of the arm that asks for this number of problems.
+    """
     world, fold, count = worlds[position], options.folds[position], counts[position]
     alike = [n for n in range(3) if worlds[n] is world and options.folds[n] == fold]
     first = seed * sum(counts[n] for n in alike) + sum(counts[n] for n in alike if n < position)
@@ -355,12 +363,15 @@ def _tasks(
 
 
 def _check_distinct(environment: Any, split: ProblemSplit, seen: dict[Any, str]) -> None:
-    """Check that no problem is there twice, in any of the seeds: what is learned on one would be tested on itself.
+    """Check that no problem is there twice, in this or an earlier seed: it could be learned on and tested on.
 
     Args:
-        environment: the world. With one written answer a problem is its text, in others there may be the same text on each.
-        split: of a seed.
-        seen: problems of the seeds before; those of this one are added.
+        environment: the environment. In one with written answers, two problems with one text are the same.
+        split: the problems of a seed.
+        seen: problems of the seeds before; those of this seed are added.
+
+    Raises:
+        UserError: two problems are the same.
     """
     for task in (*split.train, *split.held_out, *split.test):
         text = " ".join(task.instruction.split()) if hasattr(environment, "answer") else task.id

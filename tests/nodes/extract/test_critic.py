@@ -23,13 +23,10 @@ from learngraph.nodes.extract.critic import (
     Critic,
     contrast,
     critic_prompts,
-    cut_middle,
     discriminate,
     invent,
     propose,
-    split_tokens,
     summarise,
-    trim_transcript,
 )
 from learngraph.nodes.extract.rule_critic import (
     RuleCritic,
@@ -40,6 +37,7 @@ from learngraph.nodes.extract.rule_critic import (
     random_lessons,
     shuffle_lessons,
 )
+from learngraph.nodes.extract.trim import cut_middle, split_tokens, trim_transcript
 from learngraph.nodes.retrieve.attempts import ContextError
 from learngraph.nodes.update.consolidate import consolidate
 from learngraph.tools.environments.keyword_keep import KeywordKeep, domain
@@ -536,7 +534,7 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
         "door red",
         "gate elf bow",
     ]
-    out: Any = propose(Scripted(), replace(known, plain=True))
+    out: Any = propose(Scripted(), replace(known, line_only=True))
     out = out(group(rollouts, insights=insights))
     assert [(edit.op, edit.lessons, edit.text) for edit in out["edits"]] == [
         ("keep", ("L0",), ""),

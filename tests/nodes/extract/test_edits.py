@@ -1,6 +1,6 @@
 """Edits in replies: every malformed shape that models are known to write, and that one bad item costs itself alone.
 
-Names such as D10 are those of known defects of published code.
+Names such as D10 number defects of the published code that these tests rule out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from learngraph.memory.library import Library, LibraryLimits
 from learngraph.memory.records import Edit, Lesson, Ruling
 from learngraph.nodes.ask import Unreadable
-from learngraph.nodes.extract.edits import json_values, read_edits, read_list
+from learngraph.nodes.extract.edits import read_edits, read_list
+from learngraph.nodes.extract.lenient_json import json_values
 
 LIBRARY = Library((Lesson("L0", "Look first"), Lesson("L1", "Never run"), Lesson("L2", "Read the map")))
 GOOD = {"op": "add", "text": "Check the result twice"}

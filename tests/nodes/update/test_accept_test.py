@@ -169,7 +169,9 @@ def test_both_libraries_are_tried_on_the_same_problems_with_the_same_names() -> 
 
 
 def test_who_decides_again_decides_on_the_same() -> None:
-    probing: Any = SimpleNamespace(cost=0.0, turns=0.0, key=lambda work: f"{work['task'].id} under {work['library']}")
+    probing: Any = SimpleNamespace(
+        token_cost=0.0, action_cost=0.0, key=lambda work: f"{work['task'].id} under {work['library']}"
+    )
     cache, tasks = Cache(), [Task("a", "?")]
     accept = Accept(SameLessonsShown(versions()), cached_probes=CachedProbes(cache, probing, fan_out_probes(tasks, 1)))
     failed = [Probe(NEW, "a", 0, 0.0, "one hiccup"), Probe(OLD, "a", 0, 1.0)]

@@ -1,0 +1,80 @@
+"""ReAct (graphs/baselines/react.py) with the lessons of a library in its prompts: the rollout of Training-Free GRPO.
+
+Every attempt names the version of the library that it is shown. Without lessons its prompts are those of ReAct, word by word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.library import LibraryVersions
+from ...nodes.act.choose import Choose
+from ...nodes.act.episode import Act, Begin, route_episode_end
+from ...nodes.extract.rollouts import LibraryPrompt
+from ...nodes.prompt import Prompt
+from ...nodes.retrieve.attempts import Layout
+from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
+from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.parts import THINK_THEN_ACT, MethodInputs
+from .react import FLOW
+
+
+class LessonReActInput(EpisodeInput, LibraryChannels):
+    """The problem, and the name of the library that the attempt is shown."""
+
+
+class LessonReActState(EpisodeChannels, PlanChannels, ChoiceChannels, LibraryChannels):
+    """The channels of an episode with lessons."""
+
+
+@dataclass(frozen=True)
+class LessonReAct:
+    """Hyper-parameters."""
+
+    lessons_per_prompt: int = 0
+    """Lessons in a prompt at most, those that fit the problem best; 0: all."""
+    temperature: float = 0.7
+    """Of the softmax over scored actions; 0 takes the best. A model that writes has its own."""
+    show_rewards: bool = True
+    """Whether prompts show the rewards of earlier steps. False where learning goes without ground truth."""
+
+
+def build(
+    parts: MethodInputs,
+    settings: LessonReAct | None = None,
+    *,
+    lessons: LibraryVersions,
+    chain: bool = False,
+    **compile: Any,
+) -> CompiledStateGraph[Any, Any, Any, Any]:
+    """The graph of one episode, from `LessonReActInput` to `EpisodeResult`.
+
+    Args:
+        parts: the environment, the model, the journal.
+        settings: the hyper-parameters.
+        lessons: where the library that the input names is looked up.
+        chain: as in `graphs.icrl.build`, as are further arguments.
+    """
+    settings = settings or LessonReAct()
+    view = LibraryPrompt(
+        versions=lessons,
+        lessons_per_prompt=settings.lessons_per_prompt,
+        show_ids=parts.make_writing_policy is not None,
+        **parts.prompt_arguments(
+            Layout(rewards="dense" if settings.show_rewards else "none"),
+            Prompt.load("reasoning_bank/brief", parts.prompts).text(),
+        ),
+    )
+    nodes: dict[str, Node] = {
+        "begin": Begin(parts.environment),
+        "propose": parts.acting_policy(view, THINK_THEN_ACT),
+        "choose": Choose(settings.temperature),
+        "act": Act(parts.environment, parts.journal, clear_lists=("candidates",)),
+    }
+    builder = StateGraph(LessonReActState, input_schema=LessonReActInput, output_schema=EpisodeResult)
+    wired = wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain)
+    return compile_graph(wired, **{"name": "lesson-react", **compile})

@@ -1,0 +1,234 @@
+"""The inputs of a run that learns a library of lessons: stores and limits, the graphs that play, the model that compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, cast
+
+from langchain_core.runnables import Runnable
+from langgraph.graph.state import CompiledStateGraph
+
+from ...memory.library import LibraryLimits, LibraryVersions
+from ...memory.records import Task
+from ...memory.storage.cache import Cache
+from ...memory.storage.rows import Rows
+from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
+from ...nodes.extract.critic import Critic, CriticSettings, critic_prompts
+from ...nodes.extract.groups import RewardSettings
+from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
+from ...nodes.retrieve.attempts import Layout
+from ...nodes.update.accept_test import AcceptSettings
+from ...nodes.update.consolidate import LibrarySettings
+from ..baselines import lesson_react
+from ..baselines.lesson_react import LessonReAct
+from .fingerprint import model_fingerprint, rollout_fingerprint
+from .flow import FlowError
+from .loop import PlainLoop
+from .parts import MethodInputs
+
+__all__ = [
+    "ComparisonSettings",
+    "CriticModel",
+    "RolloutGraphs",
+    "RunResources",
+    "StageModel",
+    "group_settings",
+    "library_limits",
+    "make_critic",
+    "make_players",
+    "rollout_player",
+]
+
+StageModel = Callable[[str], Runnable[Any, Any]]
+"""A stage's name -> the model that is asked in it."""
+
+
+@dataclass(frozen=True)
+class ComparisonSettings(AcceptSettings, LibrarySettings, CriticSettings, RewardSettings, RolloutSettings):
+    """All settings of Training-Free GRPO but those of a run's length and its library to start from."""
+
+    def agent(self, temperature: float) -> LessonReAct:
+        """Settings of the default rollout. Without ground truth it is not shown rewards."""
+        return LessonReAct(self.lessons_per_prompt, temperature, show_rewards=self.truth == "given")
+
+
+@dataclass(frozen=True)
+class RunResources:
+    """The stores of a run, and its limits. By default everything is in memory, without a limit."""
+
+    versions: LibraryVersions = field(default_factory=LibraryVersions)
+    """The versions of the library. The product of a run is `versions.at(result["best"])`."""
+    cache: Cache = field(default_factory=Cache)
+    """Rollouts and the critic's calls: none is paid for twice."""
+    log: Rows = field(default_factory=Rows)
+    """A row for every learning step."""
+    meter: SpendingLimit | None = None
+    """Says in the log what was spent, and ends a run whose rollouts, or critics, cost more than they may."""
+    slots: ConcurrencyLimit | None = None
+    """Rollouts played at once, and calls of the critic at once; None: any number."""
+
+
+@dataclass(frozen=True)
+class RolloutGraphs:
+    """The graphs that play rollouts."""
+
+    learning: Runnable[Any, Any] | None = None
+    """Plays what is learned from: from `LessonReActInput` to `EpisodeResult`, with the journal of the run's `MethodInputs`. None:
+    graphs/baselines/lesson_react.py."""
+    trial: Runnable[Any, Any] | None = None
+    """Plays the accept test; None: `learning`, or lesson_react.py at the temperature of the accept test."""
+    name: str = ""
+    """Text in the keys of rollouts, for anything they depend on that their graphs do not show (graphs/wiring/fingerprint.py)."""
+    close: Callable[[str, str, int], None] | None = None
+    """Called with run, task id and number when a rollout has ended, also where it failed: closes its tools."""
+
+
+@dataclass(frozen=True)
+class CriticModel:
+    """The chat model that compares rollouts and edits the library."""
+
+    model: Runnable[Any, Any] | None = None
+    """None: the model that plays."""
+    cache_model: Callable[[Runnable[Any, Any], str], Runnable[Any, Any]] | None = None
+    """(model, stage) -> the model with its calls cached, counted and limited. None: by the run's resources, unless the model is
+    a `CachedChatModel`."""
+
+    def by_stage(self, parts: MethodInputs, resources: RunResources, *, required: bool = True) -> StageModel:
+        """Gives the model of a stage (`summarise`, `contrast`, ...): calls are cached and counted by stage.
+
+        Args:
+            parts: the model that plays.
+            resources: the cache and the limits.
+            required: whether a run without any model is an error; if not, the model of every stage is None then.
+
+        Raises:
+            UserError: a model is required, and there is none.
+        """
+        if self.model is None and parts.model is None and not required:
+            return lambda stage: cast(Any, None)
+        model = self.model or parts.require_chat_model("training-free-grpo")
+
+        def stage_model(stage: str) -> Runnable[Any, Any]:
+            if self.cache_model:
+                return self.cache_model(model, stage)
+            if isinstance(model, CachedChatModel):
+                return replace(model, stage=stage)
+            name = model_fingerprint(model)
+            return CachedChatModel(model, name, resources.cache, stage, meter=resources.meter, slots=resources.slots)
+
+        return stage_model
+
+
+def rollout_player(
+    parts: MethodInputs,
+    settings: ComparisonSettings,
+    graph: Runnable[Any, Any],
+    resources: RunResources,
+    *,
+    stage: str = "rollout",
+    name: str = "",
+    close: Callable[[str, str, int], None] | None = None,
+) -> RolloutPlayer:
+    """The node that plays rollouts with a graph and keeps them in the cache: in learning, in the accept test, in evaluation.
+
+    Args:
+        parts: the environment, the journal, and the model that plays.
+        settings: `lessons_per_prompt`, `timeout` and `truth` are used: without ground truth, transcripts hold no rewards.
+        graph: plays a rollout (see `RolloutGraphs`); as a plain loop, where that is possible.
+        resources: the versions of the library, the cache, and the limits.
+        stage: the name under which its tokens are counted in the cache: `rollout`, `trial`, `test`.
+        name: see `RolloutGraphs`.
+        close: see `RolloutGraphs`.
+    """
+    plays = graph
+    if isinstance(graph, CompiledStateGraph):
+        try:
+            plays = PlainLoop(graph)
+        except FlowError:  # it needs LangGraph's engine
+            plays = graph
+    rewards: Literal["dense", "none"] = "dense" if settings.truth == "given" else "none"
+    return RolloutPlayer(
+        plays,
+        parts.environment,
+        parts.journal,
+        resources.versions,
+        resources.cache,
+        name=rollout_fingerprint(parts, graph, name),
+        lessons_per_prompt=settings.lessons_per_prompt,
+        layout=Layout(rewards=rewards, clip=None),
+        count=parts.count_tokens,
+        max_transcript_tokens=parts.max_prompt_tokens // 2,
+        timeout=settings.timeout,
+        slots=resources.slots,
+        meter=resources.meter,
+        stage=stage,
+        counts_as_paid=parts.make_writing_policy is None or not isinstance(parts.model, CachedChatModel),
+        close=close,
+    )
+
+
+def make_players(
+    parts: MethodInputs, settings: ComparisonSettings, resources: RunResources, rollouts: RolloutGraphs
+) -> tuple[RolloutPlayer, RolloutPlayer]:
+    """The player of rollouts that are learned from, and the player of the accept test."""
+
+    def player(graph: Runnable[Any, Any] | None, temperature: float, stage: str) -> RolloutPlayer:
+        agent = graph or lesson_react.build(parts, settings.agent(temperature), lessons=resources.versions)
+        return rollout_player(parts, settings, agent, resources, stage=stage, name=rollouts.name, close=rollouts.close)
+
+    learning = player(rollouts.learning, settings.temperature, "rollout")
+    return learning, player(rollouts.trial or rollouts.learning, settings.trial_temperature, "trial")
+
+
+def library_limits(parts: MethodInputs, settings: LibrarySettings) -> LibraryLimits:
+    """The limits of a library that these prompts have room for."""
+    tokens = max(min(settings.max_library_tokens, parts.max_prompt_tokens // 2), 1)
+    return LibraryLimits(settings.max_words, settings.max_lessons, tokens, settings.duplicate_similarity)
+
+
+def make_critic(
+    parts: MethodInputs,
+    settings: ComparisonSettings,
+    resources: RunResources,
+    critic: CriticModel,
+    tasks: Sequence[Task],
+) -> Critic:
+    """The settings and functions of the nodes that compare and edit.
+
+    Args:
+        parts: the environment, the prompts, the window.
+        settings: who compares, with how much ground truth, and the limits of the library.
+        resources: the versions of the library.
+        critic: the model that compares.
+        tasks: the problems that are learned on.
+    """
+    world: Any = parts.environment
+    has_answer = hasattr(world, "gold") and (hasattr(world, "answer") or settings.compare_failed_groups)
+    return Critic(
+        resources.versions,
+        critic_prompts(parts.prompts),
+        library_limits(parts, settings),
+        max_insights=settings.max_insights,
+        truth=settings.truth,
+        objective=settings.objective,
+        reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
+        count=parts.count_tokens,
+        max_prompt_tokens=parts.max_prompt_tokens,
+        line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
+        tasks={task.id: task for task in tasks},
+    )
+
+
+# fmt: off
+NOT_IN_GROUP_KEY = frozenset((
+    "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
+    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best",
+))
+# fmt: on
+"""Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""
+
+
+def group_settings(settings: ComparisonSettings) -> dict[str, Any]:
+    """The settings that a group depends on, by name."""
+    return {name: value for name, value in asdict(settings).items() if name not in NOT_IN_GROUP_KEY}
