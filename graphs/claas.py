@@ -51,7 +51,7 @@ from ..memory.claas.settings import LoRA, Objective, StalenessCorrection
 from ..memory.errors import UserError
 from ..memory.records import Exchange
 from ..nodes.learn.chat_turn import AwaitFeedback, Engine, KeepFeedback, RecordExchange, Respond, Route, route_to_base
-from ..nodes.learn.gate import GateSettings, RolloutSettings
+from ..nodes.learn.gate import GateSettings, ReleaseSettings
 from ..nodes.learn.gradient_step import (
     AdapterLearner,
     AdapterLookup,
@@ -112,7 +112,7 @@ class CLaaS:
     """Shape of the adapter (memory/claas/settings.py)."""
     gate: GateSettings = field(default_factory=GateSettings)
     """What a version must show before it answers (nodes/learn/gate.py)."""
-    rollout: RolloutSettings = field(default_factory=RolloutSettings)
+    rollout: ReleaseSettings = field(default_factory=ReleaseSettings)
     """Canary, withdrawal and number of versions kept (nodes/learn/gate.py)."""
     seed: int = 0
     """Seed of the draws and of a new adapter."""
@@ -132,7 +132,7 @@ class CLaaS:
             ),
             loss=Objective(warmup_steps=0, correction=StalenessCorrection(kind="none", ess_target=0.0)),
             gate=GateSettings(enabled=False, every_steps=8),
-            rollout=RolloutSettings(watch_rewards=0),
+            rollout=ReleaseSettings(watch_rewards=0),
         )
 
     @classmethod

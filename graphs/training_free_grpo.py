@@ -56,6 +56,7 @@ from ..nodes.state import GroupInput
 from ..nodes.update import library as steps
 from ..nodes.update.accept_test import Accept, CachedProbes, PlayProbe, fan_out_probes
 from ..nodes.update.consolidate import consolidate, feasible_mode
+from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
 from .wiring.learning_run import (
@@ -262,7 +263,9 @@ def build(
     tasks, tests, dropped = steps.choose_problems(
         parts.environment, settings.problems, settings.held_out, problems=problems, held_out=held_out
     )
-    player, trial_player = make_players(parts, settings, resources, rollouts or RolloutGraphs())
+    player, trial_player = make_players(
+        parts, settings, resources, lesson_react.fill_in(rollouts or RolloutGraphs(), parts, settings, resources.versions)
+    )
     run = _Run(
         parts=parts,
         settings=settings,

@@ -5,7 +5,7 @@ Every attempt names the version of the library that it is shown. Without lessons
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from langgraph.graph import StateGraph
@@ -19,6 +19,7 @@ from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Layout
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
+from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
 from ..wiring.parts import THINK_THEN_ACT, MethodInputs
 from .react import FLOW
 
@@ -78,3 +79,23 @@ def build(
     builder = StateGraph(LessonReActState, input_schema=LessonReActInput, output_schema=EpisodeResult)
     wired = wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain)
     return compile_graph(wired, **{"name": "lesson-react", **compile})
+
+
+def agent_settings(settings: ComparisonSettings, temperature: float) -> LessonReAct:
+    """The settings of a rollout of Training-Free GRPO. Without ground truth it is not shown rewards."""
+    return LessonReAct(settings.lessons_per_prompt, temperature, show_rewards=settings.truth == "given")
+
+
+def fill_in(
+    graphs: RolloutGraphs, parts: MethodInputs, settings: ComparisonSettings, versions: LibraryVersions
+) -> RolloutGraphs:
+    """The graphs that play rollouts: as given, and where none is given ReAct with lessons."""
+
+    def default(temperature: float) -> CompiledStateGraph[Any, Any, Any, Any]:
+        return build(parts, agent_settings(settings, temperature), lessons=versions)
+
+    return replace(
+        graphs,
+        learning=graphs.learning or default(settings.temperature),
+        trial=graphs.trial or graphs.learning or default(settings.trial_temperature),
+    )

@@ -61,10 +61,10 @@ def method_settings(
         raise CommandError(f"{method} has no preset '{preset}'; it has {', '.join(known)}")
     if preset in ablation_names(made):
         own = main is not None and split_name(main[0])[0] == method
-        base = main[1] if main is not None and own else _with_shared(made(), shared or {})
+        base = main[1] if main is not None and own else _apply_shared(made(), shared or {})
         return getattr(base, preset.replace("-", "_"))()
     chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
-    return _with_shared(chosen, shared or {})
+    return _apply_shared(chosen, shared or {})
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in here.items() if name in flags or value != getattr(usual, name)}
 
 
-def _with_shared(settings: Any, shared: Mapping[str, Any]) -> Any:
+def _apply_shared(settings: Any, shared: Mapping[str, Any]) -> Any:
     """Settings with what all methods share, but for fields that these do not have, or that a preset has changed."""
     usual = type(settings)()
     fits = {

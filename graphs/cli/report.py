@@ -21,6 +21,31 @@ if TYPE_CHECKING:
 __all__ = ["bank_overlap_warnings", "report", "say", "show_progress"]
 
 
+class ScoreFollower:
+    """Reads the scores of a run while another process writes them.
+
+    Args:
+        job: the run.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.path = job.folder / "episodes.jsonl"
+        self.scores: list[float] = []
+        self._at = 0
+
+    def read_scores(self) -> list[float]:
+        """The scores of all episodes so far."""
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                file.seek(self._at)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._at += len(line)
+                    self.scores.append(json.loads(line)["score"])
+        return self.scores
+
+
 def say(text: str) -> None:
     """Print a line to stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -16,7 +16,7 @@ from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
 from .play import judge_node, loads_model, play
-from .report import bank_overlap_warnings, report, say, show_progress
+from .report import ScoreFollower, bank_overlap_warnings, report, say, show_progress
 from .run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
 from .training_free import learn_and_test
 
@@ -100,7 +100,7 @@ def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list
 
 
 def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> None:
-    followers = {batch[0].method: [sweep.ScoreFollower(job) for job in batch] for batch in batches}
+    followers = {batch[0].method: [ScoreFollower(job) for job in batch] for batch in batches}
     work: list[tuple[SweepSetup, Sequence[Job]]] = []
     for batch in batches:
         left = tuple(job for job in batch if not sweep.is_finished(job))

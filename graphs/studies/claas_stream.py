@@ -35,7 +35,7 @@ from typing import Any
 from ...memory.claas.replay import ReplaySettings
 from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
 from ...memory.errors import UserError
-from ...nodes.learn.gate import GateSettings, RolloutSettings
+from ...nodes.learn.gate import GateSettings, ReleaseSettings
 from ..claas import CLaaS
 from ..wiring.flags import CommandError, parse_flags
 from .claas_learner import StreamLearner, open_learner
@@ -207,7 +207,7 @@ def _study_settings(arm: str, settings: CLaaS, study: ClaasStudyOptions, seed: i
         loss=replace(settings.loss, learning_rate=rate),
         lora=LoRA(rank=study.rank),
         gate=GateSettings(enabled=False),
-        rollout=RolloutSettings(watch_rewards=0, keep_versions=2),
+        rollout=ReleaseSettings(watch_rewards=0, keep_versions=2),
         seed=seed,
     )
 

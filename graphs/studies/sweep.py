@@ -35,11 +35,9 @@ from ...memory.storage.rows import Rows
 from .benchmark import SeedResult
 from .old_names import read_settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
     from ...memory.records import Trajectory
     from ...memory.storage.shelf import RecordStore
-
-# LangGraph and Chroma are imported inside functions, so that reading the results of a finished sweep is quick.
 
 
 @dataclass(frozen=True)
@@ -319,31 +317,6 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a JSONL file that another process may be writing to."""
     # A last line without a line end was cut short by a crash; its writer will write it again.
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-class ScoreFollower:
-    """Reads the scores of a run while another process writes them.
-
-    Args:
-        job: the run.
-    """
-
-    def __init__(self, job: Job) -> None:
-        self.path = job.folder / "episodes.jsonl"
-        self.scores: list[float] = []
-        self._at = 0
-
-    def read_scores(self) -> list[float]:
-        """The scores of all episodes so far."""
-        if self.path.exists():
-            with self.path.open("rb") as file:
-                file.seek(self._at)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._at += len(line)
-                    self.scores.append(json.loads(line)["score"])
-        return self.scores
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def _prompt_texts(value: Any, depth: int = 2 * _DEPTH, seen: dict[int, Any] | No
     else:
         if isinstance(value, FunctionType):
             yield from _texts_of_function(value)
-        for item in _held_by(value):
+        for item in _contents(value):
             yield from _prompt_texts(item, depth - 1, seen)
 
 
@@ -153,7 +153,7 @@ def _variables(function: FunctionType) -> tuple[Mapping[str, Any], Mapping[str, 
     return found.nonlocals, found.globals
 
 
-def _held_by(value: Any) -> list[Any]:
+def _contents(value: Any) -> list[Any]:
     """What a value consists of, as far as prompts may be in it."""
     if isinstance(value, CompiledStateGraph):
         return [node for _, node in _nodes(value)]

@@ -20,8 +20,6 @@ from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.retrieve.attempts import Layout
 from ...nodes.update.accept_test import AcceptSettings
 from ...nodes.update.consolidate import LibrarySettings
-from ..baselines import lesson_react
-from ..baselines.lesson_react import LessonReAct
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
 from .loop import PlainLoop
@@ -47,10 +45,6 @@ StageModel = Callable[[str], Runnable[Any, Any]]
 @dataclass(frozen=True)
 class ComparisonSettings(AcceptSettings, LibrarySettings, CriticSettings, RewardSettings, RolloutSettings):
     """All settings of Training-Free GRPO but those of a run's length and its library to start from."""
-
-    def agent(self, temperature: float) -> LessonReAct:
-        """Settings of the default rollout. Without ground truth it is not shown rewards."""
-        return LessonReAct(self.lessons_per_prompt, temperature, show_rewards=self.truth == "given")
 
 
 @dataclass(frozen=True)
@@ -171,14 +165,13 @@ def rollout_player(
 def make_players(
     parts: MethodInputs, settings: ComparisonSettings, resources: RunResources, rollouts: RolloutGraphs
 ) -> tuple[RolloutPlayer, RolloutPlayer]:
-    """The player of rollouts that are learned from, and the player of the accept test."""
+    """The player of rollouts that are learned from, and the player of the accept test; both graphs are given."""
 
-    def player(graph: Runnable[Any, Any] | None, temperature: float, stage: str) -> RolloutPlayer:
-        agent = graph or lesson_react.build(parts, settings.agent(temperature), lessons=resources.versions)
-        return rollout_player(parts, settings, agent, resources, stage=stage, name=rollouts.name, close=rollouts.close)
+    def player(graph: Runnable[Any, Any] | None, stage: str) -> RolloutPlayer:
+        assert graph is not None
+        return rollout_player(parts, settings, graph, resources, stage=stage, name=rollouts.name, close=rollouts.close)
 
-    learning = player(rollouts.learning, settings.temperature, "rollout")
-    return learning, player(rollouts.trial or rollouts.learning, settings.trial_temperature, "trial")
+    return player(rollouts.learning, "rollout"), player(rollouts.trial, "trial")
 
 
 def library_limits(parts: MethodInputs, settings: LibrarySettings) -> LibraryLimits:

@@ -58,7 +58,7 @@ class GateSettings:
 
 
 @dataclass(frozen=True)
-class RolloutSettings:
+class ReleaseSettings:
     """How a version that passed the gate takes over, and when it is withdrawn. The paper describes none of this."""
 
     canary_share: float = 0.0

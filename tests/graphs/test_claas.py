@@ -465,7 +465,7 @@ from pathlib import Path
 from learngraph.graphs import claas
 from learngraph.memory.claas.adapters import Adapters
 from learngraph.memory.claas.replay import Replay, ReplaySettings
-from learngraph.nodes.learn.gate import GateSettings, RolloutSettings
+from learngraph.nodes.learn.gate import GateSettings, ReleaseSettings
 
 spec = importlib.util.spec_from_file_location("urn", sys.argv[1])
 urn = importlib.util.module_from_spec(spec)
@@ -473,7 +473,7 @@ spec.loader.exec_module(urn)
 settings = claas.CLaaS(
     replay=ReplaySettings(held_out_share=0.0, max_samplings=2),
     gate=GateSettings(min_entropy_share=0.0, max_kl=9.0),
-    rollout=RolloutSettings(watch_rewards=0, keep_versions=100),
+    rollout=ReleaseSettings(watch_rewards=0, keep_versions=100),
 )
 calls = 0
 

@@ -196,7 +196,7 @@ def build_run(
 
 def lesson_graph(parts: MethodInputs, settings: TrainingFreeGRPO, versions: LibraryVersions, temperature: float = 0.7) -> Any:
     """The default rollout."""
-    return lesson_react.build(parts, settings.agent(temperature), lessons=versions)
+    return lesson_react.build(parts, lesson_react.agent_settings(settings, temperature), lessons=versions)
 
 
 def player_of(

@@ -104,7 +104,7 @@ class SeedModels:
                 self.options.tool_turns or ToolAgent.max_turns, lessons_per_prompt=arm.settings.lessons_per_prompt
             )
             return tool_agent.build(parts, agent, tools=tools, lessons=versions)
-        return lesson_react.build(parts, arm.settings.agent(temperature), lessons=versions)
+        return lesson_react.build(parts, lesson_react.agent_settings(arm.settings, temperature), lessons=versions)
 
     def parts(self, journal: Any, stage: str, temperature: float) -> MethodInputs:
         """The inputs of a stage's rollouts: each stage has a model of its own, at its own temperature."""

@@ -395,7 +395,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
         ("train", "learngraph adamem train needs DATA"),
         ("train nowhere --out x", "cannot read nowhere"),
         ("train nowhere --out x --model openai:gpt", "cannot be trained"),
-        ("train nowhere --out x --rank 0", "rank is at least 1"),
+        ("train nowhere --out x --lora.rank 0", "rank is at least 1"),
     ],
 )
 def test_mistakes_are_said_in_words(command: str, says: str, here: Path) -> None:
