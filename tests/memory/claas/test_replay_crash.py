@@ -144,7 +144,7 @@ def replay_end(replay: Replay) -> Any:
     names = sorted(name for (name,) in replay._base.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall())
     assert replay._base.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     for tenant, id, times in replay._base.execute("SELECT tenant, id, times FROM records").fetchall():
-        assert len(replay.uses(tenant, id)) <= times <= LIMITS.reuse
+        assert len(replay.uses(tenant, id)) <= times <= LIMITS.max_samplings
     return {name: repr(replay._base.execute(f"SELECT * FROM {name} ORDER BY 1, 2").fetchall()) for name in names}
 
 

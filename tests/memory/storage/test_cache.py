@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 def python(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
     """Another process with `Cache`, `key` and `Usage` at hand."""
-    begin = "import sys; from learngraph.memory.storage.cache import Cache, key; from learngraph.memory.records import Usage\n"
+    begin = "import sys; from learngraph.memory.storage.cache import Cache, cache_key; from learngraph.memory.records import Usage\n"
     return subprocess.Popen([sys.executable, "-c", begin + code, *map(str, arguments)], text=True, **more)
 
 
@@ -139,7 +139,7 @@ def test_a_key_is_the_same_in_every_process() -> None:
     parts = '"run", 3, 0.1, {"b": 1, "a": None}, "\\ud800é"'
     keys = set()
     for seed in ("0", "7"):
-        process = python(f"print(key({parts}))", stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": seed})
+        process = python(f"print(cache_key({parts}))", stdout=subprocess.PIPE, env={**os.environ, "PYTHONHASHSEED": seed})
         keys.add(process.communicate()[0].strip())
     assert keys == {cache_key("run", 3, 0.1, {"a": None, "b": 1}, "\ud800é")}
 
@@ -183,7 +183,7 @@ sys.stdin.readline()
 cache = Cache(path)  # all at once, where no file was before
 told = [cache.put(str((n * 7 + int(who) * 11) % count), [who, n], "s", Usage(1, 3, 2)) for n in range(count)]
 values = [cache.get(str(n)) for n in range(count)]
-print(key(values), flush=True)
+print(cache_key(values), flush=True)
 """
 
 
