@@ -17,7 +17,7 @@ __all__ = ["calibrate"]
 
 @dataclass(frozen=True)
 class CalibrateOptions:
-    """Whose rewards are compared."""
+    """Options of `learngraph calibrate`: the run and the method whose rewards are compared."""
 
     run_folder: Positional[Path]
     """A folder that `learngraph run` has made."""

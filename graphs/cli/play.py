@@ -107,7 +107,7 @@ def shared_model(spec: str, base_url: str | None) -> Any:
 
 
 def needs_model(name: str, options: RunOptions) -> bool:
-    """Whether the method of this name asks a model for its actions, or has one write."""
+    """True if the method of this name asks a model for its actions, or has one write."""
     from ..methods import find_method
 
     method = find_method(name)
@@ -115,7 +115,7 @@ def needs_model(name: str, options: RunOptions) -> bool:
 
 
 def loads_model(name: str, options: RunOptions) -> bool:
-    """Whether a model is loaded for the method, if only to judge."""
+    """True if a model is loaded for the method, if only to judge."""
     from ..methods import find_method
 
     return needs_model(name, options) or (asks_model(options.judge) and find_method(name).needs_model)
@@ -207,5 +207,5 @@ def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
 
 
 def asks_model(judge: str) -> bool:
-    """Whether judging takes a model, which may say something else the next time."""
+    """True if judging asks a model, whose answers may differ the next time."""
     return any(name.partition(":")[0] in ("self", "pairwise", "model") for name in judge.split("+"))

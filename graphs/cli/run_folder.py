@@ -127,5 +127,5 @@ def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
 
 
 def shares_memory(setup: SweepSetup, method: str) -> bool:
-    """Whether the method's runs share one memory: then they are played one after the other, in the order of the seeds."""
+    """True if the method's runs share one memory: they are played one after the other, in the order of the seeds."""
     return bool(getattr(setup.methods[method], "cross_task", False))

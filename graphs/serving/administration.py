@@ -1,4 +1,4 @@
-"""What a tenant does besides chatting: look at exchanges, delete them, train, and manage adapters and their versions.
+"""A tenant's requests besides chats: look at exchanges, delete them, train, and manage adapters and their versions.
 
 All rows are plain data, as the HTTP API returns them.
 """

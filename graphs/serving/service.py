@@ -238,7 +238,7 @@ class Service(Administration):
         return FeedbackReceipt(kept["job"], id, kept["state"], kept["repeated"]), row.exchange
 
     def advice(self, feedback: Feedback) -> str:
-        """What would teach more than this feedback does, given the loss that is set; mostly empty."""
+        """A hint at feedback that would teach more, given the loss that is set; mostly empty."""
         settings = self.settings
         if (
             self._learning is None

@@ -47,7 +47,7 @@ def hash_fraction(id: str) -> float:
 
 
 def is_permanent(error: BaseException) -> bool:
-    """Whether a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example
+    """True if a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example
     an engine that is away or a disk that does not answer."""
     disk_failed = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
     return isinstance(error, AdapterError) and not disk_failed
@@ -55,7 +55,7 @@ def is_permanent(error: BaseException) -> bool:
 
 @dataclass
 class AdapterState:
-    """What the service remembers of an adapter between requests. All of it can be read from disk again."""
+    """An adapter's state between requests. All of it can be read from disk again."""
 
     versions: Adapters
     live: str = ""
@@ -67,7 +67,7 @@ class AdapterState:
     rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     """Exchange id -> (label, reward), oldest first."""
     has_new_rewards: bool = False
-    """Whether rewards came that the watch has not seen."""
+    """True if there are rewards that the watch has not seen."""
     switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def refresh(self) -> None:
@@ -158,15 +158,15 @@ class LiveVersions:
         return sorted(found)
 
     def exists(self, tenant: str, adapter: str) -> bool:
-        """Whether there is this adapter."""
+        """True if there is this adapter."""
         return (tenant, adapter) in self._states or adapter in self.names(tenant)
 
     def has_state(self, tenant: str, adapter: str) -> bool:
-        """Whether an adapter's state is in memory; false for one that was deleted."""
+        """True if an adapter's state is in memory; false for one that was deleted."""
         return (tenant, adapter) in self._states
 
     def is_current(self, state: AdapterState) -> bool:
-        """Whether an adapter's state is still in use, not deleted since."""
+        """True if an adapter's state is still in use, not deleted since."""
         return self._states.get((state.versions.tenant, state.versions.adapter)) is state
 
     def state(self, tenant: str, adapter: str, create: bool = False) -> AdapterState:

@@ -131,7 +131,7 @@ def with_first_names(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run_stem(folder: Path, method: str, seed: int) -> str:
-    """What the run of a method is called in a folder, without the seed: `jitrl-paper` for `jitrl:paper`.
+    """Name of a method's runs in a folder, without the seed: `jitrl-paper` for `jitrl:paper`.
 
     A run that began under the old name of its method keeps it: its random draws depend on it.
     """

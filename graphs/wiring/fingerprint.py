@@ -136,7 +136,7 @@ def _prompt_texts(value: Any, depth: int = 2 * _DEPTH, seen: dict[int, Any] | No
 
 
 def _texts_of_function(function: FunctionType) -> Iterator[str]:
-    """What a function uses from around it that may be a text, or hold one: plain values, and the fields of dataclasses."""
+    """Values from around a function that are texts or may hold one: plain values, and the fields of dataclasses."""
     nonlocals, constants = _variables(function)
     for name, value in (*nonlocals.items(), *((n, v) for n, v in constants.items() if isinstance(v, str))):
         plain = isinstance(value, str | int | float) or (is_dataclass(value) and not isinstance(value, type))
@@ -154,7 +154,7 @@ def _variables(function: FunctionType) -> tuple[Mapping[str, Any], Mapping[str, 
 
 
 def _contents(value: Any) -> list[Any]:
-    """What a value consists of, as far as prompts may be in it."""
+    """Parts of a value in which prompts may be."""
     if isinstance(value, CompiledStateGraph):
         return [node for _, node in _nodes(value)]
     if isinstance(value, MethodType):

@@ -43,7 +43,7 @@ RECORD_TABLES = "records r JOIN bodies b USING (n)"
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """What the replay buffer keeps, and how minibatches are drawn from it. "Not given": the paper (arXiv:2606.05559) does not say."""
+    """Settings of the replay buffer and of its minibatches. "Not given": the paper (arXiv:2606.05559) does not say."""
 
     batch_size: int = 8
     """M, exchanges behind a gradient step. Not given."""
@@ -95,7 +95,7 @@ class ReplayRow:
     state: str
     """`pending`, `ready`, `held`, `leased`, `consumed` or `rejected`."""
     reason: str
-    """Why it was rejected; empty: it was not."""
+    """Reason of its rejection; empty if it was not rejected."""
     sample_count: int
     """Times that it was sampled."""
     revision: int

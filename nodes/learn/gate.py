@@ -23,7 +23,7 @@ of a single look it was 14 % and 62 % (tests/nodes/learn/test_gate.py has both).
 
 @dataclass(frozen=True)
 class GateSettings:
-    """What a version must show before it answers anybody. The paper has no gate, so that none of these values is published."""
+    """Settings of the gate that a version passes before it answers. The paper has no gate: none of these values is published."""
 
     enabled: bool = True
     """False: every version passes that comes from the live one."""

@@ -294,7 +294,7 @@ class Passages:
         return tuple(name for text in texts for name in _names(text)) if self.listed else ()
 
     def _list_actions(self, task: Task, turn: _Turn) -> tuple[str, ...]:
-        """What is listed with `listed=1`."""
+        """Actions that are listed with `listed=1`."""
         asked = [word for word in words(self.question(task).text) if word not in _SMALL]
         listed = {f"search[{' '.join(asked)}]", "finish[yes]", "finish[no]"}
         listed |= {f"{kind}[{name}]" for name in turn.names for kind in ("search", "finish")}

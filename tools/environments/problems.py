@@ -390,7 +390,7 @@ class Problems:
         self.workers.close()
 
     def _compare(self, gold: str, answer: str) -> tuple[bool | None, str]:
-        """Whether the answer is right, or None and why. A failure that another try may change is raised, so that it is not cached."""
+        """True if the answer is right, and no reason; or None and the reason. A failure that another try may change is raised, not cached."""
         if gold == answer:
             return True, ""
         try:

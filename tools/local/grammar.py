@@ -36,7 +36,7 @@ class Grammar:
         self._vocabulary = vocabulary
 
     def token_mask(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether each token may come next, shape (vocabulary,)."""
+        """Mask of the tokens that may come next, shape (vocabulary,)."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         found = np.zeros(self._vocabulary, dtype=np.bool_)
         known = np.unpackbits(bits, bitorder="little")[: self._vocabulary].astype(np.bool_)

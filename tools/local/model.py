@@ -208,7 +208,7 @@ class LocalChatModel(BaseChatModel):
     usage: ModelUsage = Field(default_factory=ModelUsage, exclude=True, repr=False)
     """Counts of tokens and passes."""
     seeded: ClassVar[bool] = True
-    """Whether calls take a `seed`: the same messages and seed give the same reply."""
+    """True: calls take a `seed`, and the same messages and seed give the same reply."""
 
     _network: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
@@ -253,7 +253,7 @@ class LocalChatModel(BaseChatModel):
         self._end_ids = frozenset(i for end in ends for i in (end if isinstance(end, list) else [end]) if isinstance(i, int))
 
     def _can_share_a_pass(self) -> bool:
-        """Whether replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
+        """True if replies can share a pass and prompts a cache: full attention in all layers, and positions from outside.
 
         Sliding-window and recurrent layers forget, so their caches cannot be cut back; models that derive positions from
         the order of tokens cannot place a trie's nodes.
@@ -577,7 +577,7 @@ class LocalChatModel(BaseChatModel):
 
     @property
     def can_share_passes(self) -> bool:
-        """Whether sequences can share a pass, and prompts a cache: full attention in all layers."""
+        """True if sequences can share a pass, and prompts a cache: full attention in all layers."""
         return self._tree
 
     def _sampling(self, stop: list[str] | None, kwargs: dict[str, Any], frame: ReplyFrame) -> _Sampling:

@@ -144,7 +144,7 @@ class PackedNetwork:
         self._switch = switch
         self._config = self._network.config.get_text_config(decoder=True)
         self.is_packed = model.can_share_passes and self._is_packing_exact(model)
-        """Whether sequences share passes. If not, prefixes are not cached either."""
+        """True if sequences share passes. If not, prefixes are not cached either."""
         self.num_passes = 0
         """Number of passes so far."""
 
@@ -220,7 +220,7 @@ class PackedNetwork:
 
     @torch.inference_mode()
     def _is_packing_exact(self, model: LocalChatModel) -> bool:
-        """Whether this network's packed passes give the same as its plain ones; attention may be implemented in unknown
+        """True if this network's packed passes give the same as its plain ones; attention may be implemented in unknown
         ways."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

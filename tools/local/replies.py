@@ -33,7 +33,7 @@ class StreamingDecoder:
         self._lead = frame.lead
         self._stops = tuple(text for text in (*stops, frame.end_text) if text)
         self.detects_calls = detects_calls
-        """Whether it looks for tool calls."""
+        """True if it looks for tool calls."""
         self._ids: list[int] = []
         self._begins = self._cut = 0
         self._done, self._base = "", ""
@@ -42,7 +42,7 @@ class StreamingDecoder:
         self.decoded_length = 0
         """Characters so far, including those held back."""
         self.is_stopped = False
-        """Whether the text has a stop sequence."""
+        """True if the text has a stop sequence."""
         self.text_end = 0
         """Position of the end of `text` in the decoded text, which includes the template's text before a reply."""
 
@@ -100,7 +100,7 @@ def read_calls(text: str) -> tuple[str, tuple[dict[str, Any], ...]]:
 
 
 def has_call_format(render: Callable[..., str], roundtrip: Callable[[str], str], template: str) -> bool:
-    """Whether a chat template writes tools and their calls in the form that `read_calls` reads, and the text comes back whole.
+    """True if a chat template writes tools and calls in the form that `read_calls` reads, and the text comes back whole.
 
     Args:
         render: the template, `render(turns, reply=..., tools=...)`.

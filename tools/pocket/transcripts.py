@@ -109,7 +109,7 @@ class DecisionPiece:
     probabilities: Mapping[str, float]
     """The label, over the admissible actions; sums to 1."""
     known: bool = False
-    """Whether the text so far determines the answer (a keyed place of the toy world whose answer it reveals)."""
+    """True if the text so far determines the answer (a keyed place of the toy world whose answer it reveals)."""
     weight: float = 1.0
     """Weight of the decision's loss, relative to other decisions."""
 
@@ -158,7 +158,7 @@ def soften(probabilities: Mapping[str, float], admissible: Sequence[str]) -> dic
 
 
 def recall_pieces(draw: random.Random, pairs: int, queries: int = 14) -> list[TranscriptPiece]:
-    """What is known of some places of one kind, in one of the layout's three forms, then queries about them.
+    """Pieces that state answers of some places of one kind, in one of the layout's three forms, then queries about them.
 
     In the form of attempts, answers that failed stand among those that were paid, and for some places there are only those.
     All places are of one kind, and no answer is right twice while there are others: so picking some word of the right kind
@@ -621,7 +621,7 @@ class Games:
     paths: tuple[tuple[GameAttempt, ...], ...]
     """The attempts by map."""
     tries: tuple[tuple[tuple[GameAttempt, ...], ...], ...]
-    """What `practise` made, by map and task."""
+    """Attempts that `practise` made, by map and task."""
 
 
 def save(games: Games, path: Path) -> None:
@@ -819,10 +819,10 @@ def retry_pieces(draw: random.Random, attempts: Sequence[GameAttempt], longest: 
 
 @dataclass
 class _Memory:
-    """What the attempts of a text tell about one task of a game."""
+    """Knowledge of one task of a game that the attempts of a text give."""
 
     rewarded: bool
-    """Whether the text shows rewards."""
+    """True if the text shows rewards."""
     any: bool = False
     best: list[tuple[str, str, float]] = field(default_factory=list)
     """(state, action, reward) of the best attempt so far, up to where its score was highest."""

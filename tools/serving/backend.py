@@ -42,7 +42,7 @@ class ChatBackend(Protocol):
         """Store feedback on a reply. The same feedback sent again is the same job."""
 
     def advice(self, feedback: Feedback) -> str:
-        """What would teach more than this feedback does; mostly empty."""
+        """A hint at feedback that would teach more; mostly empty."""
 
     async def experiences(
         self, tenant: str, adapter: str | None = None, state: str | None = None, limit: int = 50, before: str | None = None

@@ -106,7 +106,7 @@ class Sessions:
         return self._sign("form", cookie)
 
     def is_valid_token(self, cookie: str, token: str) -> bool:
-        """Whether a form came from a page of this session."""
+        """True if a form was sent from a page of this session."""
         return hmac.compare_digest(self.token(cookie).encode(), token.encode("utf-8", "replace"))
 
     def _sign(self, use: str, payload: str) -> str:
@@ -307,7 +307,7 @@ def _describe_learning(scope: Mapping[str, Any], row: Mapping[str, Any]) -> dict
 
 
 def _is_same_origin(request: Request) -> bool:
-    """Whether a form was sent from this server's own pages, as far as the browser tells."""
+    """True if a form was sent from this server's own pages, as far as the browser tells."""
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
 

@@ -86,7 +86,7 @@ class Tenant:
 
 @dataclass
 class _Counts:
-    """What a tenant has used of its limits."""
+    """A tenant's use of its limits."""
 
     bucket: float = 0.0
     filled: float = -math.inf
@@ -298,7 +298,7 @@ class _TenantEntry(BaseModel):
 
 
 def _describe_invalid(name: str, error: ValidationError) -> str:
-    """What is wrong with a tenant's entry, and what would do."""
+    """Error text for a tenant's invalid entry. It names what is accepted."""
     first = error.errors(include_url=False)[0]
     field = str(first["loc"][0]) if first["loc"] else "keys"
     if field == "keys":

@@ -122,7 +122,7 @@ class VllmEngine:
             await self._sessions.pop(asyncio.get_running_loop()).close()
 
     async def _probe_logprobs_mode(self) -> bool:
-        """Whether log-probabilities are processed: at two temperatures they differ, raw ones do not."""
+        """True if log-probabilities are processed: at two temperatures they differ, raw ones do not."""
         for text in PROBES:
             found: list[float] = []
             for temperature in (1.0, 2.0):

@@ -25,7 +25,7 @@ __all__ = ["CollectOptions", "FilterOptions", "collect", "filter_pairs"]
 
 @dataclass(frozen=True)
 class CollectOptions:
-    """Whose strategies are collected, and where they go."""
+    """Options of `learngraph adamem collect`: the run to read and the file to write."""
 
     run_folder: Positional[Path]
     """A folder that `learngraph run` has made."""

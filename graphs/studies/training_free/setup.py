@@ -49,7 +49,7 @@ ROLLOUT_STAGES = ("rollout", "trial", "test")
 
 @dataclass(frozen=True)
 class TrainingFreeOptions(SharedOptions):
-    """What to learn on, with what, and how to test it."""
+    """Options of the study of Training-Free GRPO: learning, its controls, and the test on unseen problems."""
 
     env: str = "toy"
     """The environment: `toy`, `math`, `reasoning:NAME`, `twx:GAME` … (see `learngraph list`). In the toy a problem is a variant of
