@@ -105,13 +105,13 @@ class CLaaS:
     """
 
     replay: ReplaySettings = field(default_factory=ReplaySettings)
-    """What the buffer keeps and what a minibatch is drawn from (memory/claas/replay.py)."""
+    """The replay buffer and its minibatches (memory/claas/replay.py)."""
     loss: Objective = field(default_factory=Objective)
     """L, corrections of stale exchanges, the teacher, the optimizer (memory/claas/settings.py)."""
     lora: LoRA = field(default_factory=LoRA)
     """Shape of the adapter (memory/claas/settings.py)."""
     gate: GateSettings = field(default_factory=GateSettings)
-    """What a version must show before it answers (nodes/learn/gate.py)."""
+    """The checks that a version passes before it answers (nodes/learn/gate.py)."""
     rollout: ReleaseSettings = field(default_factory=ReleaseSettings)
     """Canary, withdrawal and number of versions kept (nodes/learn/gate.py)."""
     seed: int = 0

@@ -507,7 +507,7 @@ class ChatCall:
     turn: int = 0
     """Number of the turn in its conversation, from 0."""
     store: bool = True
-    """Whether the exchange is kept. One that is not takes no feedback."""
+    """Keep the exchange. One that is not kept takes no feedback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -579,7 +579,7 @@ class FeedbackReceipt:
     state: str
     """State of the exchange's record now: `ready`, `held`, or a later one if `is_repeat`."""
     is_repeat: bool
-    """Whether the same feedback was there already; then nothing has changed."""
+    """True if the same feedback was there already; then nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)

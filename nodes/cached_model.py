@@ -222,7 +222,7 @@ class CachedChatModel(Runnable[Any, Any]):
     meter: SpendingLimit | None = None
     slots: ConcurrencyLimit | None = None
     seeds: bool | None = None
-    """Whether the seed is passed to the model. None: only if the model has a setting `seed`, as `OpenAIChatModel` and
+    """Pass the seed to the model. None: only if the model has a setting `seed`, as `OpenAIChatModel` and
     `LocalChatModel` have. False: for servers that refuse requests with a seed."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:

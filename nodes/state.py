@@ -151,7 +151,7 @@ class StrategyChannels(TypedDict):
     written: int
     """t at which a strategy was written last; -1: never."""
     synthesis: Synthesis | None
-    """How the strategy of this step was written; None at other steps."""
+    """Record of the strategy's synthesis at this step; None at other steps."""
 
 
 class DraftChannels(TypedDict):
@@ -177,7 +177,7 @@ class RewardChannels(TypedDict):
     rewards: list[float | None]
     """r_t, one per step; None where the judge failed."""
     unjudged: str
-    """Why rewards are missing; empty if none is."""
+    """Reason why rewards are missing; empty if none is."""
 
 
 class EpisodeResult(TypedDict):
@@ -191,7 +191,7 @@ class EpisodeResult(TypedDict):
     best: float
     earned: float | None
     unjudged: str
-    """Why rewards are missing; empty if none is."""
+    """Reason why rewards are missing; empty if none is."""
     usage: Usage
     """Calls and tokens of models in this episode."""
 
@@ -268,7 +268,7 @@ class LearningChannels(TypedDict):
     stalled: int
     """Steps since the library last improved."""
     stopped: str
-    """Why the run ended before its last step; empty if it did not."""
+    """Reason why the run ended before its last step; empty if it did not."""
     usage: Annotated[Usage, add]
     """Calls and tokens of models in this run."""
 

@@ -41,7 +41,7 @@ class LessonReAct:
     temperature: float = 0.7
     """Of the softmax over scored actions; 0 takes the best. A model that writes has its own."""
     show_rewards: bool = True
-    """Whether prompts show the rewards of earlier steps. False where learning goes without ground truth."""
+    """Show the rewards of earlier steps in prompts. False where learning goes without ground truth."""
 
 
 def build(

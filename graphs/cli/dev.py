@@ -65,9 +65,9 @@ class DevRequest(TypedDict):
     """The input: a task, and how many episodes of it are played."""
 
     seed: int
-    """Which of the environment's test tasks."""
+    """Number of the test task in the environment."""
     episodes: int
-    """How many episodes to play, after those that this thread has played."""
+    """Episodes to play, after those that this thread has played."""
 
 
 class DevOutput(TypedDict):

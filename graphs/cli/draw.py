@@ -28,7 +28,7 @@ class DrawOptions:
     method: Positional[str]
     """The method, with a preset if it is not the default: `jitrl`, `adamem:high`, `claas-serving`."""
     out: Path
-    """Where the result is written: a picture (.svg, .png), or Mermaid text (.mmd)."""
+    """The file to write: a picture (.svg, .png), or Mermaid text (.mmd)."""
     run: bool = False
     """Draw the graph of a whole run; that of one episode if not given."""
 

@@ -117,7 +117,7 @@ class MemoryPruneOptions:
     path: Positional[str]
     """A memory, or a folder or a server with several."""
     keep_last: int
-    """How many of the last episodes of each memory stay. The others are deleted for good."""
+    """Number of each memory's last episodes that stay. The others are deleted for good."""
 
     def __post_init__(self) -> None:
         if self.keep_last < 0:

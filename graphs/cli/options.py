@@ -30,25 +30,25 @@ class RunOptions(SharedOptions):
     """The source of the actions' probabilities: the model, or `uniform`, a control without a model to which every admissible action is equally
     likely."""
     policy: Literal["auto", "local", "logprobs", "verbalized", "act", "answer"] = "auto"
-    """How the model decides. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
+    """The model's way to decide. With logits: `local` (exact scores of a local model), `logprobs` (of an API), `verbalized` (stated
     confidences). In writing: `act` (a thought and an action), `answer` (a whole answer, for tasks that ask for one)."""
     judge: str = "environment"
-    """Who rewards the steps of a finished episode: `environment`; `rule`, the environment's verifier; `self`, the model about its
+    """The judge, which rewards the steps of a finished episode: `environment`; `rule`, the environment's verifier; `self`, the model about its
     own attempt, step by step, or with `self:sparse` as a whole; `pairwise`, the model, which compares the attempt with a
     reference answer; `model`, which knows the final score. Several joined by + are averaged."""
     reference: Path | None = None
     """A text file with the answer that `--judge pairwise` compares attempts with; the environment's solution if not given. For
     `writing` that solution keeps the rules and reads badly: a good model's answer gives better rewards."""
     policy_history_steps: int | None = None
-    """How many earlier steps of the episode jitrl and static show the model; the policy's own number if not given."""
+    """Number of earlier steps that jitrl and static show the model; the policy's own number if not given."""
     max_run_tokens: int = 0
     """Most tokens of model calls in each run; after that no further episode begins. 0: no limit. What reasoning-bank reads of a
     bank before the first attempt does not count; a line below the table says how much it is."""
     memory: str | None = None
-    """Where memories are kept: a directory (one memory per method and seed under it), or a Chroma server's
+    """Place of the memories: a directory (one memory per method and seed under it), or a Chroma server's
     `http://host:port`; the run folder if not given."""
     checkpoints: str | None = None
-    """Where checkpoints are kept: `postgresql://…`, or a directory; the run folder if not given."""
+    """Place of the checkpoints: `postgresql://…`, or a directory; the run folder if not given."""
 
 
 @dataclass(frozen=True)

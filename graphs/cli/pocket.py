@@ -46,9 +46,9 @@ class PocketGateOptions:
     toy_domains: int = 20
     """Held-out domains of the toy world."""
     tasks: int = 20
-    """How many tasks: test tasks of each TextWorldExpress game; 0 leaves them out."""
+    """Test tasks of each TextWorldExpress game; 0 leaves them out."""
     seed: int = 0
-    """Where the random draws start."""
+    """Seed of the random draws."""
 
     def __post_init__(self) -> None:
         if self.model != "pocket" and not self.model.startswith("local:"):

@@ -55,7 +55,7 @@ class ServeOptions:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     out: Path = Path("runs/claas")
-    """Where the result is written: a folder for the replay buffer and all versions."""
+    """The folder for the replay buffer and all versions."""
     api_key: tuple[str, ...] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None
@@ -67,13 +67,13 @@ class ServeOptions:
     open_metrics: bool = False
     """/metrics needs no key."""
     trainer: Literal["process", "inline", "off"] = "process"
-    """Where the learner runs: in another process at low priority; in this one, in turns with the replies; not at all."""
+    """The learner's process: another at low priority; this one, in turns with the replies; or no learner at all."""
     retention_file: Path | None = None
     """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely, for the gate."""
     max_body_bytes: int = 1 << 20
     """Largest request, in bytes."""
     device: str = "cpu"
-    """Where the model runs: `cpu`, `cuda`. Not for `vllm:MODEL`."""
+    """Device of the model: `cpu`, `cuda`. Not for `vllm:MODEL`."""
     dtype: str = "float32"
     """Number format of the model: `float32`, `bfloat16`. Not for `vllm:MODEL`."""
     threads: int | None = None

@@ -46,7 +46,7 @@ class _Turn:
     served: int = 0
     """Number of its last turn; smaller is longer ago."""
     due: bool = True
-    """Whether there may be something to learn from."""
+    """True if there may be something to learn from."""
     skips: int = 0
     """Minibatches in a row from which nothing was learned."""
     failures: int = 0

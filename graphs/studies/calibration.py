@@ -53,7 +53,7 @@ class RatedAttempt:
     score: float
     """r*, in the environment's units."""
     reason: str = ""
-    """Why r is missing; empty if it is not, or if no reason was recorded."""
+    """Reason why r is missing; empty if it is not, or if no reason was recorded."""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class ClaasStudyOptions:
     shuffles: str = "3"
     """Number of orders of the stream, or their numbers: `3` is 0, 1, 2; `7,8` are these two."""
     seeds: str = "3"
-    """How many seeds, or which ones: `5` means `0,1,2,3,4`; `7,` means seed 7 alone. A seed draws the scenarios, too."""
+    """Number of seeds, or a list of them: `5` means `0,1,2,3,4`; `7,` means seed 7 alone. A seed draws the scenarios, too."""
     model: str = "guard"
     """The model: `guard` (comes with the package, knows these scenarios), or `local:PATH`."""
     scenarios_per_split: int = 20
@@ -99,7 +99,7 @@ class ClaasStudyOptions:
     max_age: int = 50
     """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
-    """Where the result is written: a folder for trials, tables and pictures. The same command goes on with what that folder holds."""
+    """The folder for trials, tables and pictures. The same command continues the study in that folder."""
     workers: int = os.cpu_count() or 1
     """Processes that work at the same time. Each takes one thread."""
     json: bool = False

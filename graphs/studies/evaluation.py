@@ -274,7 +274,7 @@ class ArmSummary:
     pass_at_k: float
     """Pass@k, mean over seeds."""
     pass_by: Estimator
-    """How Pass@k was estimated."""
+    """Estimator of Pass@k."""
     difference: Difference | None
     """Lead over the baseline arm; None for the baseline itself, and without one."""
     lessons: float

@@ -35,7 +35,7 @@ class SharedOptions:
     base_url: str | None = None
     """The server behind the model, for `openai:MODEL`."""
     seeds: str = "5"
-    """How many seeds, or which ones: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
+    """Number of seeds, or a list of them: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
     compare: tuple[str, ...] = ()
     """The methods that it is compared with: `METHOD`, or with a preset `METHOD:PRESET`."""
     horizon: int | None = None
@@ -45,8 +45,7 @@ class SharedOptions:
     prompts: Path | None = None
     """A directory with prompt files. They replace those of the same name."""
     out: Path | None = None
-    """Where the result is written: the run folder; made from the settings under `runs/` if not given. The same command goes on
-    with what that folder holds."""
+    """The run folder; made from the settings under `runs/` if not given. The same command continues the run in that folder."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that work at the same time."""
     concurrency: int | None = None

@@ -112,7 +112,7 @@ class PolicyGradient:
     """REINFORCE++ and PPO: advantages of rewards, the clip, and PPO's critic. SDPO uses none of these."""
 
     baseline: Literal["batch", "family"] = "batch"
-    """What rewards are compared with: those of the minibatch (REINFORCE++), or running statistics of the exchange's family, the
+    """Reference of the rewards: those of the minibatch (REINFORCE++), or running statistics of the exchange's family, the
     minibatch included. Not given."""
     min_advantage_std: float = 0.1
     """Smallest standard deviation that advantages are divided by, in reward units: equal rewards are not blown up. Not given."""
@@ -127,7 +127,7 @@ class PolicyGradient:
     gae_lambda: float = 0.95
     """lambda of GAE and V-trace, for `ppo`. Not given."""
     traces: Literal["gae", "v-trace"] = "gae"
-    """How the critic's errors become advantages: as if on-policy, or corrected by min(1, pi_old / mu). Not given."""
+    """Rule that turns the critic's errors into advantages: as if on-policy, or corrected by min(1, pi_old / mu). Not given."""
     critic_learning_rate: float = 1e-3
     """Learning rate of the critic, for `ppo`. Not given."""
 

@@ -96,7 +96,7 @@ class Critic:
     max_prompt_tokens: int = 24_000
     """Tokens of the longest prompt."""
     line_only: bool = False
-    """Whether the model only writes a line: it is asked what was `Learned:`, and code does the rest."""
+    """The model only writes a line, after `Learned:`, and code does the rest."""
     max_line_items: int = 12
     """Items of such a line at most."""
     tasks: Mapping[str, Task] = field(default_factory=dict, repr=False)

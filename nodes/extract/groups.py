@@ -69,7 +69,7 @@ class RewardSettings:
     min_reward_std: float = 0.0
     """Standard deviation up to which the rewards of a group count as equal, in reward units. Paper: 0 < mean < 1."""
     compare_failed_groups: bool = False
-    """Whether groups in which every rollout failed are compared with the true answer. Paper: no."""
+    """Compare groups in which every rollout failed with the true answer. Paper: no."""
     token_cost: float = 0.0
     """Reward taken off for 1000 tokens. Paper: 0."""
     action_cost: float = 0.0
@@ -218,7 +218,7 @@ class AssignRewards(Runnable[Any, Any]):
     min_reward_std: float = 0.0
     """Standard deviation up to which rewards count as equal."""
     hard: bool = False
-    """Whether groups in which every rollout failed are compared with the reference."""
+    """Compare groups in which every rollout failed with the reference."""
     token_cost: float = 0.0
     """Reward per 1000 tokens."""
     action_cost: float = 0.0

@@ -39,7 +39,7 @@ class _Frame:
     key: str | None = None
     """The key whose value comes next, in an object."""
     colon: bool = False
-    """Whether the colon after the key was read."""
+    """True after the key's colon was read."""
     broken: bool = False
 
     @property

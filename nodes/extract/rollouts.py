@@ -84,7 +84,7 @@ class LibraryPrompt(EpisodePrompt):
     lessons_per_prompt: int = 0
     """Lessons shown at most, those that fit the task best; 0: all."""
     show_ids: bool = True
-    """Whether lessons are shown with their ids."""
+    """Show lessons with their ids."""
 
     _libraries: dict[str, Library] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Libraries by name. A version never changes."""
@@ -173,7 +173,7 @@ class RolloutPlayer(Runnable[Any, Any]):
     stage: str = "rollout"
     """The name under which its tokens are counted in the cache: `rollout`, `trial`, `test`."""
     counts_as_paid: bool = True
-    """Whether its tokens count as paid when it is stored; False: a `CachedChatModel` counted them call by call."""
+    """True: its tokens count as paid when it is stored. False: a `CachedChatModel` counted them call by call."""
     close: Callable[[str, str, int], None] | None = field(default=None, repr=False)
     """Called with run, task id and number when the rollout has ended, also after an error: closes its tools."""
     _first_observations: dict[Task, str] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -132,7 +132,7 @@ class RuleCritic:
     discount: float = 0.9
     """Discount factor of returns, used if only last steps are rewarded."""
     include_negative: bool = False
-    """Whether worse actions give insights, too (`door black not fern`), after all others."""
+    """Write insights from worse actions, too (`door black not fern`), after all others."""
 
     def __call__(self, state: GroupChannels) -> dict[str, Any]:
         found = compare_actions(comparable_rollouts(state, self.truth), self.discount)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ...memory.claas.replay import Replay, ReplaySettings
 
 WITHDRAWN = "made from a version that was withdrawn since"
-"""Why a candidate fails whose line of versions was rolled back."""
+"""Reason against a candidate whose line of versions was rolled back."""
 TAINTED = "comes from a version that learned from a record that was deleted since"
-"""Why a version is marked whose parent used deleted feedback."""
+"""Reason for the mark on a version whose parent used deleted feedback."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 

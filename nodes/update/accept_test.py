@@ -55,13 +55,13 @@ class AcceptSettings:
     """Settings of the accept test."""
 
     accept: Rule = "not-worse"
-    """When a candidate takes the library's place: see the rules at the top of this file. Paper: always."""
+    """Rule by which a candidate replaces the library; see the top of this file. Paper: always."""
     trial_rollouts: int = 1
     """Rollouts of a held-out problem under each library. Paper: none."""
     trial_temperature: float = 0.3
     """Temperature of rollouts of the accept test and of evaluation; see `temperature`. Paper: 0.3."""
     keep_best: bool = True
-    """Whether the product is the version that did best on the held-out problems; False: the last one. Paper: the last."""
+    """True: the product is the version that did best on the held-out problems. False: the last one. Paper: the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ class Accept:
     """True if two versions show the same lessons (`SameLessonsShown`)."""
     rule: Rule = "not-worse"
     keep_best: bool = True
-    """Whether the product is the version that did best; False: the last one."""
+    """True: the product is the version that did best. False: the last one."""
     cached_probes: Callable[[AcceptTestState], list[Probe]] | None = field(default=None, repr=False)
     """Keeps the probes of the decision (`CachedProbes`); None: they are not kept."""
 

@@ -78,7 +78,7 @@ class LearningRunState(LearningChannels):
     came: int
     """Number of groups of this epoch so far that had a result (`has_result`). Checkpoints of earlier runs know it by this name."""
     began: float
-    """When this step began, in seconds since 1970."""
+    """Time at which this step began, in seconds since 1970."""
 
 
 class LearningRunResult(TypedDict):

@@ -109,7 +109,7 @@ _REFUSED_CALLS = """
 """System calls by name, with their numbers on x86_64 and aarch64 (-1: has none). Those that need privileges (mount, reboot) the
 kernel itself refuses, since privileges are dropped before."""
 _MISSING_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
-"""What they shall do lies in memory, where a filter cannot look: said to be missing, so that the C library takes older ones."""
+"""Calls whose arguments lie in memory, where a filter cannot look: reported as missing, so that the C library takes older ones."""
 _CLONE_THREAD = 0x10000
 _TRUNCATING_BITS = 0o1003
 """Bits of an open: O_TRUNC, and how it accesses. Without a right to write (0), or with the 3 that asks for none, Landlock before

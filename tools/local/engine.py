@@ -55,7 +55,7 @@ T = TypeVar("T")
 MAX_QUEUED_PIECES = 64
 """Most pieces that are queued for a slow client; further ones are joined to the last."""
 AWAY = "the model does not answer just now; try again"
-"""What clients are told when the engine is closed or has failed."""
+"""Message for clients when the engine is closed or has failed."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
 
 

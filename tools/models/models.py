@@ -25,7 +25,7 @@ class ModelKind:
     summary: str
     """The model in one line."""
     needs: str
-    """What has to be installed or set first."""
+    """Requirements to install or set first."""
 
 
 MODELS: dict[str, ModelKind] = {

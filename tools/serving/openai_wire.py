@@ -358,11 +358,11 @@ class ParsedRequest:
     num_prompts: int = 1
     stream: bool = False
     with_usage: bool = False
-    """Whether the last chunk of the stream is the usage."""
+    """True if the last chunk of the stream is the usage."""
     with_logprobs: bool = False
-    """Whether log-probabilities are shown."""
+    """True if log-probabilities are shown."""
     one_call: bool = False
-    """Whether only the first tool call is shown."""
+    """True if only the first tool call is shown."""
     store: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """`family`, `scenario`, `turn`."""

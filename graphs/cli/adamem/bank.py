@@ -21,17 +21,17 @@ class BuildOptions:
     """Which trajectories the bank holds."""
 
     out: Path
-    """Where the result is written: a file with a trajectory a line, as `learngraph memory export` writes it. `run adamem --bank`
+    """The file to write: a trajectory a line, as `learngraph memory export` writes it. `run adamem --bank`
     reads it."""
     env: str | None = None
     """The environment, as for `learngraph run`. A run folder names its own."""
     source: str = "gold"
-    """Where the trajectories come from. `gold`: the environment's walkthroughs. `perturbed`: by turns a walkthrough with wrong turns
+    """Source of the trajectories. `gold`: the environment's walkthroughs. `perturbed`: by turns a walkthrough with wrong turns
     and one that is cut short, so that some fail. `random`: random play. Or the path of a run folder: all that its agents did."""
     split: Literal["train", "dev", "test"] = "train"
     """The fold of the environment's tasks. Take another one than the fold that is tested on. A run folder names its own."""
     tasks: int = 20
-    """How many tasks, from the first one."""
+    """Number of tasks, from the first one."""
     attempts_per_task: int = 2
     """Attempts at each task, if `--source` is perturbed or random."""
     wrong_turn_rate: float = 0.3
@@ -41,7 +41,7 @@ class BuildOptions:
     success_threshold: float | None = None
     """The score from which an episode counts as a success; the environment's own if not given. Only for the count that is printed."""
     seed: int = 0
-    """Where the random draws start: wrong turns, cuts and random play."""
+    """Seed of the random draws: wrong turns, cuts and random play."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1 or self.attempts_per_task < 1 or not 0 <= self.wrong_turn_rate <= 1:

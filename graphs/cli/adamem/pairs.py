@@ -30,7 +30,7 @@ class CollectOptions:
     run_folder: Positional[Path]
     """A folder that `learngraph run` has made."""
     out: Path
-    """Where the result is written: a file with a pair of draft and action a line."""
+    """The file to write: a pair of draft and action a line."""
 
 
 def collect(args: Sequence[str]) -> int:
@@ -90,20 +90,20 @@ class FilterOptions:
     pairs: Positional[Path]
     """A file that `learngraph adamem collect` has written."""
     out: Path
-    """Where the result is written: a data set with a chat a line, {"messages": [...]}, whose last message is the strategy."""
+    """The data set to write: a chat a line, {"messages": [...]}, whose last message is the strategy."""
     criterion: Literal["step", "outcome"] = "step"
-    """Which strategies helped. `step`: the episode succeeded and the action changed. `outcome`: as many examples, drawn from all in
+    """Rule for the strategies that helped. `step`: the episode succeeded and the action changed. `outcome`: as many examples, drawn from all in
     episodes that succeeded."""
     success_threshold: float | None = None
     """The score from which an episode counts as a success; the environment's own if not given."""
     author: Literal["all", "model", "rule"] = "all"
-    """Who wrote the strategies that are kept: the model itself, a rule, or both."""
+    """Author of the strategies that are kept: the model itself, a rule, or both."""
     draws_per_pair: int = 0
     """m: how often draft and action are drawn again, with --env and --model. 0: not at all, as in the paper."""
     min_changed_share: float = 0.5
     """The least share of the m x m combinations of a draft and an action in which the two differ."""
     rollouts_per_action: int = 0
-    """How often each of the two actions is taken and played on without memory, with --env and --model. 0: not at all."""
+    """Times that each of the two actions is taken and played on without memory, with --env and --model. 0: not at all."""
     min_advantage: float = 0.0
     """The estimated advantage must exceed this, in reward units."""
     # Pairs do not hold the options of the run, so for estimates they are given again.
@@ -124,7 +124,7 @@ class FilterOptions:
     prompts: Path | None = None
     """A directory with prompt files, as in the run. They replace those of the same name."""
     seed: int = 0
-    """Where the random draws start: those of `--criterion outcome`, and all estimates."""
+    """Seed of the random draws: those of `--criterion outcome`, and of all estimates."""
 
     def __post_init__(self) -> None:
         if (

@@ -21,12 +21,12 @@ class TrainOptions:
     data: Positional[Path]
     """A file of chats, one a line: what `learngraph adamem filter` has written, or any other."""
     out: Path
-    """Where the result is written: a new folder for the trained model, which `--model local:DIR` opens. Its folder `adapter` holds
+    """A new folder for the trained model, which `--model local:DIR` opens. Its folder `adapter` holds
     the LoRA matrices alone, in PEFT's format."""
     model: str = "pocket"
     """The model: `pocket` or `local:PATH_OR_NAME`. Training starts from it."""
     device: str = "cpu"
-    """Where the model runs: `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """Device of the model: `cpu`, `cuda`, `cuda:1`, `mps`."""
     dtype: str = "float32"
     """Number format of the model: bfloat16 takes half the memory. LoRA matrices are always float32."""
 
