@@ -30,8 +30,8 @@ ONLY_IN = {
     "transformers": MODELS,
     "peft": MODELS,
     "llguidance": ("tools/local/",),
-    "fastapi": ("tools/serving/", "tools/environments/support/shop_server.py"),
-    "uvicorn": ("tools/serving/", "tools/environments/support/shop_server.py"),
+    "fastapi": ("tools/serving/", "tools/environments/support/"),
+    "uvicorn": ("tools/serving/", "tools/environments/support/"),
     "prometheus_client": ("tools/serving/", "graphs/serving/"),
 }
 """Heavy package -> the folders whose files may import it."""
