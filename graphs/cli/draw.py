@@ -23,12 +23,12 @@ SERVED_GRAPHS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DrawOptions:
-    """Which graph is drawn, and where the picture goes."""
+    """Options of `learngraph draw`: the graph and the picture."""
 
     method: Positional[str]
     """The method, with a preset if it is not the default: `jitrl`, `adamem:high`, `claas-serving`."""
     out: Path
-    """The file to write: a picture (.svg, .png), or Mermaid text (.mmd)."""
+    """The output: a picture (.svg, .png), or Mermaid text (.mmd)."""
     run: bool = False
     """Draw the graph of a whole run; that of one episode if not given."""
 

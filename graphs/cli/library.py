@@ -72,7 +72,7 @@ def _shorten_list(names: Sequence[object], limit: int = 3) -> str:
 
 @dataclass(frozen=True)
 class LibraryShowOptions:
-    """Which version is shown."""
+    """Options of `learngraph library show`: the version to show."""
 
     path: Positional[str]
     """A YAML file, a file of versions, or a run folder."""
@@ -133,7 +133,7 @@ def _no_versions_error(place: str, name: str) -> LibraryError:
 
 @dataclass(frozen=True)
 class LibraryDiffOptions:
-    """Which versions are compared."""
+    """Options of `learngraph library diff`: the versions to compare."""
 
     path: Positional[str]
     """A file of versions, or a run folder."""
@@ -167,7 +167,7 @@ def show_diff(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class LibraryExportOptions:
-    """Which version is written, and where to."""
+    """Options of `learngraph library export`: the version and the file."""
 
     path: Positional[str]
     """A file of versions, or a run folder."""
@@ -209,7 +209,7 @@ def _write_library(file: Path, held: Library) -> None:
 
 @dataclass(frozen=True)
 class LibraryImportOptions:
-    """Which file becomes a version of which library."""
+    """Options of `learngraph library import`: the file and the library."""
 
     file: Positional[Path]
     """The YAML file to read."""
@@ -276,7 +276,7 @@ def _read_library(file: Path, free_from: int = 0) -> Library:
 
 @dataclass(frozen=True)
 class LibraryRollbackOptions:
-    """Which version becomes the current one."""
+    """Options of `learngraph library rollback`: the version that becomes the current one."""
 
     path: Positional[str]
     """A file of versions, or the folder of one arm and seed of a run."""

@@ -32,7 +32,7 @@ def memory(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class MemoryShowOptions:
-    """Which memories are shown."""
+    """Options of `learngraph memory show`: the memories to show."""
 
     path: Positional[str]
     """A memory, or a folder or a server with several."""
@@ -58,7 +58,7 @@ def show(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class MemoryExportOptions:
-    """Which memories are exported, and where to."""
+    """Options of `learngraph memory export`: the memories and the file."""
 
     path: Positional[str]
     """A memory, or a folder or a server with several."""
@@ -83,7 +83,7 @@ def export(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class MemoryImportOptions:
-    """Which memory gets which episodes."""
+    """Options of `learngraph memory import`: the memory and the file of episodes."""
 
     path: Positional[str]
     """The memory: a directory, or `http://host:port/NAME`."""
@@ -112,7 +112,7 @@ def import_trajectories(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class MemoryPruneOptions:
-    """Which memories are pruned, and how much stays."""
+    """Options of `learngraph memory prune`: the memories and the number of episodes that stay."""
 
     path: Positional[str]
     """A memory, or a folder or a server with several."""

@@ -147,7 +147,7 @@ def make_method_inputs(options: RunOptions, environment: Any, model: Any, journa
 
 
 def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool) -> str:
-    """How the model decides: as asked for, or as suits it, the environment and the method."""
+    """The model's policy: as asked for, or as suits the model, the environment and the method."""
     kind: str = options.policy
     if kind == "auto" and hasattr(model, "score"):
         return "local"

@@ -39,14 +39,14 @@ def train_pocket(args: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class PocketGateOptions:
-    """Which weights are measured, and on how much."""
+    """Options of `learngraph pocket gate`: the weights to measure, and the size of the tests."""
 
     model: str = "pocket"
     """The model: `pocket`, or `local:PATH` with a folder that `learngraph pocket train` has written."""
     toy_domains: int = 20
     """Held-out domains of the toy world."""
     tasks: int = 20
-    """Test tasks of each TextWorldExpress game; 0 leaves them out."""
+    """Number of tasks: test tasks of each TextWorldExpress game; 0 leaves them out."""
     seed: int = 0
     """Seed of the random draws."""
 

@@ -1,4 +1,4 @@
-"""How a run is shown: its progress while it is played, and at the end its table, curves and pictures of graphs."""
+"""Reports of a run: its progress while it is played, and at the end its table, curves and pictures of graphs."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> None:
 
 
 def _concurrency(setup: SweepSetup) -> int:
-    """How many runs a process plays at the same time."""
+    """Number of runs that a process plays at the same time."""
     options = setup.options
     remote = options.model.startswith("openai:") and any(loads_model(name, options) for name in setup.methods)
     wanted = options.concurrency if options.concurrency is not None else 16 if remote else 1

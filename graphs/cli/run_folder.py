@@ -117,7 +117,7 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
 
 
 def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:
-    """Where a memory lies, and the namespace of its records. `name` is a folder in a directory, a path on a server."""
+    """Place of a memory, and the namespace of its records. `name` is a folder in a directory, a path on a server."""
     if "://" not in memory:
         return str(Path(memory) / name), ("trajectories",)
     from urllib.parse import urlsplit

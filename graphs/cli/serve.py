@@ -55,7 +55,7 @@ class ServeOptions:
     port: int = 8000
     """Port to listen on; 0 takes a free one."""
     out: Path = Path("runs/claas")
-    """The folder for the replay buffer and all versions."""
+    """The output: a folder for the replay buffer and all versions."""
     api_key: tuple[str, ...] = ()
     """Keys of the tenant `default`; the flag may be repeated. Default: those of LEARNGRAPH_API_KEY, joined by commas."""
     keys: Path | None = None

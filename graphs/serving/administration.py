@@ -273,7 +273,7 @@ class Administration:
         return found
 
     def _learning_row(self, tenant: str, adapter: str) -> dict[str, Any]:
-        """How far an adapter has learned, with its newest 500 gradient steps."""
+        """An adapter's progress, with its newest 500 gradient steps."""
         state = self._live.state(tenant, adapter)
         outcomes = {version.label: version.state for version in state.versions.versions()}
         outcomes |= {line["label"]: line["state"] for line in state.versions.log() if line["label"] not in outcomes}

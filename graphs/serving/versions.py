@@ -1,4 +1,4 @@
-"""Which adapter version answers, and which versions the engine holds.
+"""The adapter versions that answer, and those that the engine holds.
 
 The live version answers a request, or the canary does for a share of the request ids. A version that was live before stays
 loaded, so that going back to it takes no longer than writing its name into CURRENT.

@@ -99,7 +99,7 @@ class ClaasStudyOptions:
     max_age: int = 50
     """A_max of the arms without an age in their name. Paper: 25 for REINFORCE++ and PPO, 50 for SDPO, both without correction."""
     out: Path = Path("runs/claas-study")
-    """The folder for trials, tables and pictures. The same command continues the study in that folder."""
+    """The output: a folder for trials, tables and pictures. The same command continues the study in it."""
     workers: int = os.cpu_count() or 1
     """Processes that work at the same time. Each takes one thread."""
     json: bool = False

@@ -52,7 +52,7 @@ def _check_finite(settings: Any, group: str, *names: str) -> None:
 
 @dataclass(frozen=True)
 class StalenessCorrection:
-    """How replies of older versions are weighted: w = pi_old / mu, the learner now over the version that sampled them."""
+    """Weights of older versions' replies: w = pi_old / mu, the learner now over the version that sampled them."""
 
     kind: Literal["none", "truncated", "decoupled", "rejection"] = "decoupled"
     """`none`: w = 1. `truncated`: min(pi / mu, C). `decoupled`: min(pi_old / mu, C) and a clip around pi_old (AReaL,

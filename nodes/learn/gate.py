@@ -59,7 +59,7 @@ class GateSettings:
 
 @dataclass(frozen=True)
 class ReleaseSettings:
-    """How a version that passed the gate takes over, and when it is withdrawn. The paper describes none of this."""
+    """Settings by which a version that passed the gate takes over or is withdrawn. The paper describes none of this."""
 
     canary_share: float = 0.0
     """Share of requests, by a hash of their ids, that a new version answers until `watch_rewards` rewards of it have come; 0: all at

@@ -165,7 +165,7 @@ def route_step(state: GradientStepState) -> Literal["a version", "nothing learne
 
 
 def _reason(error: UserError) -> str:
-    """Why a minibatch cannot be learned from. An error of the machine (an OSError) is raised again: the minibatch is not at fault."""
+    """Reason against learning from a minibatch. An error of the machine (an OSError) is raised again: not the data's fault."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError):

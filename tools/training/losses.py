@@ -117,7 +117,7 @@ def _importance_weights(old: Tensor, behaviour: Tensor, correction: StalenessCor
 
 @dataclass(frozen=True, slots=True)
 class RatioStatistics:
-    """How far the learner has moved from the versions that sampled a minibatch."""
+    """The learner's distance from the versions that sampled a minibatch."""
 
     ess: float
     """Effective share of the kept replies, in (0, 1]."""
@@ -171,7 +171,7 @@ def ratio_statistics(old: Sequence[Tensor], behaviour: Sequence[Tensor], objecti
 
 
 def _drop_reason(log_ratio: Tensor, correction: StalenessCorrection) -> str:
-    """Why a reply cannot be learned from, by log(pi_old / mu) of its tokens, (T,); empty if it can."""
+    """Reason to drop a reply, by log(pi_old / mu) of its tokens, (T,); empty if it is kept."""
     if not len(log_ratio):
         return "no tokens"
     if not bool(torch.isfinite(log_ratio).all()):

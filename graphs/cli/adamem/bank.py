@@ -18,11 +18,10 @@ __all__ = ["BuildOptions", "build"]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """Which trajectories the bank holds."""
+    """Options of `learngraph adamem build`: the trajectories of the bank."""
 
     out: Path
-    """The file to write: a trajectory a line, as `learngraph memory export` writes it. `run adamem --bank`
-    reads it."""
+    """The output: a file with a trajectory a line, as `learngraph memory export` writes it. `run adamem --bank` reads it."""
     env: str | None = None
     """The environment, as for `learngraph run`. A run folder names its own."""
     source: str = "gold"

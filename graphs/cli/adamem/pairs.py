@@ -30,7 +30,7 @@ class CollectOptions:
     run_folder: Positional[Path]
     """A folder that `learngraph run` has made."""
     out: Path
-    """The file to write: a pair of draft and action a line."""
+    """The output: a file with a pair of draft and action a line."""
 
 
 def collect(args: Sequence[str]) -> int:
@@ -85,15 +85,15 @@ def _authors(pairs: Sequence[Pair]) -> str:
 
 @dataclass(frozen=True)
 class FilterOptions:
-    """Which pairs are kept."""
+    """Options of `learngraph adamem filter`: the pairs that are kept."""
 
     pairs: Positional[Path]
     """A file that `learngraph adamem collect` has written."""
     out: Path
-    """The data set to write: a chat a line, {"messages": [...]}, whose last message is the strategy."""
+    """The output: a data set with a chat a line, {"messages": [...]}, whose last message is the strategy."""
     criterion: Literal["step", "outcome"] = "step"
-    """Rule for the strategies that helped. `step`: the episode succeeded and the action changed. `outcome`: as many examples, drawn from all in
-    episodes that succeeded."""
+    """Rule for the strategies that helped. `step`: the episode succeeded and the action changed. `outcome`: as many examples,
+    drawn from all in episodes that succeeded."""
     success_threshold: float | None = None
     """The score from which an episode counts as a success; the environment's own if not given."""
     author: Literal["all", "model", "rule"] = "all"

@@ -16,13 +16,13 @@ __all__ = ["TrainOptions", "train"]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Which model is trained, and on what."""
+    """Options of `learngraph adamem train`: the model and the data set."""
 
     data: Positional[Path]
     """A file of chats, one a line: what `learngraph adamem filter` has written, or any other."""
     out: Path
-    """A new folder for the trained model, which `--model local:DIR` opens. Its folder `adapter` holds
-    the LoRA matrices alone, in PEFT's format."""
+    """The output: a new folder for the trained model, which `--model local:DIR` opens. Its folder `adapter` holds the LoRA
+    matrices alone, in PEFT's format."""
     model: str = "pocket"
     """The model: `pocket` or `local:PATH_OR_NAME`. Training starts from it."""
     device: str = "cpu"
