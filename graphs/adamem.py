@@ -1,25 +1,27 @@
-"""AdaMEM: test-time adaptive memory (arXiv:2606.05684). Advice is written on the spot from what was done in such situations.
+"""AdaMEM: test-time adaptive memory (arXiv:2606.05684). Advice is written on the spot from what was done in similar situations.
 
 Long-term memory holds steps of earlier trajectories. They are found by the state that the agent is in, not by its task alone. From
 the nearest ones a strategy is written: a few items of advice for the next actions. The agent acts on it and forgets it, or keeps it
-until the situation calls for another. Nothing is trained: finished episodes join the memory. (Step-MFT: nodes/synthesize/mft.py.)
+until the situation calls for another. Nothing is trained: finished episodes join the memory. The order below is that of `high`; the
+default, `low`, begins at recollect, and its drafts are made with the strategy at hand.
 
-    consider   a'_t, d_mem ~ pi( . | s_t): draft an action, and vote on asking memory            Alg. 1
+    consider   a'_t, d_mem ~ pi( . | s_t): draft an action, vote on asking memory (a model that
+               scores actions votes yes if its best one is less probable than min_confidence)    Alg. 1
     decide     ask memory if the vote or another trigger says so                                 nodes/retrieve/triggers.py
     recollect  E_ret = top-k by similarity to the key phi(s_t)                                   Alg. 1
-    synthesize z_t ~ pi(z | s_t, E_ret); never from nothing                                      Alg. 1
+    synthesize z_t ~ pi(z | s_t, E_ret); skipped if nothing is alike enough                      Alg. 1
     propose    a_t ~ pi(a | s_t, z_t); the experiences themselves are not shown                  Alg. 1
     remember   the finished episode joins the memory                                             ours; the paper's bank is fixed
 
 | mode | memory is asked | model calls a step |
 |---|---|---|
 | `high` | when the draft is voted unsure; the strategy serves one action | 1 or 3 |
-| `low` | at the start, then when the strategy at hand no longer serves | 2 at the start, then 1 or 3 |
+| `low` | before every step until there is a strategy, then when one no longer serves | without one 1 or 2; then 1 or 3 |
 | `max` | at every step | 2 |
 | `raw` | at every step; the experiences themselves stand in the prompt (ablation) | 1 |
 | `no-precedents` | never: a strategy from the state alone (ablation) | 2 |
 
-The default is `low`. Where nothing is alike enough, the plain action is taken: one call. `author=rule` writes without a call.
+Where nothing is alike enough, the draft is carried out, or an action proposed: one call. `author=rule` writes without a call.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class AdaMEMState(
 
 @dataclass(frozen=True)
 class AdaMEM:
-    """Hyper-parameters. `paper_low` and `paper_high` are the published settings."""
+    """Hyper-parameters. `paper_low` and `paper_high`: the published settings, with Jaccard for its embedder and `followup_steps` ours."""
 
     # The mode, and who writes
     mode: Literal["high", "low", "max", "raw", "no-precedents"] = "low"
@@ -143,7 +145,7 @@ class AdaMEM:
     vectors_file: str = ""
     """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     outcomes: OutcomeFilter = "all"
-    """The outcomes of their trajectories: `success`, `failure`, `all`, or k of each, `mixed`. Paper: success."""
+    """Precedents come from trajectories that were a `success`, a `failure`, or `all`; `mixed`: k of each. Paper: success."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
     min_similarity: float = 0.3
@@ -190,11 +192,9 @@ class AdaMEM:
         check_least(self, "adamem", k=1, stall_steps=1, max_per_trajectory=0, steps_before_retrieval=0)
         check_least(self, "adamem", followup_steps=0, temperature=0)
         if self.mode == "high" and "drift" in self.triggers:
-            raise UserError(
-                "adamem: in mode high no strategy is kept that the state could drift from; leave out the trigger drift"
-            )
+            raise UserError("adamem: in mode high no strategy is kept to drift from; leave out the trigger drift")
         if self.mode == "no-precedents" and self.author == "rule":
-            raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; author=model would do")
+            raise UserError("adamem: the rule writes from precedents, and mode no-precedents has none; use author=model")
         for name in ("min_confidence", "drift_threshold", "diversity"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")

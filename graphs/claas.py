@@ -2,8 +2,8 @@
 
 Every chat turn is stored with its tokens, their log-probabilities under the version that sampled them (mu), and that version's step
 number P(i). Feedback on a reply is a number, a text, or both. A learner draws minibatches of such exchanges from a replay buffer,
-again and again until they are too old, and moves a LoRA adapter by a gradient step. Beyond the paper: importance weights for stale
-exchanges, a gate before a new version answers, a canary, and a way back.
+each at most `max_samplings` (8) times and until it is `max_age` (100) steps old, and moves a LoRA adapter by a gradient step.
+Beyond the paper: importance weights for stale exchanges, a gate before a new version answers, a canary, and a way back.
 
 Serving, one chat turn:
 
@@ -15,21 +15,27 @@ Serving, one chat turn:
 Learning, one gradient step:
 
     sample    evict what is older than A_max steps, lease M exchanges, stratified               (x, y, r) ~ B
-    correct   log pi_old(y) under the learner as it is: weights, ESS, and what is too stale     w = min(pi_old / mu, C)
-    step      one update of the adapter, a new immutable version                                theta <- theta - eta grad L
+    correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
+    step      one update of the adapter, a new immutable version                                theta <- AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
     gate      candidate against live: held-out feedback, retention set, entropy, KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
     drop      it never answers; learning goes on from the live version
-    skip      nothing to learn here: rewards all alike, or all too stale
+    skip      nothing to learn: no feedback that the teacher can read (sdpo), rewards all alike (ppo, reinforce), all too stale
 
 The loss L is a mean over the tokens of the minibatch; p is the learner, q the teacher, which also reads the feedback:
 
     sdpo (default)  w D(q, p),  D(q, p) = (a KL(q || m) + (1 - a) KL(p || m)) / (a (1 - a)),  m = a q + (1 - a) p
-    ppo             -w min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A),  rho = pi / pi_old,  A by GAE with a critic
-    reinforce       the same with A = (r - mean r) / max(std r, s);  with the correction `truncated`: -w A log pi
-    all             + b KL(pi || base) - c H(pi);  eta is scaled by min(1, ESS / target), ESS = (sum w)^2 / (N sum w^2)
+    ppo             -w max(min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A), d A if A < 0),  rho = pi / pi_old
+                    A: GAE of a critic, whitened;  + (V - returns)^2 / 2
+    reinforce       the same with A = (r - mean r) / max(std r, s), mean and std over the tokens
+    truncated       a correction for ppo and reinforce: -w A log pi,  w = min(pi / mu, C)
+    all             + b KL(pi || base) - c H(pi)
+
+By default a = .5 over the learner's 100 likeliest tokens and one bucket for all others, q is a moving average of the learner, C = 2,
+b = c = 0. sdpo learns from text, or from another exchange's rewarded reply to the same prompt; ppo and reinforce learn from numbers.
+eta is scaled by min(1, ESS / target), ESS = (sum W)^2 / (N sum W^2), W = pi_old / mu of a whole kept reply, not truncated.
 
 Losses: tools/training/losses.py, tested with numbers in tests/equations/test_claas.py. Both graphs run under
 graphs/serving/service.py behind a chat API, and in any LangGraph app: the serving graph as a subgraph of an agent with a
@@ -101,7 +107,8 @@ flowchart LR
 class CLaaS:
     """Hyper-parameters in five groups; each group's class says what its fields mean, in which unit, and what the paper gives.
 
-    Of the paper A_max, B_min and the interval between two reloads are known; its learning rate, rank, batch and clip are not given.
+    The paper gives A_max, B_min and the interval of reloads; not its learning rate, rank, batch and clip. Defaults: SDPO, decoupled
+    correction, learning rate 1e-4, rank 16, minibatches of 8 of which half were liked, a gate after every step, no canary.
     """
 
     replay: ReplaySettings = field(default_factory=ReplaySettings)

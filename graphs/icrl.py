@@ -1,15 +1,15 @@
 """ICRL prompting: in-context reinforcement learning (arXiv:2506.06303). The model sees its own attempts with scalar rewards.
 
 The model answers the same task round after round. Every round's prompt holds the buffer of earlier attempts, the reward next
-to the step that earned it, and an instruction to explore or to exploit. The only feedback is a number: nothing is trained, and no
-advice is written. The model improves because it reads which steps earned how much. A round is an episode of this graph, and the run
-(graphs/wiring/run.py) goes on to the next one: Algorithm 1.
+to the step that earned it, and an instruction to explore or to exploit. (An attempt that is judged at its end shows no rewards while
+it runs.) The only feedback is a number: nothing is trained, and no advice is written. The model improves because it reads which
+steps earned how much. A round is an episode of this graph, and the run (graphs/wiring/run.py) goes on to the next: Algorithm 1.
 
     compose   S_0 = (s_task, B, s_ICRL): the task, buffer B within a budget of tokens, the instruction   Alg. 1
     propose   A_t ~ pi( . | S_t): one action at a time, or a whole answer at once                        Alg. 1
     act       carry the action out: S_{t+1}                                                              Alg. 1
     judge     R_{t+1} of every step, from the environment, a rule, the model itself, or several          Alg. 1
-    push      B <- B + (S_0, A_0, R_1, A_1, R_2, ...), failed attempts too                               Alg. 1
+    push      B <- B + (s_task, o_0, A_0, R_1, o_1, A_1, R_2, ...), failed attempts too                  Alg. 1
 
 s_ICRL of the default asks to exploit in every round. The paper's `preset` explores in even rounds and exploits in odd ones.
 """
@@ -54,7 +54,7 @@ class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, R
 
 @dataclass(frozen=True)
 class ICRL:
-    """Hyper-parameters. `paper` is the published setting.
+    """Hyper-parameters. `paper` has the published instruction and buffer; states stay cut, and rounds count from 0 as in its code.
 
     On the toy world with the model `pocket`, exploiting, letting the model pick, and no instruction are equal within their
     intervals; `preset` loses what its exploring rounds cost. The other defaults were not tuned.
@@ -68,12 +68,12 @@ class ICRL:
     """True if `preset` counts rounds from 1, as the paper's Algorithm 1 does (its code counts from 0)."""
     rewards: Literal["dense", "sparse", "zero"] = "dense"
     """The rewards in the prompt: `dense`, r_t next to each step and their sum; `sparse`, the sum alone; `zero`, zeros for all (the
-    paper's ablation; then nothing is chosen by rewards either)."""
+    paper's ablation; the selection of attempts sees zeros too)."""
 
     # The attempts that a prompt shows
     selection: Literal["budget", "all", "last"] = "budget"
-    """The attempts in a prompt: with `budget` the best, the newest and the most telling ones within a budget of tokens
-    (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones."""
+    """The attempts in a prompt: `budget`, all of them whole if they fit in `max_memory_tokens`, else the best and the newest whole and
+    the most telling others whole or as one line (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones."""
     max_memory_tokens: int | None = None
     """Tokens of earlier attempts in a prompt with `selection="budget"`; half of the model's window if not given. Paper: no
     limit."""
@@ -82,7 +82,8 @@ class ICRL:
     rearrange_every: int = 5
     """Rounds between two rearrangements of older attempts with `selection="budget"`; prompts are stable in between."""
     max_state_chars: int = 200
-    """Characters of a past state that attempts keep. Paper: actions cut to 100, observations whole."""
+    """Characters of a past state's first line that prompts show; its other lines are left out. The buffer keeps states whole. Paper:
+    actions cut to 100, observations whole."""
 
     # The choice among scored actions
     temperature: float = field(default=1.0, metadata=SHARED)

@@ -7,7 +7,8 @@ each step is credited with its discounted return and remembered. No gradients: i
 The default estimator, `shrunk`. G_i: mean return of neighbour i over its n_i visits; w_i: its similarity; a ranges over the
 candidates; G_avg and S^2: mean and variance of all returns in scope.
 
-    recall    N(s): the k remembered states most like s, Jaccard similarity >= min_similarity        Eq. 24
+    recall    N(s): the k most similar remembered states of earlier episodes: Jaccard over the words,
+              pairs and triples of Environment.abstract(observation), at least min_similarity        Eq. 24
     propose   candidates with logits z(s, a) in nats, from the policy                                Sec. 4
     augment   + admissible actions that only the memory knows, at the lowest logit                   Eq. 23
     advise    n(a)    = sum of w_i n_i over the neighbours with action a
@@ -17,16 +18,17 @@ candidates; G_avg and S^2: mean and variance of all returns in scope.
               sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1)
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
-    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a); z as it is if N(s) is empty    Eq. 10
+    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a);                                Eq. 10
+              with N(s) empty the policy stays as it is: no min_prior, the same shift for all
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
     remember  G_t = r_t + gamma G_{t+1}                                                              Eq. 3
 
-The equations with a prime are ours and take the place of the paper's of that number: few visits count for little, and an action
-that was never tried is worth the average. kappa is `shrinkage_visits`, bonus `exploration_bonus`. `JitRL.paper()` has the paper's,
-over single visits: V the mean return of N(s) (Eq. 4), Q the mean return of the action (Eq. 5), V + alpha / |N(s)| with probability
-lambda and else 0 for an untried one (Eq. 6), A~ = A / max |A| (Eq. 25), no min_prior, and logit 0 for what only the memory knows.
-The arithmetic stands in nodes/act/decide.py and nodes/act/advantage.py.
+A prime marks our replacement of the paper's equation with that number: few visits count for little, and an action that was never
+tried is worth the average. kappa is `shrinkage_visits`, bonus `exploration_bonus`. `JitRL.paper()` has the paper's equations over
+single visits: V is the mean return of N(s) (Eq. 4), Q the mean return of the action (Eq. 5); an untried action has
+Q = V + alpha / |N(s)| with probability lambda, else Q = 0 (Eq. 6); A~ = A / max |A| (Eq. 25); no min_prior; logit 0 for an action
+that only the memory knows. The arithmetic stands in nodes/act/decide.py and nodes/act/advantage.py.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class JitRL:
 
     # Memory: what is recalled, and what a step is worth
     k: int = field(default=10, metadata=SHARED)
-    """k, Eq. 24: the largest number of neighbours. Ours counts distinct remembered states, the paper single visits. Paper: 10."""
+    """k, Eq. 24: the largest number of neighbours. `shrunk` counts distinct states, the others single visits. Paper: 10."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
     cross_task: bool = field(default=False, metadata=SHARED)
@@ -96,7 +98,8 @@ class JitRL:
 
     # Decision: from logits to an action
     beta: float = 10.0
-    """beta, Eq. 10: nats by which the largest advantage moves a logit. Paper: not given."""
+    """beta, Eq. 10: nats per unit of A~. In `shrunk` the largest advantage reaches A~ = 1 as its visits confirm it. Paper: not given.
+    `reference` has a weight of its own, which grows from 1 to 1.5."""
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
     min_prior: float = 0.01
@@ -106,10 +109,10 @@ class JitRL:
     shrinkage_visits: float = 0.5
     """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards the average (`shrunk` only)."""
     exploration_bonus: float = 0.5
-    """bonus, Eq. 6': the shift of an untried action, in units of the largest advantage; it falls with the visits (`shrunk`
+    """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)); 1 is the shift of a largest advantage without doubt (`shrunk`
     only)."""
     unseen_bonus: float = 5.0
-    """alpha, Eq. 6: bonus of an untried action, in reward units (`paper`: 5; `reference`: 1)."""
+    """alpha, Eq. 6: an untried action gets alpha / |N(s)| on top of V, in reward units times visits (`paper`: 5; `reference`: 1)."""
     unseen_bonus_probability: float = 0.65
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 

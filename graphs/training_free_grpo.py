@@ -2,35 +2,36 @@
 
 GRPO plays each problem G times and moves a model's weights towards the rollouts with a positive advantage. Here the weights
 stay. What changes is a small library of lessons that stands in every prompt: a critic compares the winners and losers of a
-group, says what made the difference, and turns that into edits of the library. The paper's loop, in its words:
+group, says what made the difference, and turns that into edits of the library. The loop, with the paper's four quantities:
 
-    A_g = (r_g - mean(r)) / std(r)    the advantage of rollout g; a group whose A_g are all 0 teaches nothing         (1)
+    A_g = (r_g - mean(r)) / std(r)    the advantage of rollout g. A group with std(r) <= min_reward_std is left out   (1)
     s_g = M(rollout g)                a summary of each rollout                                                       (2)
     A_text = M(s_1..s_G, r, E)        the semantic advantage: why winners won, in words; E is the library             (3)
     E <- M(E, edits of all groups)    add, modify, merge, delete: the next library                                    (4)
 
-Not in the paper: a candidate library takes the current one's place only if it does no worse on held-out problems (`accept`),
-every edit gets a ruling that is written down, and every earlier version can come back.
+A_g only decides whether a group is compared (the paper asks for 0 < mean(r) < 1); the critic reads the rewards r. By default G = 5,
+at temperature 0.7. Not in the paper: a candidate library takes the current one's place only if it does no worse on held-out problems
+(`accept`), every edit gets a ruling that is written down, and every earlier version can come back.
 
     begin        the library to start from
     batch        the problems of this step; every epoch has an order of its own
     group        one problem: see below
     consolidate  (4): the edits of all groups make a candidate library
-    hold_out     the problems of the accept test, under both libraries, with the same seeds
+    hold_out     fans out over the problems of the accept test, under both libraries, with the same seeds
     probe        one rollout of the accept test
     accept       the candidate takes the library's place, or does not (nodes/update/accept_test.py)
     close        a row of the log; the run stops early without gain, without groups to compare, or without budget
     invent       arm self-generated: lessons written without a rollout
-    finish       the product: the version that did best, or the control that the arm makes of it
+    finish       the product: the version that did best, or for a control arm a library made from it
 
     open         G rollouts of the problem
     rollout      one of them, by any episode graph; kept in the cache (nodes/extract/rollouts.py)
     reward       r_g, and whether some A_g is not 0 (1) (nodes/extract/groups.py)
-    read         the rollouts that can be compared
+    read         fans out over the rollouts that have a reward
     summarise    (2); left out for the rule, and for a model that writes only a line
     contrast     (3) (nodes/extract/critic.py)
-    propose      the semantic advantage as edits of the library
-    offer        the group's comparison
+    propose      A_text as edits of the library, the input of (4)
+    offer        hands the group's comparison to the run
 
 Rollouts and replies are cached: a run that resumes from any checkpoint gives the same result at no further cost. No result
 depends on which rollout ends first.

@@ -68,7 +68,8 @@ class StalenessCorrection:
     veto_ratio: float = 1e-4
     """A reply with a token of a smaller ratio is dropped whole, for every kind but `none`. Not given; verl: 1e-4."""
     ess_target: float = 0.5
-    """Effective share of the minibatch, (sum w)^2 / (N sum w^2). Below it the learning rate shrinks in proportion. Not given."""
+    """Effective share of the minibatch, (sum W)^2 / (N sum W^2) with W = pi_old / mu of a whole reply, not
+    truncated. Below it the learning rate shrinks in proportion. Not given."""
 
     def __post_init__(self) -> None:
         _check(self, "loss.correction", ess_target=(0, 1), min_ratio=(0, 1), veto_ratio=(0, 1))
@@ -144,7 +145,8 @@ class Objective:
     """The loss of a gradient step and its optimizer, AdamW. The formulas are in tools/training/losses.py."""
 
     kind: Literal["sdpo", "reinforce", "ppo"] = "sdpo"
-    """`sdpo`: towards a teacher that reads the feedback (arXiv:2601.20802); it learns from text, and bare rewards teach it nothing.
+    """`sdpo`: towards a teacher that reads the feedback (arXiv:2601.20802); it learns from text, or from a rewarded
+    reply to the same prompt.
     `reinforce`: REINFORCE++, whitened rewards (arXiv:2501.03262). `ppo`: a critic and GAE. Paper: all three; SDPO was best."""
     learning_rate: float = 1e-4
     """eta, of AdamW, whatever a saved optimizer had. Not given; the public code: 3e-5."""
