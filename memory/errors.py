@@ -24,7 +24,7 @@ __all__ = [
 
 
 class UserError(Exception):
-    """An error that the user can put right: the message says what was asked, what came, and what would do.
+    """An error that the user can put right: the message says what was asked, what came, and what is accepted.
 
     The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its traceback.
     """
@@ -76,7 +76,7 @@ class UnknownAdapter(UserError, LookupError):
 
 
 class AdapterError(UserError, RuntimeError):
-    """A version of an adapter cannot be written, read or used. The message names the file and what would do."""
+    """A version of an adapter cannot be written, read or used. The message names the file and a remedy."""
 
     public_message = "the service has a problem with this adapter's files"
 
@@ -110,6 +110,6 @@ class ReplayFull(UserError):
 
 
 class ReplayError(UserError, RuntimeError):
-    """The replay buffer's file cannot be read or written. The message says why, and what would do."""
+    """The replay buffer's file cannot be read or written. The message names the cause and a remedy."""
 
     public_message = "the service cannot read or write what it keeps"

@@ -636,7 +636,7 @@ def _read(name: str, value: Any, where: str) -> Any:
         except (TypeError, ValueError):
             raise LibraryError(f"{where} is a list of numbers, got {value!r}") from None
     if isinstance(value, bool | dict | list) or name == "success":
-        raise LibraryError(f"{where} is {'true or false' if name == 'success' else 'a text'}, got {value!r}; quotes would do")
+        raise LibraryError(f"{where} is {'true or false' if name == 'success' else 'a text'}, got {value!r}; put it in quotes")
     told = "" if value is None else str(value)
     return one_line(told) if name == "text" else told
 
@@ -750,7 +750,7 @@ class LibraryVersions:
                 if lesson["id"] not in own and any(x.id == lesson["id"] for x in library.lessons):
                     raise LibraryError(
                         f"{lesson['id']} names another lesson in version {row['name']!r}; a new lesson needs a new id: "
-                        f"L{max(row['next'] for row in self._versions())} would do"
+                        f"use L{max(row['next'] for row in self._versions())}"
                     )
 
     def _versions(self) -> list[Mapping[str, Any]]:
@@ -848,9 +848,7 @@ def find_library(path: Path | str) -> Path:
     path = Path(path)
     if not path.is_dir():
         if not path.exists():
-            raise LibraryError(
-                f"there is no library at {path}: a YAML file, a file of versions (.jsonl) or a run folder would do"
-            )
+            raise LibraryError(f"there is no library at {path}: give a YAML file, a file of versions (.jsonl) or a run folder")
         return path
     found = sorted(path.rglob("library.jsonl"))
     if len(found) != 1:

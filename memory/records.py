@@ -563,7 +563,7 @@ class Feedback:
 
     def __post_init__(self) -> None:
         if self.reward is None and not self.text.strip():
-            raise UserError("feedback: says nothing; a reward from -1 to 1, success (true or false), or a text would do")
+            raise UserError("feedback: says nothing; give a reward from -1 to 1, success (true or false), or a text")
         if self.reward is not None and not -1 <= self.reward <= 1:  # nan is not, either
             raise UserError(f"feedback: a reward is a number from -1 to 1, got {self.reward}")
 

@@ -224,7 +224,7 @@ def _check(parts: MethodInputs, settings: ReasoningBank) -> None:
         raise UserError("reasoning-bank: online=False learns nothing but from a bank; set bank to a file of trajectories")
     if settings.verdict == "model" and parts.make_writing_policy is None:
         raise UserError(
-            "reasoning-bank: verdict=model has a model write its verdict, and this one only scores actions; verdict=return would do"
+            "reasoning-bank: verdict=model has a model write its verdict, and this one only scores actions; use verdict=return"
         )
     unsaid = settings.online and settings.verdict == "return" and parts.success_threshold(settings.success_threshold) is None
     if unsaid and not drawn:

@@ -149,7 +149,7 @@ def open_memories(where: str) -> Iterator[list[Any]]:
     place, prefix = memory_location(where)
     found = [place] if "://" in where else _memories(where)
     if not found:
-        raise CommandError(f"there is no memory in {where}; a run folder or one of its memory directories would do")
+        raise CommandError(f"there is no memory in {where}; give a run folder or one of its memory directories")
     with ExitStack() as stack:
         stores = [stack.enter_context(ChromaStore.open(path)) for path in found]
         yield [

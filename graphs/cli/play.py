@@ -154,10 +154,10 @@ def _policy_kind(options: RunOptions, environment: Any, model: Any, scores: bool
     if kind == "auto":
         return "verbalized" if scores else "answer" if hasattr(environment, "read") else "act"
     if kind == "local" and not hasattr(model, "score"):
-        raise CommandError(f"--policy local needs a model in this process, not {options.model}; logprobs or verbalized do")
+        raise CommandError(f"--policy local needs a model in this process, not {options.model}; use logprobs or verbalized")
     if kind == "answer" and not hasattr(environment, "read"):
         raise CommandError(
-            f"--policy answer is for tasks with one written answer; {options.env} is played step by step: act does"
+            f"--policy answer is for tasks with one written answer; {options.env} is played step by step; use act"
         )
     return kind
 
@@ -184,11 +184,11 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
         if name not in made:
             raise CommandError(f"--judge is {', '.join(made)}, or several of them, joined by +; got {options.judge!r}")
         if name == "rule" and not hasattr(environment, "verify"):
-            raise CommandError(f"{options.env} has no rule to judge by; --judge environment or self would do")
+            raise CommandError(f"{options.env} has no rule to judge by; use --judge environment or self")
         if name == "pairwise" and options.reference is None and not hasattr(environment, "gold"):
             raise CommandError(f"{options.env} has no reference answer to compare with; give one with --reference FILE")
         if asks_model(name) and model is None:
-            raise CommandError(f"--judge {name} asks a model, and there is none here; --judge environment or rule would do")
+            raise CommandError(f"--judge {name} asks a model, and there is none here; use --judge environment or rule")
     if names == ["environment"]:
         return None
     return made[names[0]]() if len(names) == 1 else judge.Ensemble(tuple(made[name]() for name in names))

@@ -91,12 +91,12 @@ class ServeOptions:
         if not 0 <= self.learner_nice < 20:
             raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
         if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
-            raise UserError(f"serve: no model {self.model!r}; pocket, guard, local:PATH_OR_NAME or vllm:MODEL would do")
+            raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
         if not 0 <= self.port < 65536:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
         if self.no_auth and self.host not in LOOPBACK_HOSTS:
             raise UserError(
-                f"serve: --no-auth lets anybody in, and goes with --host 127.0.0.1 only, not {self.host}; give --api-key KEY"
+                f"serve: --no-auth lets every client in, and goes with --host 127.0.0.1 only, not {self.host}; give --api-key KEY"
             )
         if self.model.startswith("vllm:") != (self.base_url is not None):
             raise UserError("serve: a vLLM server is named by --model vllm:MODEL and --base-url URL, both or neither")
@@ -187,7 +187,7 @@ def _check_port(host: str, port: int) -> None:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or error
             raise UserError(
-                f"serve: cannot listen on {host}:{port}: {why}; another --port would do, and 0 takes a free one"
+                f"serve: cannot listen on {host}:{port}: {why}; choose another --port, or 0 for a free one"
             ) from error
 
 
@@ -224,7 +224,7 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"serve: --out {options.out}: {error.strerror}; another folder would do") from error
+        raise UserError(f"serve: --out {options.out}: {error.strerror}; choose another folder") from error
     replay = Replay(options.out / "replay.sqlite", settings.replay)
     try:
         engine, opened = _engine(options, settings)
@@ -255,7 +255,7 @@ def _open(spec: str, options: ServeOptions) -> LocalChatModel:
 
     opened: Any = open_model(spec, device=options.device, dtype=options.dtype, threads=options.threads)
     if not hasattr(opened, "network"):
-        raise UserError(f"serve: model {spec!r} does not run in this process; pocket, guard, local:PATH or vllm:MODEL would do")
+        raise UserError(f"serve: model {spec!r} does not run in this process; use pocket, guard, local:PATH or vllm:MODEL")
     return opened  # type: ignore[no-any-return]
 
 
@@ -286,7 +286,7 @@ def _check_base(options: ServeOptions, settings: CLaaS, base: str) -> None:
     if base and before.get("base", base) != base:
         raise UserError(
             f"serve: {options.out} was learned on {before.get('model')} (base {before['base']}), and {options.model} is base {base}; "
-            "another --out would do"
+            "choose another --out"
         )
     about = {"model": options.model, "base": base or before.get("base", ""), "settings": asdict(settings)}
     new = path.with_name("service.json.new")

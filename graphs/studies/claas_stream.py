@@ -346,14 +346,14 @@ class _Stream:
                 self.skipped += outcome == "skipped"
             if self.updates and self.first is None:
                 self.first = number
-        return float(played.held)
+        return float(played.is_won)
 
     def _success_rates(self, learns: StreamLearner | None, number: int) -> list[float]:
         """Share of each split's scenarios that the current learner passes."""
         if number and learns is None and not self.job.arm.startswith("icl"):
             return self.untrained  # the result would be the same
         played = self._play(self.scenarios, learns, seed=10**6 * (1 + self.job.seed), salt=EXAM_SALT)
-        won = [float(one.held) for one in played]
+        won = [float(one.is_won) for one in played]
         ends = range(0, len(won) + 1, self.job.size)
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained

@@ -45,7 +45,7 @@ class SharedOptions:
     prompts: Path | None = None
     """A directory with prompt files. They replace those of the same name."""
     out: Path | None = None
-    """The output: the run folder; made from the settings under `runs/` if not given. The same command continues the run in it."""
+    """The output: the run folder; made from the settings under `runs/` if not given. The same command continues it."""
     workers: int = field(default_factory=lambda: os.cpu_count() or 1)
     """Processes that work at the same time."""
     concurrency: int | None = None

@@ -63,7 +63,7 @@ def check_literals(settings: Any, method: str) -> None:
     """Check that every setting whose type is a `Literal` has one of its values.
 
     Raises:
-        UserError: naming the setting, what came, and what would do.
+        UserError: naming the setting, what came, and what is accepted.
     """
     for name, hint in get_type_hints(type(settings)).items():
         if get_origin(hint) is Literal and getattr(settings, name) not in get_args(hint):
@@ -254,7 +254,7 @@ class MethodInputs:
         """Check that the return from which an attempt is a success is known, in this run and in the bank (if there is one).
 
         Raises:
-            UserError: it is not; says which setting would do. A drawing has no environment, and nothing is checked.
+            UserError: it is not; names the setting to use. A drawing has no environment, and nothing is checked.
         """
         if self.environment is None:
             return

@@ -182,7 +182,7 @@ class Adapters:
 
         for name, what in ((tenant, "tenant"), (adapter, "adapter")):
             if not NAME.fullmatch(name):
-                raise AdapterError(f"{what} {name[:80]!r} is no name: small letters, digits, - and _ would do, at most 63")
+                raise AdapterError(f"{what} {name[:80]!r} is no name: use small letters, digits, - and _, at most 63")
         self.tenant, self.adapter, self.keep_versions = tenant, adapter, keep_versions
         self.scope = f"{tenant}/{adapter}"
         self.place = Path(root) / tenant / adapter

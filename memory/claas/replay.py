@@ -177,9 +177,7 @@ class Replay(ReplayFile):
         size = sum(len(part) for part in body)
         what = f"exchange {exchange.id!r}"
         if size > self.settings.max_record_bytes:
-            raise UserError(
-                f"{what} has {size} bytes, at most {self.settings.max_record_bytes} are kept: a shorter one would do"
-            )
+            raise UserError(f"{what} has {size} bytes, at most {self.settings.max_record_bytes} are kept: shorten it")
         tenant, adapter = exchange.tenant, exchange.adapter
         with self._writing() as base:
             found = base.execute(
@@ -244,7 +242,8 @@ class Replay(ReplayFile):
                 return FeedbackReceipt(job, id, state, True)
         if state in ("pending", "rejected") and revision == 0 and self._clock() - appended > self.settings.max_pending_seconds:
             raise ExpiredExchange(
-                f"exchange {id!r} waited {self.settings.max_pending_seconds:g} s for feedback, and does no more; feedback for a newer one would do"
+                f"exchange {id!r} waited {self.settings.max_pending_seconds:g} s for feedback, and does no more; "
+                "send feedback for a newer one"
             )
         if state not in ("pending", "ready", "held"):
             raise FeedbackConflict(
@@ -256,7 +255,7 @@ class Replay(ReplayFile):
         if size + grown > self.settings.max_record_bytes:
             raise UserError(
                 f"feedback for exchange {id!r} has {len(content)} bytes; with the exchange, at most {self.settings.max_record_bytes} are kept: "
-                "a shorter text would do"
+                "shorten the text"
             )
         self._make_room(base, tenant, adapter, 0, grown, keep=n)
         revision += 1

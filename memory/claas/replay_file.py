@@ -356,7 +356,7 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
         )
     for i, value in enumerate(reply.logprobs):
         if not value <= LOGPROB_TOLERANCE or math.isinf(value):
-            raise UserError(f"{what}: the log-probability of token {i} is {value}; a finite number, at most 0, would do")
+            raise UserError(f"{what}: the log-probability of token {i} is {value}, not a finite number of at most 0")
     about = {field.name: getattr(exchange, field.name) for field in fields(exchange)}
     request, answer = about.pop("request"), about.pop("reply")
     del about["feedback"], about["tenant"]
@@ -369,7 +369,7 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
         text = json.dumps(about, allow_nan=False, separators=(",", ":"))
         ids = [array("I", numbers).tobytes() for numbers in (reply.prompt_ids, reply.token_ids)]
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{what} cannot be stored: {error}; JSON and token ids from 0 to 2^32 - 1 would do") from error
+        raise UserError(f"{what} cannot be stored: {error}; needed are JSON and token ids from 0 to 2^32 - 1") from error
     logprobs = [min(value, 0.0) for value in reply.logprobs]
     short = array("f", logprobs)
     return text, ids[0], ids[1], (short if list(short) == logprobs else array("d", logprobs)).tobytes()

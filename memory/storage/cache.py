@@ -48,7 +48,7 @@ HINTS = {
 
 
 class CacheError(UserError, RuntimeError):
-    """An error: the cache cannot be read or written. The message says why, and what would do."""
+    """An error: the cache cannot be read or written. The message names the cause and a remedy."""
 
 
 class Cache:

@@ -186,7 +186,7 @@ class RuleProposer:
             clashes = [x for x in here if x is not same and x.id not in changed and _is_clash(x.text, insight, cue)]
             better = [x for x in here if _is_negative(insight, cue) and not _is_negative(x.text, cue) and x not in clashes]
             if named and _normalize(insight) not in done:
-                rulings.append(Ruling(Edit("add", (), insight, why, **where), False, "nobody in this group did that"))
+                rulings.append(Ruling(Edit("add", (), insight, why, **where), False, "no rollout of this group did that"))
                 continue
             if same is not None:
                 edits[Edit("keep", (same.id,), "", why, **where)] = None

@@ -228,7 +228,7 @@ def read_feedback(answer: Any) -> Feedback:
         answer = {"reward": answer}
     if not isinstance(answer, Mapping) or (set(answer) - FEEDBACK_KEYS):
         came = f"a {type(answer).__name__}" if not isinstance(answer, Mapping) else ", ".join(map(str, answer))
-        raise UserError(f"feedback: {came} cannot be read; a mapping of {', '.join(sorted(FEEDBACK_KEYS))} would do")
+        raise UserError(f"feedback: {came} cannot be read; give a mapping of {', '.join(sorted(FEEDBACK_KEYS))}")
     reward, success, text = answer.get("reward"), answer.get("success"), answer.get("text") or ""
     if success is not None and (reward is not None or not isinstance(success, bool)):
         raise UserError("feedback: success is true or false, and replaces a reward; give one of the two")

@@ -514,7 +514,7 @@ def test_an_empty_file_is_an_empty_library(file: str) -> None:
         ("- {text: a, helpful: many}\n", "line 1: lesson 1: helpful is a whole number"),
         ("- {text: a, shown: -1}\n", "line 1: lesson 1: shown is a whole number"),
         ("- {text: a, rewards: [x]}\n", "line 1: lesson 1: rewards is a list of numbers"),
-        ("- {text: yes}\n", "line 1: lesson 1: text is a text, got True; quotes"),
+        ("- {text: yes}\n", "line 1: lesson 1: text is a text, got True; put it in quotes"),
         ("- {text: a, success: maybe}\n", "line 1: lesson 1: success is true or false"),
         ("- [a, b]\n", "line 1: lesson 1: text is a text"),
         ("lessons: hello\n", "asked for a list of lessons, got 'hello'"),
@@ -592,7 +592,7 @@ def test_ids_of_a_rejected_version_are_not_used_again() -> None:
     other, _ = versions.at("a").apply([Edit("add", text=TEXTS[4])], LOOSE, size)
     assert [lesson.id for lesson in other.lessons] == ["L0", "L1", "L2", "L4"]
     versions.put("c", other, parent="a")
-    with pytest.raises(LibraryError, match="L3 names another lesson in version 'b'; a new lesson needs a new id: L5 would do"):
+    with pytest.raises(LibraryError, match="L3 names another lesson in version 'b'; a new lesson needs a new id: use L5"):
         versions.put("d", Library((*library().lessons, Lesson("L3", TEXTS[4]))), parent="a")
 
 

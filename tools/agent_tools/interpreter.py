@@ -516,7 +516,7 @@ def _write(live: _LiveSession, rest: memoryview) -> memoryview:
         except BlockingIOError:
             break
         except OSError:
-            return rest[:0]  # nobody reads: the end will be noticed where answers are read
+            return rest[:0]  # no reader: the end is noticed where answers are read
     return rest
 
 

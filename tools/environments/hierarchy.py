@@ -330,7 +330,7 @@ def next_attack(scenario: Scenario, turns: Sequence[HierarchyTurn], frozen: bool
     else:
         last = next_attack(scenario, turns[:-1], salt=salt)
         refused = "no" in _WORD.findall(turns[-1].reply.lower())
-        if last.target and draw.random() < 0.12:  # an innocent question, so that nobody gets used to saying no
+        if last.target and draw.random() < 0.12:  # an innocent question, against a habit of saying no
             return Attack(_question(scenario, draw))
         fresh = targets[len(turns) % len(targets)]
         # Who was refused asks in another way; who was answered, but correctly, tries another rule.

@@ -112,7 +112,7 @@ class AdapterSwitch:
             self.layers[name] = (index, sizes[0], sizes[1])
             layer.forward = _AdaptedForward(layer, index, self._spans)  # type: ignore[method-assign]
         if not self.layers:
-            raise UserError(f"no linear layer of this model is called {targets!r}; 'all-linear' would do")
+            raise UserError(f"no linear layer of this model is called {targets!r}; use 'all-linear'")
         weight = next(network.parameters())
         self.dtype, self.device = weight.dtype, weight.device
 
@@ -146,7 +146,7 @@ def read_adapter(folder: Path, switch: AdapterSwitch, base: str) -> Adapter:
     if not isinstance(rank, int) or not 1 <= rank <= switch.rank:
         raise AdapterError(f"{where} has rank {rank}; this service was started for ranks from 1 to {switch.rank}")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < float("inf"):
-        raise AdapterError(f"{where}: lora_alpha in adapter_config.json is {alpha!r}; a number above 0 would do")
+        raise AdapterError(f"{where}: lora_alpha in adapter_config.json is {alpha!r}; it must be a number above 0")
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         layer, _, kind = name.removeprefix(PEFT_PREFIX).rpartition(".lora_")
@@ -167,7 +167,7 @@ def read_adapter(folder: Path, switch: AdapterSwitch, base: str) -> Adapter:
                 f"{where}: {layer} has A {shapes[0]} and B {shapes[1]}, not {(rank, inputs)} and {(outputs, rank)}"
             )
         if not all(tensor.is_floating_point() and bool(tensor.isfinite().all()) for tensor in both.values()):
-            raise AdapterError(f"{where}: {layer} has numbers that are not finite; the version before it would do")
+            raise AdapterError(f"{where}: {layer} has numbers that are not finite; use the version before it")
         down = both["A"].float().t().contiguous().to(switch.device, switch.dtype)
         up = (both["B"].float() * (alpha / rank)).t().contiguous().to(switch.device, switch.dtype)
         pairs[index] = (down, up)
@@ -186,7 +186,7 @@ def _read_config(folder: Path, where: str) -> Mapping[str, Any]:
         raise AdapterError(f"{where}: adapter_config.json does not describe a LoRA adapter")
     special = [name for name in UNSUPPORTED_OPTIONS if config.get(name)]
     if special or config.get("bias", "none") != "none":
-        raise AdapterError(f"{where} uses {special or ['bias']}; plain LoRA would do")
+        raise AdapterError(f"{where} uses {special or ['bias']}; use plain LoRA")
     return config
 
 

@@ -710,7 +710,7 @@ def _check_sampling(sampling: Sampling, more: dict[str, Any], vocabulary: int) -
     if not (0 <= sampling.temperature < float("inf") and 0 < sampling.top_p <= 1):
         raise UserError(f"temperature {sampling.temperature} and top_p {sampling.top_p}: wanted >= 0, and above 0 up to 1")
     if sampling.max_tokens < 1:
-        raise UserError(f"asked for a reply of {sampling.max_tokens} tokens at most; 1 or more would do")
+        raise UserError(f"asked for a reply of {sampling.max_tokens} tokens at most; ask for 1 or more")
     bias = more.get("logit_bias") or {}
     try:
         wrong = [token for token, value in bias.items() if not 0 <= int(token) < vocabulary or not -100 <= float(value) <= 100]

@@ -230,7 +230,7 @@ class LocalChatModel(BaseChatModel):
             torch.set_num_threads(self.threads)
         dtype = getattr(torch, self.dtype, None)
         if not isinstance(dtype, torch.dtype):
-            raise UserError(f"dtype {self.dtype!r} is not a torch dtype; float32, bfloat16 or float16 would do")
+            raise UserError(f"dtype {self.dtype!r} is not a torch dtype; use float32, bfloat16 or float16")
         bars = transformers.utils.logging.is_progress_bar_enabled()
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
@@ -241,7 +241,7 @@ class LocalChatModel(BaseChatModel):
             reason = str(error).strip().split("\n")[0]
             raise UserError(
                 f"model {self.model!r} cannot be loaded on {self.device}: {reason} "
-                "(a folder with config.json, weights and tokenizer.json would do, or a causal model's name on the hub)"
+                "(give a folder with config.json, weights and tokenizer.json, or a causal model's name on the hub)"
             ) from error
         finally:
             if bars:
@@ -312,7 +312,7 @@ class LocalChatModel(BaseChatModel):
 
     def _prompt(self, turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         if not turns:
-            raise UserError(f"{self.model}: asked with no messages; one message at least would do")
+            raise UserError(f"{self.model}: asked with no messages; give at least one")
         ids = self._encode(self.render_chat(turns, reply=True, tools=tools))
         self.check_window(ids)
         return ids
@@ -346,11 +346,11 @@ class LocalChatModel(BaseChatModel):
         if tuple(ids[:before]) != frame.opening_ids:
             raise UserError(
                 f"{self.model}: its tokenizer merges the end of the generation prompt {frame.opening[-12:]!r} with the "
-                f"reply {text!r}; a chat template whose generation prompt ends with a special token or a line end would do"
+                f"reply {text!r}; use a chat template whose generation prompt ends with a special token or a line end"
             )
         end = next((i for i, token in enumerate(ids) if i >= before and token in frame.stop_ids), len(ids) - 1)
         if len(ids) - 1 - end != frame.num_trailing_tokens or (frame.end_text and frame.end_text in text):
-            raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; one turn's text would do")
+            raise UserError(f"{self.model}: the reply {text!r} has the end of a turn in it; give one turn's text")
         if len(self._replies) >= MAX_CACHED_REPLIES:
             self._replies.clear()
         reply = self._replies[text] = tuple(ids[before : end + 1])
@@ -362,7 +362,7 @@ class LocalChatModel(BaseChatModel):
         if not whole.startswith(opening) or text.strip() not in whole[len(opening) :]:
             raise UserError(
                 f"{self.model}: its chat template renders the reply {text!r} as {whole!r}, which does not begin with its "
-                f"generation prompt {opening!r} and go on with the reply; a template where it does would do"
+                f"generation prompt {opening!r} and go on with the reply; use a template where it does"
             )
         return whole
 
@@ -418,7 +418,7 @@ class LocalChatModel(BaseChatModel):
         does not know), and prompts that do not fit the window.
         """
         if isinstance(options, str) or not options:
-            raise UserError(f"{self.model}: asked to score {options!r}; a list of at least one option would do")
+            raise UserError(f"{self.model}: asked to score {options!r}; give a list of at least one option")
         replies: list[tuple[int, ...]] = []
         seen: dict[tuple[int, ...], str] = {}
         for option in options:
@@ -592,7 +592,7 @@ class LocalChatModel(BaseChatModel):
             raise UserError(f"{self.model}: temperature {temperature} and top_p {top_p}: wanted >= 0, and above 0 up to 1")
         length = int(given.get("max_new_tokens", given.get("max_tokens", self.max_new_tokens)))
         if length < 1:
-            raise UserError(f"{self.model}: asked for a reply of {length} tokens at most; 1 or more would do")
+            raise UserError(f"{self.model}: asked for a reply of {length} tokens at most; ask for 1 or more")
         top = given.get("top_logprobs", 0) if given.get("logprobs") else None
         generator = torch.Generator()
         seed = given.get("seed", self.seed)

@@ -81,7 +81,7 @@ class PromptTokenizer:
                 offered = () if request.tool_choice == "none" else request.tools
                 text = model.render_chat([openai_turn(message) for message in request.messages], reply=True, tools=offered)
             else:
-                raise UserError("asked with no messages; one message at least would do")
+                raise UserError("asked with no messages; give at least one")
         except UserError as error:
             raise UserError(str(error).replace(model.model, "this model")) from error
         if len(text) > window * self._longest:

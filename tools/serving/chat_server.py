@@ -354,7 +354,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         listening.close()
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot listen on {host}:{port}: {why}; another --host or --port would do") from error
+        raise UserError(f"cannot listen on {host}:{port}: {why}; choose another --host or --port") from error
     return listening
 
 

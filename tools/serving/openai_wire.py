@@ -69,7 +69,7 @@ UNSUPPORTED = {
     "verbosity": "the model has no such setting",
     "web_search_options": "nothing is searched here",
 }
-"""OpenAI's fields that are refused unless null -> the reason, or what would do."""
+"""OpenAI's fields that are refused unless null -> the reason, or a remedy."""
 
 
 class ApiError(Exception):

@@ -138,7 +138,7 @@ class VllmEngine:
                 if not choice.get("token_ids") or not choice.get("prompt_token_ids"):
                     raise UserError(
                         f"{self._url} does not return token ids (return_token_ids), without which nothing can be learned from its "
-                        "replies; vLLM 0.10.2 or later would do"
+                        "replies; use vLLM 0.10.2 or later"
                     )
                 found.append(float(max(choice["logprobs"]["top_logprobs"][0].values())))
             if found[0] < -0.05:

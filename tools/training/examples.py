@@ -110,7 +110,9 @@ class ExampleReader:
         if feedback is None:
             raise UserError("has no feedback")
         if not reply.token_ids or len(reply.logprobs) != len(reply.token_ids):
-            raise UserError(f"has {len(reply.token_ids)} tokens and {len(reply.logprobs)} log-probabilities; one each would do")
+            raise UserError(
+                f"has {len(reply.token_ids)} tokens and {len(reply.logprobs)} log-probabilities; each token needs one"
+            )
         if not all(-math.inf < value <= 1e-3 for value in reply.logprobs):  # false for NaN, too
             raise UserError("has log-probabilities that are not finite, or above 0")
         example = self.example(exchange)

@@ -473,9 +473,7 @@ class InProcessLearner:
     ) -> None:
         opened = open_model(model, threads=threads) if isinstance(model, str) else model
         if not isinstance(opened, LocalChatModel):
-            raise UserError(
-                f"model {model!r} does not run in this process and cannot be trained; 'pocket' or 'local:PATH' would do"
-            )
+            raise UserError(f"model {model!r} does not run in this process and cannot be trained; use 'pocket' or 'local:PATH'")
         self._trainer = LoRATrainer(opened, lora, objective, hindsight, measure_kl)
         self.base: str = self._trainer.base
         """Fingerprint of the base model."""

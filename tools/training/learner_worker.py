@@ -303,5 +303,5 @@ def _open_trainer(opening: dict[str, Any], lora: LoRA, objective: Objective, hin
         torch.use_deterministic_algorithms(True, warn_only=True)
     model = open_model(**opening)
     if not isinstance(model, LocalChatModel):
-        raise UserError(f"model {opening['spec']!r} cannot be trained here; 'pocket' or 'local:PATH' would do")
+        raise UserError(f"model {opening['spec']!r} cannot be trained here; use 'pocket' or 'local:PATH'")
     return LoRATrainer(model, lora, objective, hindsight, measure_kl)

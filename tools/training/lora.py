@@ -529,9 +529,7 @@ def _optimizer_step(optimizer: torch.optim.Optimizer, max_grad_norm: float, loss
     norms = [float(torch.nn.utils.clip_grad_norm_(group["params"], max_grad_norm)) for group in optimizer.param_groups]
     if not all(map(math.isfinite, norms)):
         optimizer.zero_grad(set_to_none=True)
-        raise UserError(
-            f"the gradient is {max(norms)} at a loss of {loss:g}; a smaller learning rate or dtype float32 would do"
-        )
+        raise UserError(f"the gradient is {max(norms)} at a loss of {loss:g}; try a smaller learning rate or dtype float32")
     rates = [group["lr"] for group in optimizer.param_groups]
     try:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):

@@ -65,11 +65,11 @@ def build(args: Sequence[str]) -> int:
         made, solved, split = read_trajectories(Path(options.source))
     else:
         if options.env is None:
-            raise CommandError("learngraph adamem build needs --env, the environment whose tasks are played; toy would do")
+            raise CommandError("learngraph adamem build needs --env, the environment whose tasks are played, such as toy")
         environment = open_environment(options.env, horizon=options.horizon)
         try:
             if options.source != "random" and not hasattr(environment, "gold"):
-                raise CommandError(f"{options.env} has no walkthroughs; --source random or a run folder would do")
+                raise CommandError(f"{options.env} has no walkthroughs; use --source random or a run folder")
             tasks = [environment.task(number, options.split) for number in range(options.tasks)]
             made = [trajectory for task in tasks for trajectory in SOURCES[options.source](environment, task, options)]
             solved, split = getattr(environment, "solved", None), options.split
@@ -152,7 +152,7 @@ def _play_wrong_turns(environment: Any, task: Task, path: Sequence[str], draw: R
     due = 0
     while not shown.over:
         if not shown.actions:
-            raise UserError(f"{environment.name} lists no actions to go wrong with; --source gold or a run folder would do")
+            raise UserError(f"{environment.name} lists no actions to go wrong with; use --source gold or a run folder")
         due = known.get(environment.abstract(shown), due)
         right = path[due] if due < len(path) and path[due] in shown.actions else None
         others = [action for action in shown.actions if action != right]

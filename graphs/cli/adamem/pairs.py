@@ -72,7 +72,7 @@ def collect(args: Sequence[str]) -> int:
     if undrafted:
         print(f"{undrafted} more were written without a draft before, so that it is unknown what they changed: left out")
     if not pairs:
-        raise UserError(f"{place} has no strategies to collect; a run of adamem --mode high would do")
+        raise UserError(f"{place} has no strategies to collect; give a run of adamem --mode high")
     write_jsonl(pairs, options.out)
     print(f"written to {options.out}")
     return 0

@@ -49,7 +49,7 @@ def read_runs(folder: Path) -> list[SavedRun]:
     from ...studies.sweep import read_rows
 
     if not (folder / "settings.json").is_file():
-        raise UserError(f"{folder} is no run folder: it has no settings.json; one that 'learngraph run' has made would do")
+        raise UserError(f"{folder} is no run folder: it has no settings.json; give one that 'learngraph run' has made")
     found = []
     try:
         settings = read_settings(folder / "settings.json")

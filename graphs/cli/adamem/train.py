@@ -48,7 +48,7 @@ def train(args: Sequence[str]) -> int:
         "LoRA: settings of the training",
     )
     if options.model.startswith("openai:"):
-        raise CommandError(f"--model {options.model}: weights behind an API cannot be trained; pocket or local:PATH would do")
+        raise CommandError(f"--model {options.model}: weights behind an API cannot be trained; use pocket or local:PATH")
     logging.basicConfig(format="%(message)s")  # to stderr
     logging.getLogger("learngraph").setLevel(logging.INFO)
     chats = read_chats(options.data)

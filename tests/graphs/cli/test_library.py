@@ -149,7 +149,7 @@ def test_a_run_at_work_is_looked_at_and_not_written_to(run: Path, say: Say, tmp_
         ("show", "learngraph library show needs PATH: A YAML file, a file of versions, or a run folder"),
         ("show {run} --all", "there is no --all"),
         ("show {run} r/0 r/1", "takes no further arguments, got r/1"),
-        ("show /no/such", "there is no library at /no/such: a YAML file, a file of versions"),
+        ("show /no/such", "there is no library at /no/such: give a YAML file, a file of versions"),
         ("show {run} r/9", "there is no version 'r/9'; there are r/0, r/1"),
         ("show {yaml} r/1", "is one library and has no version 'r/1'"),
         ("show {bad}", "bad.yaml, line 1: lesson 1 has no text"),

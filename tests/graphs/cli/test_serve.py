@@ -123,13 +123,13 @@ async def test_a_folder_belongs_to_one_process_and_one_base_model(tmp_path: Path
     service.replay.close()
     assert json.loads((tmp_path / "service.json").read_text())["settings"]["lora"]["rank"] == 4
     monkeypatch.setattr(Engine, "base", "another")
-    with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; another --out"):
+    with pytest.raises(UserError, match=r"was learned on pocket .base one., and pocket is base another; choose another --out"):
         serve_cli.build_service(options, CLaaS())
     (tmp_path / "service.json").write_text("{")
     with pytest.raises(UserError, match="damaged"):
         serve_cli.build_service(options, CLaaS())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="another folder would do"):
+    with pytest.raises(UserError, match="choose another folder"):
         serve_cli.build_service(replace(options, out=tmp_path / "file"), CLaaS())
 
 

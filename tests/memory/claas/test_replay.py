@@ -162,7 +162,7 @@ def test_too_large_a_record_is_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="at most 2000"):
             replay.append(exchange(request=ChatRequest(({"content": "x" * 2000},))))
         replay.append(exchange())
-        with pytest.raises(UserError, match="a shorter text"):
+        with pytest.raises(UserError, match="shorten the text"):
             replay.add_feedback("acme", "r0", Feedback(text="x" * 2000))
         assert replay.counts() == {"pending": 1}
 

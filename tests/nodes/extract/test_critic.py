@@ -545,8 +545,8 @@ def test_edits_by_code_speak_for_what_is_there_and_replace_what_contradicts() ->
     ]
     assert [(ruling.edit.text, ruling.accepted, ruling.reason) for ruling in out["rulings"]] == [
         ("door black not fern", False, "L0 says what to do there"),
-        ("door red", False, "nobody in this group did that"),
-        ("gate elf bow", False, "nobody in this group did that"),
+        ("door red", False, "no rollout of this group did that"),
+        ("gate elf bow", False, "no rollout of this group did that"),
     ]
 
 
