@@ -221,7 +221,7 @@ def test_a_process_does_not_outlive_its_host() -> None:
     code = (
         "import os, signal; from learngraph.tools.environments.support.verifying import Workers\n"
         "if __name__ == '__main__':\n"
-        "    workers = Workers('math', most=1); workers.ask('normal', answer='1')\n"
+        "    workers = Workers('math', max_workers=1); workers.ask('normal', answer='1')\n"
         "    print(workers._free[0].process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
