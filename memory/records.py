@@ -109,7 +109,7 @@ class Neighbour:
     id: str
     """Id of the newest experience behind these numbers."""
     similarity: float
-    """Of the remembered state to the present one, in [0, 1]."""
+    """Similarity of the remembered state to the present one, in [0, 1]."""
     action: str
     count: int
     mean: float
@@ -166,7 +166,7 @@ class Shown:
     """The form in which a prompt shows an earlier attempt."""
 
     id: str
-    """Of the trajectory."""
+    """Id of the trajectory."""
     whole: bool = True
     """True: with all its steps; False: as one line."""
     count: int = 1
@@ -182,7 +182,7 @@ class Precedent:
     step: int
     """t of the step within it, from 0."""
     similarity: float
-    """Of its key to the present one: Jaccard in [0, 1], or cosine in [-1, 1]."""
+    """Similarity of its key to the present one: Jaccard in [0, 1], or cosine in [-1, 1]."""
     success: bool | None = None
     """True if that trajectory succeeded; None if unknown."""
 
@@ -453,7 +453,7 @@ class Sampling:
     """Sampling parameters of a reply."""
 
     temperature: float = 1.0
-    """Of the softmax over tokens; 0 takes the most probable token."""
+    """Temperature of the softmax over tokens; 0 takes the most probable token."""
     top_p: float = 1.0
     """Nucleus sampling: draws from the fewest most probable tokens whose probabilities reach this sum."""
     max_tokens: int = 256
@@ -472,7 +472,7 @@ class ChatRequest:
     """A request to a chat API for one reply."""
 
     messages: tuple[dict[str, Any], ...] = ()
-    """In OpenAI's shape: `role`, `content`, and the keys of tool calls."""
+    """Messages in OpenAI's shape: `role`, `content`, and the keys of tool calls."""
     sampling: Sampling = field(default_factory=Sampling)
     tools: tuple[dict[str, Any], ...] = ()
     """Functions that the model may call, in OpenAI's shape."""

@@ -39,7 +39,7 @@ class LessonReAct:
     lessons_per_prompt: int = 0
     """Lessons in a prompt at most, those that fit the problem best; 0: all."""
     temperature: float = 0.7
-    """Of the softmax over scored actions; 0 takes the best. A model that writes has its own."""
+    """Temperature of the softmax over scored actions; 0 takes the best. A model that writes has its own."""
     show_rewards: bool = True
     """Show the rewards of earlier steps in prompts. False where learning goes without ground truth."""
 

@@ -96,7 +96,7 @@ class ServeOptions:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
         if self.no_auth and self.host not in LOOPBACK_HOSTS:
             raise UserError(
-                f"serve: --no-auth lets every client in, and goes with --host 127.0.0.1 only, not {self.host}; give --api-key KEY"
+                f"serve: --no-auth lets every client in and needs --host 127.0.0.1, not {self.host}; give --api-key KEY"
             )
         if self.model.startswith("vllm:") != (self.base_url is not None):
             raise UserError("serve: a vLLM server is named by --model vllm:MODEL and --base-url URL, both or neither")

@@ -115,7 +115,7 @@ _TRUNCATING_BITS = 0o1003
 """Bits of an open: O_TRUNC, and how it accesses. Without a right to write (0), or with the 3 that asks for none, Landlock before
 its third version lets the file be emptied."""
 _REFUSED_FCNTLS = (8, 10, 15, 1024)
-"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel send any signal to any process; F_SETLEASE, which holds others up."""
+"""F_SETOWN, F_SETSIG and F_SETOWN_EX, which have the kernel signal any process; F_SETLEASE, which holds others up."""
 _ALLOWED_IOCTLS = (0x541B, 0x5421, 0x5450, 0x5451, 0x40049409)
 """Kinds of ioctl that are allowed: FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FICLONE. Others set owners (FIOSETOWN, SIOCSPGRP), change
 files that are open to read, or are for devices; to them nothing is a terminal."""

@@ -45,7 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
 def test_nobody_is_served_without_a_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEARNGRAPH_API_KEY", raising=False)
     assert "--api-key KEY" in refused(capsys)
-    assert "--no-auth lets anybody in" in refused(capsys, "--no-auth", "--host", "0.0.0.0")
+    assert "--no-auth lets every client in" in refused(capsys, "--no-auth", "--host", "0.0.0.0")
     assert "one or the other" in refused(capsys, "--no-auth", "--api-key", "k")
 
 
