@@ -12,7 +12,7 @@ qualities, parts, options and prices (`data/shop.json`). Nothing measured on it 
 - An observation is the page's pieces of text joined by ` [SEP] `, without the instruction, which is the task's. Beside what is
   published, an item's page says which options are chosen, so that the page is all that there is to know. As long as there is
   something to do, a line below it says how (`HELP`): not in the task's text, by which tasks are compared, nor in the state.
-- The case of a clicked text does not matter. An unreadable action, or one not on the page, is refused, pays 0 and costs its step.
+- The case of a clicked text does not matter. An unreadable action, or one off the page, is refused, pays 0 and costs its step.
 - Any search can be typed. Where there is a search bar, searches made of the goal's words are listed.
 - Search is BM25 over title, category, description, features and attributes (`ranking.py`; needs the extra `[search]`:
   `pip install bm25s`); of equally good products the earlier in the catalogue comes first.
