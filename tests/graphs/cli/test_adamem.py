@@ -366,7 +366,7 @@ def test_from_a_run_to_a_trained_model(here: Path, capsys: pytest.CaptureFixture
         assert again(task, pair.before, "any") == pair.tentative
         assert again(task, pair.before, "any", pair.strategy) == pair.action
     run("filter pairs.jsonl --out data.jsonl --success-threshold 1", capsys)
-    said = run("train data.jsonl --out trained --rank 4 --batch-size 8 --learning-rate 0.001", capsys)
+    said = run("train data.jsonl --out trained --lora.rank 4 --batch-size 8 --learning-rate 0.001", capsys)
     assert "written to trained; --model local:trained plays with it" in said
     assert json.loads(Path("trained/training.json").read_text())["model"] == "pocket"
     assert main(f"{play} --episodes 1 --workers 1 --model local:trained --out after".split()) == 0
