@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.adapters import Adapters
 from ...memory.claas.replay import Replay
 from ...memory.records import ChatRequest, Exchange, Feedback, Reply, Sampling
 from ...nodes.prompt import Prompt
 from ..claas import CLaaS, build_learning
+
+if TYPE_CHECKING:
+    from ...tools.pocket.guard import ScenarioTranscript
 
 __all__ = ["StreamLearner", "open_learner"]
 
@@ -49,18 +52,18 @@ class StreamLearner:
         """The network of the newest version."""
         return self.learner.network(self.versions.current)
 
-    def record(self, played: Any, number: int) -> None:
+    def record(self, played: ScenarioTranscript, number: int) -> None:
         """Append every turn of a played scenario to the buffer, with the verifier's feedback."""
         from ...tools.environments.hierarchy import chat_messages
 
         label = self.versions.current
         step = self.versions.version(label).step if label else 0
-        for turn, (result, said) in enumerate(zip(played.turns, played.said, strict=True)):
+        for turn, (result, reply) in enumerate(zip(played.turns, played.replies, strict=True)):
             exchange = Exchange(
                 f"{number}/{turn}",
                 SCOPE[0],
                 ChatRequest(tuple(chat_messages(played.scenario, played.turns[:turn], result.user)), Sampling()),
-                Reply(result.reply, said.prompt_ids, said.token_ids, said.logprobs, version=label),
+                Reply(result.reply, reply.prompt_ids, reply.token_ids, reply.token_logprobs, version=label),
                 self.learner.base,
                 step=step,
                 family=played.scenario.family,
@@ -70,7 +73,7 @@ class StreamLearner:
             )
             self.replay.append(exchange)
             verdict = result.verdict
-            self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.text, "verifier"))
+            self.replay.add_feedback(SCOPE[0], exchange.id, Feedback(float(verdict.reward), verdict.feedback, "verifier"))
 
     def mean_ess_and_age(self) -> tuple[float | None, float | None]:
         """Mean effective share of the minibatches, and their mean age in gradient steps, over all updates. None: no updates."""

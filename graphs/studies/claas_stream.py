@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import ReplaySettings
 from ...memory.claas.settings import LoRA, Objective, StalenessCorrection, TeacherSettings
@@ -42,6 +42,10 @@ from .claas_learner import StreamLearner, open_learner
 from .claas_old_settings import current_settings
 from .continual import Trial, draw_heat_maps, matrix_table, table
 from .sweep import environment_defaults, run_workers, write_json
+
+if TYPE_CHECKING:
+    from ...tools.environments.hierarchy import Scenario
+    from ...tools.pocket.guard import ScenarioTranscript
 
 __all__ = ["ARMS", "ClaasStudyOptions", "claas", "play_trial"]
 
@@ -332,7 +336,7 @@ class _Stream:
             *drift,
         )
 
-    async def _play_and_learn(self, number: int, scenario: Any, learns: StreamLearner | None) -> float:
+    async def _play_and_learn(self, number: int, scenario: Scenario, learns: StreamLearner | None) -> float:
         """Play a scenario once and learn from it; 1 if no rule broke, else 0."""
         from ...tools.pocket.guard_chats import PastExchange
 
@@ -358,7 +362,9 @@ class _Stream:
         self.untrained = [sum(won[a:b]) / (b - a) for a, b in pairwise(ends)]
         return self.untrained
 
-    def _play(self, scenarios: Sequence[Any], learns: StreamLearner | None, seed: int, salt: str = "") -> list[Any]:
+    def _play(
+        self, scenarios: Sequence[Scenario], learns: StreamLearner | None, seed: int, salt: str = ""
+    ) -> list[ScenarioTranscript]:
         from ...tools.pocket import guard
 
         network = self.model.network if learns is None else learns.network()
