@@ -271,7 +271,7 @@ def serving(out: Path, *flags: str) -> Iterator[tuple[Client, subprocess.Popen[s
 @pytest.mark.slow
 def test_chats_feedback_a_version_goes_live_and_back(tmp_path: Path) -> None:
     """Learned by a process beside, as it is if nothing else was asked for."""
-    with serving(tmp_path, "--reuse", "2", "--learner-nice", "0") as (client, process):
+    with serving(tmp_path, "--replay.max-samplings", "2", "--learner-nice", "0") as (client, process):
         first = [client.chat("what now?", i) for i in range(10)]
         assert {version for *_, version in first} == {"base"}
         for id, *_ in first:
