@@ -189,7 +189,7 @@ def test_the_worker_dies_with_its_parent(tmp_path: Path) -> None:
         "from learngraph.tools.training.learner_worker import WorkerLearner\n"
         "from learngraph.memory.claas.settings import LoRA, Objective\n"
         "worker = WorkerLearner('pocket', Path, lambda *_: '', LoRA(rank=2), Objective(), nice=0)\n"
-        "print(worker.process, flush=True)\ntime.sleep(60)\n"
+        "print(worker.process_id, flush=True)\ntime.sleep(60)\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
