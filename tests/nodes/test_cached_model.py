@@ -384,7 +384,7 @@ def test_the_pocket_model_says_the_same_from_the_cache(tmp_path: Path) -> None:
     model = CachedChatModel(pocket, "pocket", Cache(tmp_path / "c"))
     told = model.invoke(QUESTION, seed=3)
     assert told.content == pocket.invoke(QUESTION, seed=3).content
-    pocket.forget()  # what it has read already shows in the last digits of its log-probabilities
+    pocket.clear_cache()  # what it has read already shows in the last digits of its log-probabilities
     assert CachedChatModel(pocket, "pocket", Cache(tmp_path / "c")).invoke(QUESTION, seed=3) == told
     assert told.response_metadata["model_logprobs"]
     assert model.score(QUESTION, ["go north"]) == pytest.approx(pocket.score(QUESTION, ["go north"]), abs=1e-5)
