@@ -163,20 +163,23 @@ class ApiRoute:
     """Media type of an answer that is not JSON."""
 
     def add_to(self, router: APIRouter) -> None:
-        """Register the route. Query parameters that the endpoint does not know are refused."""
+        """Register the route. Query parameters that the endpoint does not know, or that are repeated, are refused."""
         known = inspect.signature(self.endpoint).parameters.keys()
 
-        async def reject_unknown_query(request: Request) -> None:
+        async def reject_bad_query(request: Request) -> None:
             if unknown := sorted(request.query_params.keys() - known):
                 name = unknown[0][:100]
                 raise ApiError(f"unknown query parameter: {name!r}", param=name, code="unknown_parameter")
+            for name in request.query_params:
+                if len(request.query_params.getlist(name)) > 1:
+                    raise ApiError(f"query parameter {name!r} is given more than once; give it once", param=name)
 
         path_id = self.path.replace(":path", "").replace("/", "_").replace("{", "").replace("}", "")
         router.add_api_route(
             self.path,
             self.endpoint,
             methods=[self.method],
-            dependencies=[Depends(reject_unknown_query)],
+            dependencies=[Depends(reject_bad_query)],
             status_code=self.status,
             response_class=JSONResponse if not self.content else Response,
             responses={self.status: self._describe_answer()},

@@ -759,3 +759,11 @@ def test_a_signal_ends_it_in_order(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.stdout.close()
+
+
+def test_a_query_parameter_is_given_once() -> None:
+    with talking(FakeBackend()) as client:
+        answer = client.get("/v1/experiences?before=a&before=b")
+        assert answer.status_code == 400
+        assert "'before' is given more than once" in answer.json()["error"]["message"]
+        assert client.get("/v1/experiences?limit=1").status_code == 200
