@@ -30,7 +30,7 @@ class ModelKind:
 
 MODELS: dict[str, ModelKind] = {
     "pocket": ModelKind(
-        "the Llama of 1.6 million parameters that comes with the package; plays the toy world only, in milliseconds on a CPU",
+        "the Llama of 1.6 million parameters that comes with the package; plays the toy world and text games, in milliseconds on a CPU",
         "nothing",
     ),
     "guard": ModelKind(
