@@ -619,7 +619,7 @@ def test_help_knows_the_hyper_parameters(capsys: pytest.CaptureFixture[str]) -> 
         main(["run", "jitrl", "--help"])
     assert end.value.code == 0
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "beta, Eq. 10: nats by which the largest advantage moves a logit" in shown
+    assert "beta, Eq. 10: nats per unit of A~" in shown
     assert f"(default: {JitRL().beta})" in shown
 
 
