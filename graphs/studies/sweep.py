@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
 from ...memory.records import Task
@@ -64,18 +64,6 @@ class Job:
     """SQLite file or Postgres URL of the checkpoints."""
     max_run_tokens: int = 0
     """Tokens of model calls after which no further episode begins; 0: no limit."""
-
-
-class SweepEnvironment(Protocol):
-    """The part of an environment that a sweep needs, beside playing it."""
-
-    def task(self, seed: int, split: str = "test") -> Task:
-        """The task of a seed."""
-        ...
-
-    def optimum(self, task: Task) -> float:
-        """The score of the task's gold path."""
-        ...
 
 
 @contextmanager
