@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import play_in_process
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from learngraph.graphs.cli import play
 from learngraph.graphs.cli.adamem.command import USAGE, adamem
 from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import sweep
 from learngraph.memory.errors import UserError
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
 from learngraph.memory.trajectories import read_bank
@@ -58,17 +57,7 @@ def run(args: str, capsys: pytest.CaptureFixture[str]) -> str:
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are played in this process, in a directory of their own."""
 
-    def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
-        for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
-
-    monkeypatch.setattr(sweep, "run_workers", work)
-    monkeypatch.chdir(tmp_path)
-    play.shared_environment.cache_clear()
-    return tmp_path
+    return play_in_process(monkeypatch, tmp_path)
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import errno
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import play_in_process
 
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.baselines.react import ReAct
@@ -37,18 +38,7 @@ TOY = ["--env", "toy", "--prior", "uniform"]
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are played in this process, in a directory of their own; starting workers takes seconds."""
 
-    def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
-        for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
-            tick()
-
-    monkeypatch.setattr(sweep, "run_workers", work)
-    monkeypatch.chdir(tmp_path)
-    play.shared_environment.cache_clear()
-    return tmp_path
+    return play_in_process(monkeypatch, tmp_path)
 
 
 def objects(text: str) -> list[dict[str, Any]]:

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from in_process import play_in_process
 
-from learngraph.graphs.cli import play
 from learngraph.graphs.cli.main import main
 from learngraph.graphs.methods import METHODS
-from learngraph.graphs.studies import old_names, sweep
-from learngraph.memory.errors import UserError
+from learngraph.graphs.studies import old_names
 from learngraph.memory.storage.checkpoints import open_checkpoints
 
 BEFORE = Path(__file__).parents[2] / "data" / "before"
@@ -38,16 +37,7 @@ LEARN = (
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The old folders, in a directory where runs are played in this process."""
 
-    def run_workers(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
-        for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
-
-    monkeypatch.setattr(sweep, "run_workers", run_workers)
-    monkeypatch.chdir(tmp_path)
-    play.shared_environment.cache_clear()
+    play_in_process(monkeypatch, tmp_path)
     for archive in BEFORE.glob("*.tar.xz"):
         with tarfile.open(archive) as held:
             held.extractall(tmp_path, filter="data")

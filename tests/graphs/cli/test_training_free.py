@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from in_process import play_in_process
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 
 from learngraph.graphs.cli import training_free as training_free_cli
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import learning_curves, sweep
+from learngraph.graphs.studies import learning_curves
 from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.studies.training_free import digests as training_free_digests
 from learngraph.graphs.studies.training_free import setup as training_free_setup
@@ -112,14 +113,6 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
     if "arms_play" not in request.node.name:
         monkeypatch.setattr(learning_curves, "draw_library_curves", lambda *args: None)
 
-    def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
-        for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
-            tick()
-
     def opened(spec: str, **settings: Any) -> Any:
         made: dict[str, Callable[[], Any]] = {
             "pocket": Obeys,
@@ -129,9 +122,8 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.Fixtur
             raise UserError(f"there is no model {spec!r}; there are pocket, openai:MODEL")
         return made[spec]()
 
-    monkeypatch.setattr(sweep, "run_workers", work)
+    play_in_process(monkeypatch, tmp_path)
     monkeypatch.setattr(models, "open_model", opened)
-    monkeypatch.chdir(tmp_path)
     forget()
     Obeys.asked.clear()
     Adds.asked.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import play_in_process
 from scipy.stats import spearmanr
 
-from learngraph.graphs.cli import play
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import calibration, sweep
+from learngraph.graphs.studies import calibration
 from learngraph.graphs.studies.benchmark import interval, mean
 from learngraph.graphs.studies.calibration import RatedAttempt, calibrate, reward_bins
 from learngraph.graphs.studies.calibration_statistics import auroc, isotonic, jackknife_estimate, spearman
@@ -232,17 +232,7 @@ def test_a_line_on_missing_rewards() -> None:
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Runs are played in this process, in a directory of their own."""
 
-    def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], *rest: int
-    ) -> None:
-        for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
-
-    monkeypatch.setattr(sweep, "run_workers", work)
-    monkeypatch.chdir(tmp_path)
-    play.shared_environment.cache_clear()
-    return tmp_path
+    return play_in_process(monkeypatch, tmp_path)
 
 
 def folder(path: Path, **methods: dict[int, list[tuple[float | None, float]]]) -> Path:

@@ -1,0 +1,28 @@
+"""Runs of the command line that are played in the test's own process: starting workers takes seconds."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from learngraph.graphs.cli import play
+from learngraph.graphs.studies import sweep
+from learngraph.memory.errors import UserError
+
+
+def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """Let sweeps play their batches one after the other in this process, in `folder`, with environments of their own."""
+
+    def work(
+        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
+    ) -> None:
+        for batch in batches:
+            if wrong := play(batch):
+                raise UserError(wrong)
+            tick()
+
+    monkeypatch.setattr(sweep, "run_workers", work)
+    monkeypatch.chdir(folder)
+    play.shared_environment.cache_clear()
+    return folder
