@@ -124,7 +124,7 @@ def route_sample(state: GradientStepState) -> Literal["batch", "too few", "gate 
 
 @dataclass(frozen=True)
 class _LearnerNode:
-    """A node that asks the learner about a leased minibatch."""
+    """A node that asks the learner about exchanges of the replay buffer."""
 
     role: ClassVar[str] = "model"
     is_blocking: ClassVar[bool] = True
@@ -248,14 +248,9 @@ def route_commit(state: GradientStepState) -> Literal["gate now", "later"]:
 
 
 @dataclass(frozen=True)
-class GateCandidate:
+class GateCandidate(_LearnerNode):
     """Compare the candidate with the live version: held-out feedback, retention set, entropy, KL to the base (nodes/learn/gate.py)."""
 
-    role: ClassVar[str] = "model"
-    is_blocking: ClassVar[bool] = True
-
-    learner: AdapterLearner = field(repr=False)
-    replay: Replay = field(repr=False)
     versions: AdapterLookup = field(repr=False)
     settings: GateSettings
     retention: Sequence[Exchange] = field(default=(), repr=False)
