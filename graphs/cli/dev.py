@@ -42,7 +42,7 @@ from ...memory.storage.rows import Rows
 from ...memory.storage.shelf import RecordStore
 from .. import jitrl
 from ..wiring import run
-from ..wiring.flow import Node, wire
+from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import MethodInputs
 from .options import RunOptions
 from .play import make_method_inputs
@@ -131,7 +131,7 @@ def _graph(env: str, model: str) -> CompiledStateGraph[Any, Any, Any, Any]:
         "tally": run.TallyEpisode(Rows(folder / "episodes.jsonl")),
     }
     builder = StateGraph(DevState, input_schema=DevRequest, output_schema=DevOutput)
-    return wire(builder, FLOW, nodes, {"tally": run.route_next_episode}).compile(name="jitrl")
+    return compile_graph(wire(builder, FLOW, nodes, {"tally": run.route_next_episode}), name="jitrl")
 
 
 def _parts(env: str, model: str, environment: Any, journal: Journal) -> MethodInputs:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-from langchain_core.runnables import Runnable
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import DEFAULT_RECURSION_LIMIT
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Send
@@ -146,14 +147,34 @@ def wire(
     return builder
 
 
+class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
+    """A compiled graph that may take as many super-steps as it needs, however it is called.
+
+    `batch`, `|`, `astream_events`, `RunnableParallel` and `with_fallbacks` pass LangChain's default limit on as if the user had
+    given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
+    """
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:  # type: ignore[override]
+        return super().stream(input, _without_default_limit(config), **options)
+
+    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+        return super().astream(input, _without_default_limit(config), **options)
+
+
+def _without_default_limit(config: RunnableConfig | None) -> RunnableConfig | None:
+    if config is None or config.get("recursion_limit") != DEFAULT_RECURSION_LIMIT:
+        return config
+    return cast(RunnableConfig, {name: value for name, value in config.items() if name != "recursion_limit"})
+
+
 def compile_graph(builder: StateGraph[Any, Any, Any, Any], **options: Any) -> CompiledStateGraph[Any, Any, Any, Any]:
     """Compile (options as for `StateGraph.compile`) a graph that may take as many super-steps as an episode needs.
 
-    The environment's step limit ends an episode. LangGraph's own limit would cut it short inside a tool or an app, where
-    LangChain passes on its default of 25.
+    The environment's step limit ends an episode. LangGraph's own limit would cut it short inside a tool or an app.
     """
-    graph: CompiledStateGraph[Any, Any, Any, Any] = builder.compile(**options).with_config(recursion_limit=1_000_000)
-    return graph
+    compiled = builder.compile(**options)
+    parts = {name: value for name, value in vars(compiled).items() if name != "__orig_class__"}  # as `Pregel.copy` does
+    return UnboundedGraph(**parts).with_config(recursion_limit=1_000_000)
 
 
 @dataclass(frozen=True)
