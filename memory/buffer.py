@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .experiences import TrajectoryStore
 from .records import Trajectory
+from .what_if import skip_in_what_if
 
 __all__ = ["Buffer"]
 
@@ -32,6 +33,7 @@ class Buffer:
     def _keep(self, trajectory: Trajectory) -> None:
         self._attempts.setdefault((trajectory.run, trajectory.task.id), {})[trajectory.episode] = trajectory
 
+    @skip_in_what_if
     def add(self, trajectory: Trajectory) -> None:
         """Add an attempt. It replaces an earlier one of the same run, task and episode."""
         if self._shelf is not None:

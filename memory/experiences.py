@@ -17,6 +17,7 @@ from typing_extensions import TypedDict, Unpack
 from .errors import UserError
 from .records import Experience, Neighbour, Trajectory
 from .search.similarity import JaccardIndex, shingles
+from .what_if import skip_in_what_if
 
 __all__ = ["BadExperience", "ExperienceScope", "Experiences", "TrajectoryStore", "reference_returns", "returns"]
 
@@ -242,6 +243,7 @@ class Experiences:
                 self._episodes = episodes
                 self._scopes.clear()
 
+    @skip_in_what_if
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 

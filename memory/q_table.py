@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from .experiences import TrajectoryStore
 from .records import Trajectory
+from .what_if import skip_in_what_if
 
 
 class QTable:
@@ -26,6 +27,7 @@ class QTable:
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned_ids: list[str] = []
 
+    @skip_in_what_if
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode. Adding it twice counts once; it replaces a different one of the same id."""
         if self._episodes.get(trajectory.id) != trajectory:

@@ -28,6 +28,7 @@ from .experiences import TrajectoryStore, returns
 from .records import Precedent, Task, Trajectory, Transition
 from .search.similarity import JaccardSimilarity, RankedRows, Similarity
 from .storage.shelf import read_jsonl
+from .what_if import skip_in_what_if
 
 __all__ = [
     "BadMemory",
@@ -263,6 +264,7 @@ class Trajectories:
             with self._writing:
                 self._load({trajectory.id: trajectory for trajectory in self._shelf.all()})
 
+    @skip_in_what_if
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "nodes/": {"nodes", "memory"},
     "tools/": {"tools", "memory.records", "memory.errors"},
     "tools/training/": {"tools", "memory.records", "memory.errors", "memory.claas.settings"},
+    "tools/notebook/": {"tools", "memory.records", "memory.errors", "memory.what_if"},
     "graphs/": {"graphs", "nodes", "memory"},
     "graphs/cli/": {"graphs", "nodes", "memory", "tools"},
     "graphs/studies/": {"graphs", "nodes", "memory", "tools"},

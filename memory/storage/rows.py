@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from ..errors import UserError
+from ..what_if import current_what_if
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for every row
 
@@ -20,6 +22,8 @@ class RowsError(UserError, RuntimeError):
 
 class Rows:
     """Rows by id (the row's `id` field), in the order of writing.
+
+    Rows that are written in a what-if (memory/what_if.py) are read there alone, and never reach the file.
 
     Only one process may write to a file. A last line that a crash cut short is dropped when the file is opened; a resumed run
     writes it again.
@@ -67,6 +71,9 @@ class Rows:
         with self._lock:
             if row["id"] in self._rows:
                 return
+            if (what_if := current_what_if()) is not None:
+                what_if.rows(self).setdefault(row["id"], self._fields_in_memory(row))
+                return
             if self._file and self.path:
                 line = _encode(row).encode() + b"\n"
                 end, left = os.fstat(self._file.fileno()).st_size, memoryview(line)
@@ -88,17 +95,22 @@ class Rows:
 
     def get(self, id: str) -> Mapping[str, Any] | None:
         """The row with this id, or None."""
-        return self._rows.get(id)
+        return self._visible().get(id)
 
     def values(self) -> list[Mapping[str, Any]]:
         """All rows, oldest first."""
-        return list(self._rows.values())
+        return list(self._visible().values())
 
     def __contains__(self, id: object) -> bool:
-        return id in self._rows
+        return id in self._visible()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._visible())
+
+    def _visible(self) -> Mapping[str, Mapping[str, Any]]:
+        """The rows, and in a what-if those that were written there."""
+        what_if = current_what_if()
+        return self._rows if what_if is None else ChainMap(what_if.rows(self), self._rows)
 
     def close(self) -> None:
         """Close the file."""

@@ -11,14 +11,17 @@
 Made for notebooks: the returned objects show themselves there and print as text elsewhere. A walk stops at the nodes of the
 graph itself; to step inside a subgraph, start that subgraph. Going back and on again executes nodes again, with all their
 effects on the outside world.
+
+A forked or edited walk, and one that went back, is a what-if: the journal and the memories of this project keep what they hold of
+the real run, and take nothing in (memory/what_if.py). Another store that a graph writes to knows nothing of that.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from html import escape
 from io import BytesIO
 from itertools import pairwise, zip_longest
@@ -30,6 +33,7 @@ from langgraph.types import StateSnapshot
 from matplotlib.figure import Figure
 
 from ...memory.errors import UserError
+from ...memory.what_if import WhatIf
 
 __all__ = ["Bars", "StepperError", "Table", "Walk", "bars", "compare", "start", "table"]
 
@@ -112,6 +116,8 @@ class Walk:
     graph: Graph
     place: RunnableConfig
     """The checkpoint of the present place. A walk made with a thread begins at the thread's latest checkpoint."""
+    what_if: WhatIf | None = field(default=None, repr=False)
+    """The what-if that it has become by `edit`, `back` or `fork`; None while it is the real run."""
 
     def __post_init__(self) -> None:
         if not self.graph.checkpointer:
@@ -150,24 +156,29 @@ class Walk:
         return self.until()
 
     def edit(self, **channels: Any) -> Self:
-        """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record."""
+        """Write values into channels as if the last node had; a channel with a reducer adds. The old values stay on record.
+
+        The walk is a what-if from here on: memory keeps nothing of it.
+        """
         known = self.graph.builder.channels
         if unknown := [name for name in channels if name not in known]:
             raise StepperError(f"there is no channel {unknown[0]!r}; there are {', '.join(known)}")
+        self.what_if = self.what_if or WhatIf()
         self.place = self.graph.update_state(self.place, channels)
         return self
 
     def back(self, times: int = 1) -> Self:
-        """Go back `times` steps (or edits)."""
+        """Go back `times` steps (or edits). The walk is a what-if from here on: memory keeps nothing of it."""
         path = self.path()
         if times >= len(path):
             raise StepperError(f"cannot go back {times} steps: this is step {len(path) - 1} of the run")
+        self.what_if = self.what_if or WhatIf()
         self.place = path[-1 - times].config
         return self
 
     def fork(self) -> Self:
-        """A second walk from this place; the two are independent."""
-        return copy(self)
+        """A what-if from this place, of which memory keeps nothing; the two walks are independent."""
+        return replace(self, what_if=self.what_if.copy() if self.what_if else WhatIf())
 
     def path(self) -> list[StateSnapshot]:
         """The moments that led here, from the first pause to this one."""
@@ -201,9 +212,9 @@ class Walk:
         thread = _thread(self.place)
         latest = self.graph.get_state(thread).config
         # A checkpoint named by its id is replayed, which first copies it; the latest one is therefore named by its thread.
-        self.graph.invoke(
-            None, thread if _checkpoint_id(latest) == _checkpoint_id(self.place) else self.place, interrupt_before=pause
-        )
+        place = thread if _checkpoint_id(latest) == _checkpoint_id(self.place) else self.place
+        with self.what_if.play() if self.what_if else nullcontext():
+            self.graph.invoke(None, place, interrupt_before=pause)
         self.place = self.graph.get_state(thread).config
 
 
