@@ -16,6 +16,7 @@ from ...memory.storage.rows import Rows
 from ...nodes.cached_model import CachedChatModel, ConcurrencyLimit, SpendingLimit
 from ...nodes.extract.critic import Critic, CriticSettings, critic_prompts
 from ...nodes.extract.groups import RewardSettings
+from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.retrieve.attempts import Layout
 from ...nodes.update.accept_test import AcceptSettings
@@ -206,11 +207,22 @@ def make_critic(
         truth=settings.truth,
         objective=settings.objective,
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
+        bare_answers=true_answers(world),
+        final_answer=getattr(world, "answer", None),
         count=parts.count_tokens,
         max_prompt_tokens=parts.max_prompt_tokens,
         line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
     )
+
+
+def true_answers(world: Any) -> Callable[[Task], tuple[str, ...]]:
+    """A function that gives the bare true answers of a problem: none in worlds that are played step by step."""
+    if hasattr(world, "bare_answer"):
+        return lambda task: (world.bare_answer(task),)
+    if hasattr(world, "gold") and (hasattr(world, "answer") or hasattr(world, "read")):
+        return lambda task: bare_answers(world.gold(task), stated=hasattr(world, "answer"))
+    return lambda task: ()
 
 
 # fmt: off

@@ -22,13 +22,14 @@ from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, one_line
-from ...memory.records import Edit, Rollout, Summary, Task
+from ...memory.records import Edit, Rollout, Ruling, Summary, Task
 from ..act.policies import steps_text
 from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
 from ..prompt import Prompt
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
 from .edits import read_edits, read_list
+from .leaks import bare_answers, tells_answer
 from .lenient_json import json_values
 from .rule_critic import RuleProposer, Truth, comparable_rollouts
 from .trim import cut_middle, split_tokens, trim_transcript
@@ -90,7 +91,12 @@ class Critic:
     objective: str = ""
     """The agent's purpose and what it is to learn, in words; part of every prompt."""
     reference: Callable[[Task], str] | None = field(default=None, repr=False)
-    """Gives the true answer of a problem. Used with ground truth only."""
+    """Gives the true answer of a problem, as prompts show it. Used with ground truth only."""
+    bare_answers: Callable[[Task], Sequence[str]] | None = field(default=None, repr=False)
+    """Gives the true answer of a problem without its box or tags, which no lesson may tell; None: that of `reference`. Used with
+    ground truth only."""
+    final_answer: Callable[[str], str] | None = field(default=None, repr=False)
+    """The final answer in a reply, for rollouts that are compared without ground truth: no lesson may tell those either."""
     count: Callable[[str], int] = field(default=estimate_tokens, repr=False)
     """Tokens of a text."""
     max_prompt_tokens: int = 24_000
@@ -178,19 +184,50 @@ class Critic:
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
         return ", ".join([worth, *took])
 
-    def rejection_reason(self, insight: str, task: Task) -> str:
-        """The reason why an insight cannot be a lesson: too long, or it contains this problem's answer; empty if it can be one.
+    def rejection_reason(self, insight: str, task: Task, rollouts: Sequence[Rollout] = ()) -> str:
+        """The reason why an insight cannot be a lesson: too long, or it tells an answer; empty if it can be one.
 
-        An answer is looked for if it is long enough not to be a common word: 8 characters, or 3 with a digit among them.
+        Args:
+            insight: its text.
+            task: the problem that it was drawn from.
+            rollouts: the attempts that it was drawn from. Without ground truth it may tell none of their answers.
         """
         size, limit = len(insight.split()), self.limits.max_lesson_words
         if size > limit:
             return f"asked for lessons of at most {limit} words, got {size}: {insight!r}"
-        known = self.reference(task).strip() if self.reference is not None and self.truth == "given" else ""
-        telling = len(known) >= 8 or (len(known) >= 3 and re.search(r"\d", known))
-        if telling and re.search(rf"(?<!\w){re.escape(known)}(?!\w)", insight):
-            return f"asked for lessons that hold for other problems, too, got one that tells this problem's answer: {insight!r}"
+        if self.truth == "given":
+            return self.leak_reason(insight, [task.id], {task.id: task})
+        final = self.final_answer or (lambda text: text)
+        told = {found for one in rollouts if one.trajectory is None for found in bare_answers([final(one.answer)])}
+        if any(tells_answer(insight, answer) for answer in told):
+            return (
+                f"asked for lessons that hold for other problems, too, got one that tells the answer of an attempt: {insight!r}"
+            )
         return ""
+
+    def leak_reason(self, lesson: str, own: Sequence[str], tasks: Mapping[str, Task] | None = None) -> str:
+        """The reason why a text cannot be a lesson: it tells the true answer of a problem; empty if it tells none.
+
+        Without ground truth nothing is compared: no label decides anything then.
+
+        Args:
+            lesson: the text.
+            own: ids of the problems that it was drawn from.
+            tasks: the problems whose answers are looked for, by id; those of the run if not given.
+        """
+        if self.truth != "given":
+            return ""
+        for id, task in (self.tasks if tasks is None else tasks).items():
+            if any(tells_answer(lesson, answer, id in own) for answer in self._answers_of(task)):
+                whose = "this problem's answer" if tasks is not None and id in own else f"the answer of {id}"
+                return f"asked for lessons that hold for other problems, too, got one that tells {whose}: {lesson!r}"
+        return ""
+
+    def _answers_of(self, task: Task) -> Sequence[str]:
+        """The bare true answers of a problem."""
+        if self.bare_answers is not None:
+            return self.bare_answers(task)
+        return bare_answers([self.reference(task)]) if self.reference is not None else ()
 
 
 _SEAMS = 32
@@ -321,7 +358,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", critic.max_insights)]
-        if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"]))]:
+        if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"], state["rollouts"]))]:
             raise Unreadable(wrong[0])
         votes, unknown = _votes(text(reply), critic.visible_library(state, state["rollouts"]))
         failures = [f"contrast of {state['task'].id}: a vote on {id!r}, which was not shown" for id in unknown]
@@ -332,7 +369,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
             found = [one_line(item) for item in read_list(bad.reply, "lessons", critic.max_insights)]
         except Unreadable:
             found = []
-        kept = [item for item in found if not critic.rejection_reason(item, state["task"])]
+        kept = [item for item in found if not critic.rejection_reason(item, state["task"], state["rollouts"])]
         votes, _ = _votes(bad.reply, critic.visible_library(state, state["rollouts"]))
         failure = f"contrast of {state['task'].id}: {len(kept)} of {len(found)} insights could be kept: {bad}"
         return {"insights": kept, "votes": votes, "failures": [failure]}
@@ -422,15 +459,28 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
     def max_edits(state: State) -> int:
         return max(critic.max_insights, len(state["insights"]))
 
+    def found_edits(reply: str, state: State) -> tuple[list[Edit], list[Ruling], list[Ruling]]:
+        """The edits of a reply, rulings of items that are no edits, and rulings of edits that tell an answer."""
+        edits, rulings = read_edits(reply, critic.library(state), max_edits(state), critic.limits, **provenance(state))
+        reasons = {id(e): critic.rejection_reason(e.text, state["task"], state["rollouts"]) for e in edits if e.text}
+        leaks = [Ruling(edit, False, reasons[id(edit)]) for edit in edits if reasons.get(id(edit))]
+        return [edit for edit in edits if not reasons.get(id(edit))], rulings, leaks
+
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        library = critic.library(state)
-        edits, rulings = read_edits(text(reply), library, max_edits(state), critic.limits, **provenance(state))
+        edits, rulings, leaks = found_edits(text(reply), state)
+        if leaks:
+            raise Unreadable(leaks[0].reason)
         return {"edits": edits, "rulings": rulings}
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
-        edits = [Edit("add", (), insight, **provenance(state)) for insight in state["insights"]]
-        failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
-        return {"edits": edits, "rulings": [], "failures": [failure]}
+        try:
+            edits, rulings, leaks = found_edits(bad.reply, state)
+            failure = f"edits of {state['task'].id}: {len(edits)} of {len(edits) + len(leaks)} could be kept: {bad}"
+            return {"edits": edits, "rulings": [*rulings, *leaks], "failures": [failure]}
+        except Unreadable:
+            edits = [Edit("add", (), insight, **provenance(state)) for insight in state["insights"]]
+            failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
+            return {"edits": edits, "rulings": [], "failures": [failure]}
 
     return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply))
 
@@ -509,7 +559,9 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", count)]
-        kept = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
+        known = {task.id: task for task in cast(Sequence[Task], state["tasks"])}
+        short = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
+        kept = [item for item in short if not critic.leak_reason(item, list(known), known)]
         if not kept:
             raise Unreadable(
                 f"asked for {count} lessons of at most {critic.limits.max_lesson_words} words, got {len(found)}, none of which can be used"

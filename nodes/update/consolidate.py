@@ -287,7 +287,7 @@ class ReviseLibrary(Runnable[Any, Any]):
             critic.versions.put(f"{name}-kept", kept, parent=state["library"], why="the votes of the step")
         if not self._changes(state):
             return {"candidate": ""}
-        decision = asked.get("decision") or _by_code(state, from_code=critic.line_only)
+        decision = self._without_leaks(asked.get("decision") or _by_code(state, from_code=critic.line_only))
         vote = self._apply_votes if self.how == "votes" else self._apply_edits
         made, ruled = vote(library, decision)
         dropped = [ruling for comparison in comparisons for ruling in comparison.rulings]
@@ -298,6 +298,23 @@ class ReviseLibrary(Runnable[Any, Any]):
             rulings = [replace(r, reason=f"{r.reason}; {decision.note}" if r.reason else decision.note) for r in rulings]
         critic.versions.put(name, made, parent=state["library"], why=decision.why, rulings=rulings)
         return {"candidate": name, "usage": asked.get("usage", Usage())}
+
+    def _without_leaks(self, decision: EditDecision) -> EditDecision:
+        """The decision without edits whose text tells the answer of a problem of the run; those get a ruling."""
+        reasons = {id(e): self.critic.leak_reason(e.text, e.problems) for e in decision.edits if e.text}
+        leaks = {at: reason for at, reason in reasons.items() if reason}
+        if not leaks:
+            return decision
+        return replace(
+            decision,
+            edits=tuple(edit for edit in decision.edits if id(edit) not in leaks),
+            rulings=(
+                *decision.rulings,
+                *(Ruling(edit, False, leaks[id(edit)]) for edit in decision.edits if id(edit) in leaks),
+                *(Ruling(edit, False, leaks[id(final)]) for edit, final in decision.merges if id(final) in leaks),
+            ),
+            merges=tuple((edit, final) for edit, final in decision.merges if id(final) not in leaks),
+        )
 
     def _apply_edits(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
         instructions = {id: task.instruction for id, task in self.critic.tasks.items()}

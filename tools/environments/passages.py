@@ -232,6 +232,10 @@ class Passages:
         searches = [f"search[{title}]" for title in question.titles]
         return (*searches[: self.horizon - 1], f"finish[{question.answer}]")
 
+    def bare_answer(self, task: Task) -> str:
+        """The answer alone: a lesson that tells it is no lesson."""
+        return self.question(task).answer
+
     def optimum(self, task: Task) -> float:
         """The highest score, 1: every question has an answer."""
         return 1.0
