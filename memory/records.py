@@ -127,6 +127,13 @@ class Transition:
     action: str
     reward: float | None
     """r_t; None where it is missing (a failed judge), which is not zero."""
+    observation: str = ""
+    """The text that the agent read in that state; empty where it is the state word for word, or was not recorded."""
+
+    @property
+    def observation_text(self) -> str:
+        """The text that the agent read, or the state where no other text is known."""
+        return self.observation or self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,8 @@ class Trajectory:
     """The agent's own note on the attempt: Reflexion's plan, Self-Refine's feedback. Empty without one."""
     used: tuple[str, ...] = ()
     """Ids of the trajectories that the agent consulted on the way; their usefulness is derived from this."""
+    last_observation: str = ""
+    """The world's answer to the last action; empty where it was not recorded."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)

@@ -18,6 +18,7 @@ from ..records import Transition
 from .rows import Rows
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
+_FIELDS = ("id", "parent", "step", "state", "action", "reward", "observation")
 
 
 class JournalError(UserError, RuntimeError):
@@ -36,7 +37,7 @@ class Journal:
     """
 
     def __init__(self, path: Path | str | None = None, details: Sequence[str] = ()) -> None:
-        self._rows = Rows(path, keep=("id", "parent", "step", "state", "action", "reward", *details))
+        self._rows = Rows(path, keep=(*_FIELDS, *details))
 
     @staticmethod
     def start(run: str, episode: int, task: str) -> str:
@@ -46,13 +47,16 @@ class Journal:
     def append(self, head: str, step: Transition, **more: Any) -> str:
         """Write `step` after `head` and return the new head. `more` are further fields of the row (JSON values).
 
-        A step that is already in the journal is not written again.
+        A step that is already in the journal is not written again. Its observation is no part of its id, and is written only
+        where it differs from the state.
         """
         key = _encode([head, step.state, step.action, step.reward])
         id = hashlib.blake2b(key.encode(), digest_size=10).hexdigest()
         parent = self._rows.get(head)
         t = parent["step"] + 1 if parent else 0
         row = {"id": id, "parent": head, "step": t, "state": step.state, "action": step.action, "reward": step.reward}
+        if step.observation and step.observation != step.state:
+            row["observation"] = step.observation
         self._rows.append({**row, **more})
         return id
 
@@ -62,10 +66,13 @@ class Journal:
         Raises:
             JournalError: `head` is neither the start of an episode nor a step written here.
         """
-        return tuple(Transition(row["state"], row["action"], row["reward"]) for row in self.rows(head, last))
+        return tuple(
+            Transition(row["state"], row["action"], row["reward"], row.get("observation", "")) for row in self.rows(head, last)
+        )
 
     def rows(self, head: str, last: int | None = None) -> list[Mapping[str, Any]]:
-        """The rows of the steps up to `head`, as `history`: `step`, `state`, `action`, `reward`, and the `details`."""
+        """The rows of the steps up to `head`, as `history`: `step`, `state`, `action`, `reward`, `observation` if it has one, and the
+        `details`."""
         found: list[Mapping[str, Any]] = []
         while last is None or len(found) < last:
             row = self._rows.get(head)

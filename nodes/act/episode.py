@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal, NotRequired, Protocol
 
 from typing_extensions import TypedDict
@@ -101,11 +101,12 @@ class Act:
         score = state["score"] + (after.reward or 0.0)
         head = self.journal.append(
             state["head"],
-            Transition(self.environment.abstract(before), action, after.reward),
+            build_transition(self.environment, before, action, after.reward),
             episode=state["episode"],
             task=state["task"].id,
             score=score,
             over=after.over,
+            **({"last_observation": after.text} if after.over else {}),
             **{name: _to_plain_data(state[name]) for name in self.journal_channels},
         )
         return {
@@ -118,6 +119,12 @@ class Act:
             **{name: [] for name in self.clear_lists},
             **dict.fromkeys(self.clear_values),
         }
+
+
+def build_transition(environment: Environment, before: Observation, action: str, reward: float | None) -> Transition:
+    """The step that took `action` when `before` was seen. The observation's text is kept where the state says less or other."""
+    state = environment.abstract(before)
+    return Transition(state, action, reward, "" if before.text == state else before.text)
 
 
 def _to_plain_data(value: Any) -> Any:
@@ -149,10 +156,11 @@ def replay_actions(environment: Environment, task: Task, actions: Sequence[str],
             break
         taken.append(action)
         after = environment.observe(task, taken)
-        steps.append(Transition(environment.abstract(shown), action, after.reward))
+        steps.append(build_transition(environment, shown, action, after.reward))
         shown = after
     score = math.fsum(step.reward or 0.0 for step in steps)
-    return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name)
+    last = shown.text if taken else ""
+    return Trajectory(f"{run}/{episode}", task, tuple(steps), run, episode, score, environment.name, last_observation=last)
 
 
 class EarnedReturn(TypedDict):
@@ -184,11 +192,12 @@ def build_trajectory(state: FinishedEpisode, environment: Environment, journal: 
     return Trajectory(
         id=f"{state['run']}/{state['episode']}",
         task=state["task"],
-        transitions=tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True)),
+        transitions=tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True)),
         run=state["run"],
         episode=state["episode"],
         score=state["score"],
         domain=environment.name,
         note=note,
         used=tuple(state.get("used", ())),
+        last_observation=state["observation"].text if steps else "",
     )

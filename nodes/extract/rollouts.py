@@ -110,7 +110,7 @@ class LibraryPrompt(EpisodePrompt):
     def _first_observation(self, state: Mapping[str, Any]) -> str:
         """The text of the first observation."""
         steps = self.journal.history(state["head"])
-        return steps[0].state if steps else str(state["observation"].text)
+        return steps[0].observation_text if steps else str(state["observation"].text)
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         view = self if not self.brief or self.text_before(state) else replace(self, brief="")

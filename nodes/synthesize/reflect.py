@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable
 
 from ...memory.buffer import Buffer
-from ...memory.records import Trajectory, Transition
+from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ..ask import Ask, State, Unreadable, text
 from ..prompt import Prompt
@@ -73,7 +74,7 @@ def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, co
     """The total of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
-    made = tuple(Transition(step.state, step.action, reward) for step, reward in zip(steps, rewards, strict=True))
+    made = tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
     total = layout.total(Trajectory(state["head"], state["task"], made))
     shown = fit_steps(made, layout, frame + total, count, window)
     if shown is None:

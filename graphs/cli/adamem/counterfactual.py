@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.records import Task, Transition
+from ....memory.records import Task
 
 if TYPE_CHECKING:
     from ....nodes.synthesize.mft import Pair
@@ -98,12 +98,13 @@ class CounterfactualAgent:
 
     def _after(self, task: Task, actions: tuple[str, ...]) -> tuple[str, Any]:
         from ....memory.storage.journal import Journal
+        from ....nodes.act.episode import build_transition
 
         if actions not in self._at:
             after = self.environment.observe(task, actions)
             if actions:
                 head, before = self._after(task, actions[:-1])
-                step = Transition(self.environment.abstract(before), actions[-1], after.reward)
+                step = build_transition(self.environment, before, actions[-1], after.reward)
                 self._at[actions] = self.parts.journal.append(head, step), after
             else:
                 self._at[actions] = Journal.start("again", 0, task.id), after

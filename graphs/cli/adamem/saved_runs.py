@@ -99,7 +99,8 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], float | None, str
         for run in runs:
             task, journal = environment.task(run.seed, settings["split"]), Journal()
             for row in run.steps:
-                journal.append(row["parent"], Transition(row["state"], row["action"], row["reward"]))
+                step = Transition(row["state"], row["action"], row["reward"], row.get("observation", ""))
+                journal.append(row["parent"], step)
             for row in run.episodes:
                 if row["task"] != task.id:
                     raise UserError(
