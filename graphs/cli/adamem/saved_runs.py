@@ -98,6 +98,7 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], float | None, str
     try:
         for run in runs:
             task, journal = environment.task(run.seed, settings["split"]), Journal()
+            ends = {row["id"]: row.get("last_observation", "") for row in run.steps}
             for row in run.steps:
                 step = Transition(row["state"], row["action"], row["reward"], row.get("observation", ""))
                 journal.append(row["parent"], step)
@@ -107,9 +108,10 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], float | None, str
                         f"{run.folder} played {row['task']}, and task {run.seed} of {settings['env']} is {task.id} now"
                     )
                 steps = journal.history(row["head"])
+                about = {"domain": environment.name, "last_observation": ends.get(row["head"], "")}
                 made.append(
                     remembered.get(row["id"])
-                    or Trajectory(row["id"], task, steps, row["run"], row["episode"], row["score"], environment.name)
+                    or Trajectory(row["id"], task, steps, row["run"], row["episode"], row["score"], **about)
                 )
         own, name = {trajectory.id for trajectory in made}, folder.resolve().name
         renamed = [
