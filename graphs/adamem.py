@@ -148,8 +148,8 @@ class AdaMEM:
     """Precedents come from trajectories that were a `success`, a `failure`, or `all`; `mixed`: k of each. Paper: success."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
-    min_similarity: float = 0.3
-    """The least similarity of a precedent, in [0, 1]. Paper: none."""
+    min_similarity: float | None = None
+    """The least similarity of a precedent, in [0, 1]; None: that of the comparison (0.21 by words). Paper: 0, any."""
     max_per_trajectory: int = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
     diversity: float = 0.0

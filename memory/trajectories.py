@@ -294,7 +294,7 @@ class Trajectories:
         k: int,
         *,
         kind: OutcomeFilter = "all",
-        min_similarity: float = 0.0,
+        min_similarity: float | None = 0.0,
         per_trajectory: int = 1,
         diversity: float = 0.0,
         distinct: bool = False,
@@ -310,8 +310,8 @@ class Trajectories:
             key: phi(s_t), see `key`.
             k: the number of records, at least 1; with `mixed`, k successes and k failures, merged by similarity.
             kind: the trajectories to search; those of unknown outcome are found only with `all`.
-            min_similarity: the least similarity, in [0, 1], for cosines in [-1, 1]. Keys without a common token are never
-                similar.
+            min_similarity: the least similarity, in [0, 1], for cosines in [-1, 1]; None: the default of the memory's
+                comparison (`Similarity.default_floor`). Keys without a common token are never similar.
             per_trajectory: the greatest number of records of one trajectory, since neighbouring steps are redundant; 0: any.
             diversity: the weight, in [0, 1], of being unlike the records chosen before: see `marginal_relevance`. The records
                 then stand in the order of choosing.
@@ -327,6 +327,7 @@ class Trajectories:
         Raises:
             BadMemory: an argument is out of range.
         """
+        min_similarity = self.similarity.default_floor if min_similarity is None else min_similarity
         self._check_query(k, kind, min_similarity, per_trajectory, diversity)
         sides: tuple[OutcomeFilter, ...] = ("success", "failure") if kind == "mixed" else (kind,)
         with self._lock:

@@ -43,7 +43,7 @@ class PrecedentMemory(Protocol):
         k: int,
         *,
         kind: OutcomeFilter,
-        min_similarity: float,
+        min_similarity: float | None,
         per_trajectory: int,
         diversity: float,
         distinct: bool,
@@ -139,7 +139,7 @@ class Recollect:
     journal: Journal
     k: int = 4
     kind: OutcomeFilter = "all"
-    min_similarity: float = 0.0
+    min_similarity: float | None = 0.0
     """The least similarity; see `Trajectories.search`."""
     max_per_trajectory: int = 1
     """Greatest number of steps from one trajectory; 0: any number."""

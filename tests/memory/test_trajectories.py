@@ -16,7 +16,7 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition
-from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles
+from learngraph.memory.search.similarity import JaccardSimilarity, jaccard, shingles, state_shingles
 from learngraph.memory.storage.shelf import RecordStore, to_json, write_jsonl
 from learngraph.memory.trajectories import (
     BadMemory,
@@ -89,9 +89,38 @@ def test_words_of_the_goal_are_not_words_of_the_state():
 
 def test_a_state_less_alike_may_win_by_its_goal():
     stored = [attempt(("x y z w", "go", 1.0)), *(attempt(("x y z", "go", 1.0), number=n, goal="eat") for n in range(1, 9))]
-    memory = filled(stored, similarity=JaccardSimilarity(tokens=str.split))
+    memory = filled(stored, similarity=JaccardSimilarity(lambda goal, text: text.split()))
     assert ask(memory, "x y z", 1, per_trajectory=0) == [("a/0/0", 0.75)]  # 8 states are more alike: worth 0.5 each
     assert ask(memory, "x y z", 2) == [("a/0/0", 0.75), ("a/8/0", 0.5)]
+
+
+def test_things_that_goals_name_are_alike_by_their_place_in_the_goal():
+    mug, plate = "put a mug in the safe", "put a plate in the fridge"
+    assert state_shingles(mug, "carrying mug 1") == ["carrying", "\x002", "carrying \x002", "1"]
+    stored = [
+        attempt(("Carrying: mug 1", "open safe 1", 0.0), goal=mug),
+        attempt(("Carrying: plate 1", "put plate 1 in safe 1", 0.0), number=1, goal=mug),
+    ]
+    # goals share put, a, in, the, put a, in the of 22; the held things: 4 of 4 runs and numbers, and 2 of 6
+    found = ask(filled(stored), "Carrying: plate 2", goal=plate)
+    assert [name for name, _ in found] == ["a/0/0", "a/1/0"], "the mug was the thing to move, as the plate is now"
+    factor = (1 + jaccard({*shingles(mug)}, {*shingles(plate)})) / 2
+    assert found[0][1] == pytest.approx(3 / 5 * factor)  # the numbers differ
+    assert found[1][1] == pytest.approx(1 / 7 * factor)
+
+
+@given(st.lists(st.sampled_from(["mug", "safe", "hall", "door", "in", "put", "red"]), max_size=6), st.data())
+def test_under_one_goal_states_are_as_alike_as_their_words(first, data):
+    second = data.draw(st.permutations(first)) + data.draw(st.lists(st.sampled_from(["mug", "hall", "lamp"]), max_size=2))
+    goal, (one, other) = "put a mug in the safe", (" ".join(first), " ".join(second))
+    read = [{*state_shingles(goal, state)} for state in (one, other)]
+    assert jaccard(*read) == jaccard({*shingles(one)}, {*shingles(other)})
+
+
+def test_without_a_least_similarity_of_its_own_a_query_takes_that_of_the_comparison():
+    memory = filled([attempt(("door red", "fern", 1.0), ("door black", "mist", 1.0))])
+    assert names(memory, "door black", per_trajectory=0, min_similarity=None) == ["a/0/1"]
+    assert names(memory, "door black", per_trajectory=0, min_similarity=0.0) == ["a/0/1", "a/0/0"]
 
 
 def test_keys_hold_what_they_say():
@@ -311,7 +340,7 @@ def test_marginal_relevance_worked_out_by_hand():
     assert marginal_relevance(0.8, 0.5, 1.0) == -0.5
     # similarities to "a b c d" (single words): twice a b c (3/4 each), then c d (2/4), which is 1/4 like a b c
     stored = [attempt((state, "go", 1.0), number=i) for i, state in enumerate(["c d", "a b c", "c b a"])]
-    memory = filled(stored, similarity=JaccardSimilarity(tokens=str.split))
+    memory = filled(stored, similarity=JaccardSimilarity(lambda goal, text: text.split()))
     assert ask(memory, "a b c d") == [("a/2/0", 0.75), ("a/1/0", 0.75), ("a/0/0", 0.5)]
     # after c b a: a b c is worth .5 * .75 - .5 * 1 = -.125, c d is worth .5 * .5 - .5 * .25 = .125
     assert names(memory, "a b c d", diversity=0.5) == ["a/2/0", "a/0/0", "a/1/0"]

@@ -23,7 +23,7 @@ from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
 
 from learngraph.memory.records import Task, Trajectory, Transition
-from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, shingles, words
+from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, words
 from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.memory.trajectories import Trajectories, structured_key
 
@@ -55,7 +55,7 @@ class Encoder(Embeddings):
 class Ready:
     """`Vectors` without file and encoder: what is left is the search."""
 
-    least = -1.0
+    minimum = default_floor = -1.0
 
     def __init__(self, dims: int) -> None:
         self._dims, self._rows = dims, CosineSimilarity(Encoder(dims)).rows
@@ -71,7 +71,8 @@ class ReadBefore:
     """Has read the texts that it is given already, so that what is timed is the storing."""
 
     def __init__(self, similarity: Similarity) -> None:
-        self.minimum, self.rows, self._read = similarity.minimum, similarity.rows, similarity.read
+        self.minimum, self.default_floor = similarity.minimum, similarity.default_floor
+        self.rows, self._read = similarity.rows, similarity.read
         self._texts: Sequence[str] = ()
         self._readings: Sequence[Any] = ()
 
@@ -234,20 +235,24 @@ def sizes(dims: int) -> None:
     ways: list[tuple[str, Similarity, Make]] = [
         (f"dense, {dims} numbers", Ready(dims), episode),
         ("dense, 60 states seen again and again", Ready(dims), again),
-        (f"states of {LENGTH} words, a fifth always new, `words`", JaccardSimilarity(words), visits(few, draw)),
         (
-            f"states of {LENGTH} words, a fifth always new, `shingles` (the default)",
-            JaccardSimilarity(shingles),
+            f"states of {LENGTH} words, a fifth always new, `words`",
+            JaccardSimilarity(lambda goal, text: words(text)),
             visits(few, draw),
         ),
-        ("`shingles`, 60 states seen again and again", JaccardSimilarity(shingles), again),
+        (
+            f"states of {LENGTH} words, a fifth always new, `shingles` (the default)",
+            JaccardSimilarity(),
+            visits(few, draw),
+        ),
+        ("`shingles`, 60 states seen again and again", JaccardSimilarity(), again),
     ]
     for what, similarity, make in ways:
         report("", f"bytes a step at {few:,} steps: {what}", f"{size(similarity, make, few):,.0f}", "")
 
 
 def lexical(count: int) -> None:
-    memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(words)))
+    memory = Trajectories(similarity=ReadBefore(JaccardSimilarity(lambda goal, text: words(text))))
     early, late = grown(memory, count, visits(count, np.random.default_rng(0)))
     report(
         "",
@@ -283,7 +288,10 @@ def goals(count: int, few: int = 5_000) -> None:
             steps = tuple(Transition(state, "go on", 1.0) for state in states)
             return Trajectory(f"bench/{number}", Task(f"task-{number}", wanted[number % len(wanted)]), steps, "bench", number)
 
-        memory = Trajectories(bank=[attempt_at(number) for number in range(count // 6)], similarity=JaccardSimilarity(words))
+        memory = Trajectories(
+            bank=[attempt_at(number) for number in range(count // 6)],
+            similarity=JaccardSimilarity(lambda goal, text: words(text)),
+        )
         asked = [structured_key(Task("", text(zipf(draw, LENGTH).tolist())), (), rooms[0])]
         asked = [asked[0] + f" {text(row)}" for row in zipf(draw, (20, 15)).tolist()]
         memory.search(structured_key(Task("", "another"), (), rooms[1]), 4)

@@ -219,7 +219,7 @@ def test_a_goal_is_compared_with_each_other_goal_once(monkeypatch):
         pairs = [(jaccard(reading[1], s) * (1 + (1.0 if g == reading[0] else jaccard(g, reading[0]))) / 2) for g, s in stored]
         return sorted(((value, row) for row, value in enumerate(pairs) if value > 0), reverse=True)
 
-    measure, others = JaccardSimilarity(tokens=str.split), [some(5) for _ in range(40)]
+    measure, others = JaccardSimilarity(lambda goal, text: text.split()), [some(5) for _ in range(40)]
     rows, stored = measure.rows(), list[Any]()
     for number in range(300):
         (reading,) = measure.read([f"goal: {others[number % 40]}\nstate: {some(3)}"])
