@@ -1,4 +1,4 @@
-"""What-ifs: futures of a run that are played to look at them, and that memory does not keep.
+"""Futures of a run that are played to look at them (what-ifs), and that memory does not keep.
 
 While a what-if is played, a journal or log reads and writes its rows apart from the run's own, and memories take nothing in. So
 what is remembered of the real run stays as it is.
