@@ -199,6 +199,9 @@ class AdaMEM:
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"adamem: {name} is from 0 to 1, got {getattr(self, name)}")
 
+    preset_temperatures: ClassVar[Mapping[str, float]] = {"paper-low": 0.7, "paper-high": 0.7}
+    """The temperature at which the paper samples its model."""
+
     @classmethod
     def paper_low(cls) -> AdaMEM:
         """The published low mode: one success, found by the whole prompt at any similarity, in a bank that stays as it is."""

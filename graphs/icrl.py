@@ -16,6 +16,7 @@ s_ICRL of the default asks to exploit in every round. The paper's `preset` explo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -92,6 +93,9 @@ class ICRL:
     def __post_init__(self) -> None:
         check_literals(self, "icrl")
         check_least(self, "icrl", last_n=1, rearrange_every=1, max_state_chars=1, temperature=0, max_memory_tokens=0)
+
+    preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 1.0}
+    """The temperature at which the paper samples its model."""
 
     @classmethod
     def paper(cls) -> ICRL:

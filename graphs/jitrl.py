@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
@@ -141,6 +141,9 @@ class JitRL:
                 return Experiences(shelf, gamma=self.gamma, tokens=words)
             case "reference":  # state similarity over multisets of 4-grams
                 return Experiences(shelf, gamma=self.gamma, tokens=_reference_tokens, credit=reference_returns)
+
+    preset_temperatures: ClassVar[Mapping[str, float]] = {"paper": 0.8, "reference": 0.8}
+    """The temperature at which the paper samples its model."""
 
     @classmethod
     def paper(cls, benchmark: Literal["jericho", "webarena"] = "jericho") -> JitRL:

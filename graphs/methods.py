@@ -43,6 +43,8 @@ class MethodSettings(Protocol):
 
     ablations: ClassVar[tuple[str, ...]] = ()
     """Names of methods without arguments that return these settings with one thing changed: `METHOD:high` for `high`."""
+    preset_temperatures: ClassVar[Mapping[str, float]] = {}
+    """Preset -> the temperature at which its paper samples the model; judges are then asked at 0. The user's goes before it."""
     remark: str = ""
     """A word that stands behind the method's name in tables, such as `rule-written`."""
     bank: str = ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..wiring.flags import CommandError
 
-__all__ = ["ablation_names", "method_settings", "preset_names", "shared_settings", "take_preset"]
+__all__ = ["ablation_names", "method_settings", "paper_temperature", "preset_names", "shared_settings", "take_preset"]
 
 
 def take_preset(args: Sequence[str]) -> tuple[str, list[str]]:
@@ -65,6 +65,15 @@ def method_settings(
         return getattr(base, preset.replace("-", "_"))()
     chosen = made() if preset == "default" else getattr(made, preset.replace("-", "_"))()
     return _apply_shared(chosen, shared or {})
+
+
+def paper_temperature(name: str, preset: str = "default") -> float | None:
+    """The temperature at which the paper of a method samples its model, if the preset (or the one in the name) says so."""
+    from ..methods import find_method, split_name
+
+    method, named = split_name(name)
+    known: Mapping[str, float] = getattr(find_method(method).settings, "preset_temperatures", {})
+    return known.get(named or preset)
 
 
 def shared_settings(settings: Any, args: Sequence[str]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..wiring.flags import SharedOptions
+from ..wiring.flags import ModelOptions, SharedOptions
 
 __all__ = ["RunOptions", "SweepSetup"]
 
@@ -58,3 +58,17 @@ class SweepSetup:
     options: RunOptions
     methods: Mapping[str, Any]
     """Method name -> its settings."""
+    temperatures: Mapping[str, float] = field(default_factory=dict)
+    """Method name -> the temperature of its preset's paper, where it names one."""
+
+    def model_options(self, method: str) -> ModelOptions:
+        """The options of the model that a method asks. The user's temperature goes before that of a preset's paper."""
+        chosen = ModelOptions(**{one.name: getattr(self.options, one.name) for one in fields(ModelOptions)})
+        if chosen.model_temperature is None and self.asks_at_paper_temperature(method):
+            return replace(chosen, model_temperature=self.temperatures[method])
+        return chosen
+
+    def asks_at_paper_temperature(self, method: str) -> bool:
+        """True if the method's model is sampled as in its paper: behind an API, where the user names no temperature."""
+        given = self.options.model_temperature is not None
+        return not given and method in self.temperatures and self.options.model.startswith("openai:")

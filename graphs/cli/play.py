@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
-from ..wiring.flags import CommandError
+from ..wiring.flags import CommandError, ModelOptions
 from .options import RunOptions, SweepSetup
 
 if TYPE_CHECKING:
@@ -78,8 +78,9 @@ def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any
     model = None
     if loads_model(job.method, options):
         with _open_lock:
-            model = shared_model(options.model, options.base_url)
-    inputs = make_method_inputs(options, environment, model, files.journal, method)
+            model = shared_model(options.model, setup.model_options(job.method))
+    judging = model.bind(temperature=0) if setup.asks_at_paper_temperature(job.method) else model
+    inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, shelf=files.shelf, run=job.run)
     episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
     if model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
@@ -98,12 +99,12 @@ def shared_environment(spec: str, horizon: int | None) -> Any:
     return open_environment(spec, horizon=horizon)
 
 
-@lru_cache(maxsize=1)
-def shared_model(spec: str, base_url: str | None) -> Any:
-    """The model of this name, opened once in a process."""
+@lru_cache(maxsize=8)
+def shared_model(spec: str, options: ModelOptions) -> Any:
+    """The model of this name, opened once in a process for each combination of options."""
     from ...tools.models.models import open_model
 
-    return open_model(spec, base_url=base_url, threads=1)
+    return open_model(spec, **options.model_arguments(), threads=1)
 
 
 def needs_model(name: str, options: RunOptions) -> bool:
@@ -121,13 +122,24 @@ def loads_model(name: str, options: RunOptions) -> bool:
     return needs_model(name, options) or (asks_model(options.judge) and find_method(name).needs_model)
 
 
-def make_method_inputs(options: RunOptions, environment: Any, model: Any, journal: Any, method: Any = None) -> Any:
-    """The `MethodInputs` that a method's graph is built from. `model` may be None where no method needs one."""
+def make_method_inputs(
+    options: RunOptions, environment: Any, model: Any, journal: Any, method: Any = None, judging: Any = None
+) -> Any:
+    """The `MethodInputs` that a method's graph is built from.
+
+    Args:
+        options: the options of the run.
+        environment: the world.
+        model: the model; None where no method needs one.
+        journal: the log of steps.
+        method: the method; None for any that asks a model for logits.
+        judging: the model that judges; the same if not given.
+    """
     from ...nodes.act.policies import logprobs_policy, verbalized_policy
     from ..wiring.parts import DEFAULT_WINDOW, MethodInputs, uniform_policy
 
     # A method that needs no model makes no use of a judge either.
-    judge = judge_node(options, environment, model, journal) if method is None or method.needs_model else None
+    judge = judge_node(options, environment, judging or model, journal) if method is None or method.needs_model else None
     more: dict[str, Any] = {"judge": judge, "prompts": options.prompts}
     if options.policy_history_steps is not None:
         more["history_steps"] = options.policy_history_steps

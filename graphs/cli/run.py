@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ...memory.errors import UserError
 from ..studies import sweep
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
-from .method_settings import ablation_names, method_settings, preset_names, shared_settings, take_preset
+from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
 from .play import judge_node, loads_model, play
 from .report import ScoreFollower, bank_overlap_warnings, report, say, show_progress
@@ -55,7 +55,8 @@ def run(args: Sequence[str]) -> int:
             )
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
-    return play_sweep(SweepSetup(options, chosen))
+    found = {one: paper_temperature(one, preset if one == name else "default") for one in chosen}
+    return play_sweep(SweepSetup(options, chosen, {one: known for one, known in found.items() if known is not None}))
 
 
 def play_sweep(setup: SweepSetup) -> int:
@@ -95,7 +96,7 @@ def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list
     kind = options.model.partition(":")[0]
     known = {name.partition(":")[0] for name in MODELS}
     if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
-        open_model(options.model, base_url=options.base_url)
+        open_model(options.model, **options.model_arguments())
     return task_ids
 
 

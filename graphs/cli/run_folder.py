@@ -11,7 +11,7 @@ from typing import Any
 
 from ..studies.old_names import run_stem, with_first_names
 from ..studies.sweep import Job
-from ..wiring.flags import CommandError
+from ..wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model
 
@@ -36,8 +36,13 @@ def parse_seeds(text: str) -> list[int]:
 def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
-    for name in ("out", "workers", "concurrency", "json", "compare"):
+    for name in ("out", "workers", "concurrency", "json", "compare", *REQUEST_OPTIONS):
         del options[name]
+    for name in DRAW_OPTIONS:  # a folder of an earlier version has none of them
+        if options[name] is None:
+            del options[name]
+    if asked := {name: setup.temperatures[name] for name in setup.methods if setup.asks_at_paper_temperature(name)}:
+        options["paper_temperatures"] = asked
     if setup.options.model.startswith("openai:"):
         options["base_url"] = _server(setup.options)
     return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import sys
@@ -14,7 +16,16 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type
 
 from ...memory.errors import UserError
 
-__all__ = ["CommandError", "SharedOptions", "parse_flags", "parse_options_and_settings", "run_subcommand"]
+__all__ = [
+    "DRAW_OPTIONS",
+    "REQUEST_OPTIONS",
+    "CommandError",
+    "ModelOptions",
+    "SharedOptions",
+    "parse_flags",
+    "parse_options_and_settings",
+    "run_subcommand",
+]
 
 Options = TypeVar("Options")
 Settings = TypeVar("Settings")
@@ -24,16 +35,78 @@ class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The options of every command that asks a model."""
+
+    base_url: str | None = None
+    """The server behind the model, for `openai:MODEL`."""
+    request_timeout: float = 600.0
+    """Seconds that one request to the model may take, for `openai:MODEL`."""
+    retries: int = 4
+    """Further tries of a request that was rate-limited, failed or timed out, for `openai:MODEL`."""
+    model_temperature: float | None = None
+    """The temperature at which a model that writes draws its words. If not given, the one of the method's preset, else the model's
+    own. (--temperature is of the draw among actions whose logits are known.)"""
+    max_tokens: int | None = None
+    """Longest reply of a model that writes, in tokens; its own if not given."""
+    model_seed: int | None = None
+    """The seed of the model's own draws; none is sent if not given."""
+    reasoning_effort: str | None = None
+    """The effort of a model that reasons, for `openai:MODEL`: `minimal`, `low`, `medium`, `high`, or what the server knows."""
+    extra_body: str | None = None
+    """Further fields of every request, for `openai:MODEL`: a JSON object such as `{"top_k": 20}`."""
+
+    def __post_init__(self) -> None:
+        least: Mapping[str, float] = {"retries": 0, "model_temperature": 0, "max_tokens": 1}
+        for name, low in least.items():
+            given = getattr(self, name)
+            if given is not None and not low <= given < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
+        if not 0 < self.request_timeout < math.inf:
+            raise CommandError(f"--request-timeout is more than 0 seconds, got {self.request_timeout:g}")
+        self._extra_fields()
+
+    def _extra_fields(self) -> dict[str, Any] | None:
+        """The value of --extra-body."""
+        if self.extra_body is None:
+            return None
+        try:
+            found = json.loads(self.extra_body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise CommandError(f"""--extra-body is a JSON object such as '{{"top_k": 20}}', got {self.extra_body!r}""")
+        return found
+
+    def model_arguments(self) -> dict[str, Any]:
+        """The arguments of `tools.models.models.open_model`, by name."""
+        return {
+            "base_url": self.base_url,
+            "timeout": self.request_timeout,
+            "max_retries": self.retries,
+            "temperature": self.model_temperature,
+            "max_tokens": self.max_tokens,
+            "seed": self.model_seed,
+            "reasoning_effort": self.reasoning_effort,
+            "extra_body": self._extra_fields(),
+        }
+
+
+REQUEST_OPTIONS = ("request_timeout", "retries")
+"""Options of requests that change no result."""
+DRAW_OPTIONS = ("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body")
+"""Options of requests that results depend on."""
+
+
 @dataclass(frozen=True)
-class SharedOptions:
+class SharedOptions(ModelOptions):
     """The options of everything that `learngraph run` plays."""
 
     env: str = "twx:coin"
     """The environment: `toy`, `twx:GAME`, `jericho:GAME`, `math`, `reasoning:NAME` (see `learngraph list`)."""
     model: str = "pocket"
     """The model: `pocket`, `local:PATH_OR_NAME`, `openai:MODEL` (see `learngraph list`)."""
-    base_url: str | None = None
-    """The server behind the model, for `openai:MODEL`."""
     seeds: str = "5"
     """Number of seeds, or a list of them: `5` means `0,1,2,3,4`; `7,` means seed 7 alone."""
     compare: tuple[str, ...] = ()

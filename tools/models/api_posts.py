@@ -16,7 +16,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -24,7 +24,17 @@ from urllib.request import getproxies
 
 import aiohttp
 
-__all__ = ["ConnectionFailed", "HTTPStatusError", "PostFailed", "RequestTimeout", "post", "run_in_background"]
+__all__ = [
+    "ConnectionFailed",
+    "HTTPStatusError",
+    "PostFailed",
+    "QuotaUsedUp",
+    "RequestTimeout",
+    "Wait",
+    "post",
+    "run_in_background",
+    "wait_listeners",
+]
 
 T = TypeVar("T")
 
@@ -62,11 +72,30 @@ class HTTPStatusError(PostFailed):
         self.status = status
 
 
+class QuotaUsedUp(HTTPStatusError):
+    """The account has no quota left (429 `insufficient_quota`): another try would get the same answer."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A pause before another try."""
+
+    reason: str
+    """The failure of the try before, in a few words."""
+    seconds: float
+    tries: int
+    """Number of tries so far."""
+
+
+wait_listeners: list[Callable[[Wait], None]] = []
+"""Functions that are called before each pause, so that a waiting program can say why."""
+
+
 async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float, retries: int) -> bytes:
     """Post a body and return the body of the answer.
 
     Requests that were rate-limited (429), failed on the server's side (408, 409, 5xx), timed out or broke off are retried, as
-    the openai client does: after the pause that the server asks for, or after 0.5 s, then twice as long each time, up to 8 s.
+    the openai client does, but for a quota that is used up: after the pause that the server asks for, or after 0.5 s, then twice as long each time, up to 8 s.
 
     Args:
         url: address to post to.
@@ -87,13 +116,10 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
                 content = await response.read()
                 if response.status < 400:
                     break
-                failed, asked = (
-                    HTTPStatusError(response.status, _server_message(content), tries),
-                    _retry_after(response.headers),
-                )
+                failed, asked = _status_error(response.status, content, tries), _retry_after(response.headers)
                 verdict = response.headers.get("x-should-retry")
-                again = verdict == "true" or (
-                    verdict != "false" and (response.status in (408, 409, 429) or response.status >= 500)
+                again = not isinstance(failed, QuotaUsedUp) and (
+                    verdict == "true" or (verdict != "false" and (response.status in (408, 409, 429) or response.status >= 500))
                 )
         except TimeoutError:
             failed, again = RequestTimeout(f"no answer within {timeout:g} s", tries), True
@@ -105,9 +131,25 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], timeout: float
             raise failed
         jitter = 1 - random.random() / 4  # changes timing only: no result depends on it
         pause = min(FIRST_PAUSE * 2.0 ** (tries - 1), MAX_PAUSE) * jitter
-        await asyncio.sleep(asked if asked is not None and asked > 0 else pause)
+        pause = asked if asked is not None and asked > 0 else pause
+        for listen in wait_listeners:
+            listen(Wait(_short_reason(failed), pause, tries))
+        await asyncio.sleep(pause)
     await opened.queue.wait_turn()
     return content
+
+
+def _status_error(status: int, content: bytes, tries: int) -> HTTPStatusError:
+    """The error for an HTTP status and its body."""
+    used_up = status == 429 and b"insufficient_quota" in content
+    return (QuotaUsedUp if used_up else HTTPStatusError)(status, _server_message(content), tries)
+
+
+def _short_reason(failed: PostFailed) -> str:
+    """A failure in a few words."""
+    if isinstance(failed, HTTPStatusError):
+        return "rate-limited" if failed.status == 429 else f"error {failed.status}"
+    return "no answer in time" if isinstance(failed, RequestTimeout) else "no connection"
 
 
 def _server_message(content: bytes) -> str:

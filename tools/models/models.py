@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,8 +57,10 @@ def open_model(
     max_tokens: int | None = None,
     seed: int | None = None,
     base_url: str | None = None,
-    timeout: float = 60.0,
+    timeout: float = 600.0,
     max_retries: int = 4,
+    reasoning_effort: str | None = None,
+    extra_body: Mapping[str, Any] | None = None,
     device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = None,
@@ -71,21 +74,28 @@ def open_model(
         seed: of sampling; None leaves it to the model.
         base_url: address of the API, for `openai:` models.
         timeout: seconds that one request may take, for `openai:` models.
-        max_retries: retries of rate-limited and failed requests, for `openai:` models.
+        max_retries: retries of rate-limited, failed and timed-out requests, for `openai:` models.
+        reasoning_effort: effort of an `openai:` model that reasons, such as "low"; None leaves it to the model.
+        extra_body: further fields of every request, for `openai:` models.
         device: where a model in this process runs.
         dtype: number format of a model in this process.
         threads: CPU threads of a model in this process; None leaves them to torch.
 
     Raises:
-        UserError: there is no such name, the checkpoint cannot be loaded, or a key is missing.
+        UserError: there is no such name, the checkpoint cannot be loaded, a key is missing, or a model in this process was given
+            what only requests have.
     """
     kind, _, name = spec.partition(":")
     chosen = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     settings: dict[str, Any] = {key: value for key, value in chosen.items() if value is not None}
     if kind == "openai" and name:
+        more = {"reasoning_effort": reasoning_effort, "extra_body": extra_body and dict(extra_body)}
+        settings |= {key: value for key, value in more.items() if value}
         return _open_api(name, settings, base_url, timeout, max_retries)
     if base_url is not None and (spec in ("pocket", "guard") or kind == "local"):
         raise UserError(f"model {spec!r} runs in this process and has no base_url ({base_url}); 'openai:MODEL' has one")
+    if reasoning_effort or extra_body:
+        raise UserError(f"model {spec!r} takes no reasoning effort and no extra body; 'openai:MODEL' does")
     if spec == "pocket":
         if not (POCKET / "config.json").exists():
             raise UserError("model 'pocket' has no weights yet; run 'learngraph pocket train', or use 'local:PATH'")

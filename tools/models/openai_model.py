@@ -27,6 +27,8 @@ from . import api_posts
 
 __all__ = ["OpenAIChatModel"]
 
+LONGER_TIMEOUT = "set a longer timeout (--request-timeout SECONDS, or timeout=SECONDS in open_model)"
+
 
 class OpenAIChatModel(ChatOpenAI):
     """A `ChatOpenAI` that raises a `UserError` if the server, the key, the network or the request is at fault.
@@ -47,11 +49,15 @@ class OpenAIChatModel(ChatOpenAI):
         tries = (self.max_retries if self.max_retries is not None else openai.DEFAULT_MAX_RETRIES) + 1
         try:
             yield
+        except api_posts.QuotaUsedUp as error:
+            raise UserError(
+                f"{where}: the quota is used up ({_one_line(error.reason)}); add credit to the account, or use another key"
+            ) from error
         except api_posts.HTTPStatusError as error:
             raise UserError(self._explain_status(error.status, _one_line(error.reason), error.tries)) from error
         except api_posts.RequestTimeout as error:
             raise UserError(
-                f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; set a longer timeout"
+                f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; {LONGER_TIMEOUT}"
             ) from error
         except api_posts.PostFailed as error:
             raise UserError(
@@ -60,7 +66,7 @@ class OpenAIChatModel(ChatOpenAI):
             ) from error
         except openai.APITimeoutError as error:
             raise UserError(
-                f"{where}: no answer within {self.request_timeout} s, tried {tries} times; set a longer timeout"
+                f"{where}: no answer within {self.request_timeout} s, tried {tries} times; {LONGER_TIMEOUT}"
             ) from error
         except openai.APIConnectionError as error:
             reason = error.__cause__ or error
@@ -82,7 +88,10 @@ class OpenAIChatModel(ChatOpenAI):
             case 404:
                 means = f"not found ({message}); name a model that this server has, or a base URL that ends in /v1"
             case 429:
-                means = f"rate-limited {tries} times ({message}); use fewer parallel runs, more retries or a higher quota"
+                means = (
+                    f"rate-limited {tries} times ({message}); use fewer parallel runs "
+                    "(--workers, --concurrency), more retries (--retries N, or max_retries=N in open_model) or a higher quota"
+                )
             case 400 if "logprob" in message:
                 means = (
                     f"request refused ({message}); "

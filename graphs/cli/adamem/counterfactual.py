@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....memory.records import Task
+from ...wiring.flags import ModelOptions
 
 if TYPE_CHECKING:
     from ....nodes.synthesize.mft import Pair
@@ -38,7 +39,7 @@ class CounterfactualAgent:
         environment: Any,
         *,
         model: str,
-        base_url: str | None = None,
+        asked_with: ModelOptions | None = None,
         prompts: Path | None = None,
         window: int | None = None,
         history_steps: int | None = None,
@@ -53,7 +54,7 @@ class CounterfactualAgent:
         from ...adamem import ACT, DRAFT
         from ...wiring.parts import MethodInputs
 
-        opened: Any = open_model(model, base_url=base_url)
+        opened: Any = open_model(model, **(asked_with or ModelOptions()).model_arguments())
         more: dict[str, Any] = {"prompts": prompts}
         if window is not None:
             more["window"] = min(window, getattr(opened, "window", window))

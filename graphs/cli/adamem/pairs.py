@@ -13,7 +13,7 @@ from tyro.conf import Positional
 
 from ....memory.errors import UserError
 from ....memory.records import Task
-from ...wiring.flags import CommandError, parse_flags
+from ...wiring.flags import CommandError, ModelOptions, parse_flags
 from .counterfactual import CounterfactualAgent
 from .saved_runs import read_runs
 
@@ -84,7 +84,7 @@ def _authors(pairs: Sequence[Pair]) -> str:
 
 
 @dataclass(frozen=True)
-class FilterOptions:
+class FilterOptions(ModelOptions):
     """Options of `learngraph adamem filter`: the pairs that are kept."""
 
     pairs: Positional[Path]
@@ -113,8 +113,6 @@ class FilterOptions:
     """Steps after which an episode ends, as in the run; the environment's own limit if not given."""
     model: str | None = None
     """The model, as in the run. It draws again, and plays on."""
-    base_url: str | None = None
-    """The server behind the model, for `openai:MODEL`."""
     temperature: float = 1.0
     """Temperature of the softmax that actions are drawn from, as in the run; 0 takes the best action."""
     history_steps: int | None = None
@@ -127,6 +125,7 @@ class FilterOptions:
     """Seed of the random draws: those of `--criterion outcome`, and of all estimates."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (
             self.draws_per_pair < 0
             or self.draws_per_pair == 1
@@ -186,7 +185,7 @@ def _filter_by_estimates(pairs: Sequence[Pair], options: FilterOptions) -> list[
         again = CounterfactualAgent.open(
             environment,
             model=options.model,
-            base_url=options.base_url,
+            asked_with=options,
             prompts=options.prompts,
             window=options.window,
             history_steps=options.history_steps,

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...wiring.flags import CommandError
+from ...wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from ..old_names import with_first_names
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
@@ -40,6 +40,11 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
     from ....memory.library import find_library
 
     options = {name: value for name, value in asdict(setup.options).items() if name not in RESULT_NEUTRAL_OPTIONS}
+    options = {
+        name: value
+        for name, value in options.items()
+        if name not in REQUEST_OPTIONS and (value is not None or name not in DRAW_OPTIONS or name == "max_tokens")
+    }
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     server = setup.options.base_url or os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
     used = (setup.options.model, setup.options.critic_model)

@@ -46,7 +46,7 @@ def check_models(setup: TrainingFreeSetup) -> None:
     for spec, url in ((setup.options.model, setup.options.base_url), (setup.options.critic_model, setup.options.critic_url)):
         kind = spec.partition(":")[0]
         if (kind == "openai" and not options.dry_run) or kind not in known:
-            shared_model(spec, url, None, None)
+            shared_model(spec, url, options, None)
 
 
 class DryRunModels(SeedModels):

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ...wiring.flags import DRAW_OPTIONS
 from .digests import file_digest, public_url, weights_digest
 from .setup import (
     ROLLOUT_STAGES,
@@ -126,10 +127,12 @@ class SeedModels:
 
         options = self.options
         if spec.startswith("openai:"):
-            model = shared_model(spec, base_url, options.max_tokens, temperature)
+            model = shared_model(spec, base_url, options, temperature)
         else:  # one set of weights for all stages
-            model = shared_model(spec, None, options.max_tokens, None).bind(temperature=temperature)
+            model = shared_model(spec, None, options, None).bind(temperature=temperature)
         kept = {"server": public_url(base_url), "temperature": temperature, "max_tokens": options.max_tokens}
+        more = {name: getattr(options, name) for name in DRAW_OPTIONS}
+        kept |= {name: value for name, value in more.items() if value is not None}
         name = json.dumps([spec, weights_digest(spec) if not spec.startswith("openai:") else "", kept], sort_keys=True)
         return CachedChatModel(model, name, self.cache, stage, self.meter, self.slots)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....memory.errors import UserError
 from ....memory.records import Task
-from ...wiring.flags import CommandError, SharedOptions
+from ...wiring.flags import CommandError, ModelOptions, SharedOptions
 from ..old_names import run_stem
 
 if TYPE_CHECKING:
@@ -88,8 +88,6 @@ class TrainingFreeOptions(SharedOptions):
     tool_turns: int | None = None
     """The number of times that a model with tools is asked in a rollout at most, also in an arm tool-agent; 20 if not given. The paper: 50 for
     mathematics, 20 for the web."""
-    max_tokens: int | None = None
-    """Longest reply of a model that writes, in tokens; its own if not given."""
     critic_base_url: str | None = None
     """The server behind the critic; the same if not given."""
     token_budget: int = 0
@@ -110,6 +108,12 @@ class TrainingFreeOptions(SharedOptions):
     """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_temperature is not None:
+            raise CommandError(
+                "here each stage has a temperature of its own: --temperature, --trial-temperature, --test-temperature, "
+                "--critic-temperature; there is no --model-temperature"
+            )
         least: Mapping[str, float] = {
             "test_problems": 1,
             "test_rollouts": 1,
@@ -117,7 +121,6 @@ class TrainingFreeOptions(SharedOptions):
             "concurrency": 1,
             "tool_turns": 1,
             "horizon": 1,
-            "max_tokens": 1,
             "window": 1,
             "critic_temperature": 0,
             "test_temperature": 0,
@@ -268,11 +271,14 @@ def shared_world(spec: str, horizon: int | None) -> Any:
 
 
 @lru_cache(maxsize=8)
-def shared_model(spec: str, base_url: str | None, max_tokens: int | None, temperature: float | None) -> Any:
+def shared_model(spec: str, base_url: str | None, options: ModelOptions, temperature: float | None) -> Any:
     """The model of this name, opened once in a process for each combination of arguments."""
     from ....tools.models.models import open_model
 
-    return open_model(spec, base_url=base_url, max_tokens=max_tokens, temperature=temperature, threads=1)
+    asked = options.model_arguments() | {"base_url": base_url, "temperature": temperature}
+    if not spec.startswith("openai:"):
+        asked |= {"reasoning_effort": None, "extra_body": None}  # they are the other model's, which is behind an API
+    return open_model(spec, **asked, threads=1)
 
 
 @lru_cache(maxsize=2)
