@@ -65,7 +65,9 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
     task = environment.task(job.seed, setup.options.split)
     with sweep.open_run(job) as files:
         graph = _run_graph(setup, job, environment, files)
-        sweep.play_run(graph, files, job, task, environment.optimum(task), getattr(environment, "solved", None))
+        known = getattr(environment, "knows_optimum", lambda task: True)(task)
+        solved = getattr(environment, "solved", None)
+        sweep.play_run(graph, files, job, task, environment.optimum(task), solved, is_walkthrough=not known)
 
 
 def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any:

@@ -58,6 +58,7 @@ def report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]]) ->
     options = setup.options
     titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
     results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in batches]
+    results = benchmark.with_common_optimum(results)
     rows = [
         benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none")
         for attempts, batch in zip(results, batches, strict=True)
@@ -69,7 +70,12 @@ def report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]]) ->
         benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
     tasks = [sweep.task_id(job) for job in batches[0]]
-    remarks = [*bank_overlap_warnings(setup, tasks), *benchmark.bank_cost_notes(rows), *_missing_reward_lines(folder)]
+    remarks = [
+        *benchmark.walkthrough_notes(rows),
+        *bank_overlap_warnings(setup, tasks),
+        *benchmark.bank_cost_notes(rows),
+        *_missing_reward_lines(folder),
+    ]
     if options.json:
         for row in rows:
             print(json.dumps(row.as_dict()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from .figures import COLOURS, save_figure, score_axes
 
 Interval = tuple[float, float]
 """The lower and the upper end of a confidence interval."""
+_SAME = 1e-6
+"""Differences up to this size are rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class SeedResult:
     method: str
     seed: int
     optimum: float
-    """Score of the gold path, in the environment's units."""
+    """The highest score that is possible, or (`is_walkthrough`) known to be possible, in the environment's units."""
     scores: tuple[float, ...]
     """The score of each episode, in the environment's units."""
     bests: tuple[float, ...]
@@ -47,6 +49,8 @@ class SeedResult:
     """Yes-or-no decisions that could not be parsed and were taken as no."""
     studied: int = 0
     """Tokens spent on reading a bank before the first attempt; not part of `tokens`."""
+    is_walkthrough: bool = False
+    """True if `optimum` is only what a known path scores: a higher score may be possible."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,13 @@ class MethodSummary:
     """Share of the seeds whose chosen attempt (the last one if none was chosen) solved the task; None if the environment
     defines no such score."""
     optimum: float
-    """Mean over seeds of the gold path's score."""
+    """Mean over seeds of the highest score that is possible, or known to be possible."""
+    is_walkthrough: bool
+    """True if the optimum of some seed is only what a known path scores."""
+    exceeded: int
+    """Number of episodes, over all seeds, with a score above the optimum: a walkthrough's, then."""
     regret: float
-    """Sum over episodes of optimum - score, mean over seeds."""
+    """Sum over episodes of optimum - score, mean over seeds. A score above a walkthrough's is a regret of 0."""
     best: float
     """The highest score within an episode, mean over episodes and seeds."""
     avg_of_optimum: float | None
@@ -164,7 +172,9 @@ def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSumma
         success=_solved_share(attempts, [a.scores for a in attempts]),
         solved=_solved_share(attempts, [(score,) for score in chosen]),
         optimum=mean([a.optimum for a in attempts]),
-        regret=mean([math.fsum(a.optimum - score for score in a.scores) for a in attempts]),
+        is_walkthrough=any(a.is_walkthrough for a in attempts),
+        exceeded=sum(score > a.optimum + _SAME for a in attempts for score in a.scores),
+        regret=mean([math.fsum(max(a.optimum - score, 0.0) for score in a.scores) for a in attempts]),
         best=mean([mean(a.bests) for a in attempts]),
         avg_of_optimum=mean([x / a.optimum for x, a in zip(averages, attempts, strict=True)]) if fractions else None,
         final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
@@ -203,7 +213,7 @@ def _mean_or_none(numbers: Sequence[float | None]) -> float | None:
 
 
 def table(rows: Sequence[MethodSummary]) -> str:
-    """A Markdown table with one row per method, and one for the gold path.
+    """A Markdown table with one row per method, and one for the optimum, or for the walkthrough where no optimum is known.
 
     `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. `success` is
     the share of all episodes that solved the task, `solved` that of the answers. Where the optimum is not 1, scores are also given
@@ -215,7 +225,11 @@ def table(rows: Sequence[MethodSummary]) -> str:
     columns = [
         ("mean score", [with_interval(r.avg, r.avg_ci) for r in rows], top),
         (f"last {final_count(first.episodes)} episodes", [with_interval(r.final, r.final_ci) for r in rows], top),
-        ("last / gold", [format_number(r.final_of_optimum if fractions else None, ".2f") for r in rows], "1.00"),
+        (
+            f"last / {optimum_name(rows)}",
+            [format_number(r.final_of_optimum if fractions else None, ".2f") for r in rows],
+            "1.00",
+        ),
         ("answer", ["–" if r.answer is None else with_interval(r.answer, r.answer_ci) for r in rows], top),
         ("best attempt", [f"{r.top:.3g}" for r in rows], top),
         ("success", [format_number(r.success, ".2f") for r in rows], "1.00"),
@@ -232,7 +246,41 @@ def table(rows: Sequence[MethodSummary]) -> str:
     columns = [column for column in columns if set(column[1]) != {"–"}]
     lines = [["method", *(head for head, _, _ in columns)]]
     lines += [[r.method, *(cells[i] for _, cells, _ in columns)] for i, r in enumerate(rows)]
-    return markdown_table([*lines, ["gold path", *(gold for _, _, gold in columns)]])
+    return markdown_table([*lines, [optimum_name(rows), *(best for _, _, best in columns)]])
+
+
+def optimum_name(rows: Sequence[MethodSummary | SeedResult]) -> str:
+    """The name of the best known score: `walkthrough` if a higher one may be possible on some seed, else `optimum`."""
+    return "walkthrough" if any(row.is_walkthrough for row in rows) else "optimum"
+
+
+def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[SeedResult]]:
+    """The results with the same optimum for all methods on a seed: the highest that any of their runs recorded.
+
+    Runs of earlier versions may have recorded different ones, where a world solved its tasks by random numbers.
+    """
+    known: dict[int, SeedResult] = {}
+    for result in (result for seeds in methods for result in seeds):
+        other = known.setdefault(result.seed, result)
+        known[result.seed] = max(other, result, key=lambda one: (one.optimum, not one.is_walkthrough))
+    return [
+        [replace(a, optimum=known[a.seed].optimum, is_walkthrough=known[a.seed].is_walkthrough) for a in seeds]
+        for seeds in methods
+    ]
+
+
+def walkthrough_notes(rows: Sequence[MethodSummary]) -> list[str]:
+    """One line on the row `walkthrough`, and one for each method that scored higher than that."""
+    if optimum_name(rows) == "optimum":
+        return []
+    return [
+        "walkthrough: what a known way earns within the horizon; a higher score may be possible",
+        *(
+            f"{row.method}: {row.exceeded} episode{'s' if row.exceeded > 1 else ''} scored higher than the walkthrough, a regret of 0"
+            for row in rows
+            if row.exceeded
+        ),
+    ]
 
 
 def bank_cost_notes(rows: Sequence[MethodSummary]) -> list[str]:
@@ -277,7 +325,7 @@ def moving_average(numbers: Sequence[float], width: int = 3) -> list[float]:
 
 
 def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, paths: Sequence[Path]) -> None:
-    """Draw learning curves: per method the smoothed mean over seeds with its 95 % interval, and the score of the gold path.
+    """Draw learning curves: per method the smoothed mean over seeds with its 95 % interval, and the score of the optimum.
 
     Args:
         attempts: for each method its results, one per seed.
@@ -296,7 +344,7 @@ def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, p
             low, high = zip(*(band for band in bands if band is not None), strict=True)
             axes.fill_between(episodes, low, high, color=colour, alpha=0.08, lw=0)
     optimum = mean([a.optimum for a in attempts[0]])
-    axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label="gold path")
+    axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label=optimum_name(attempts[0]))
     lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
     axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
     axes.set_xlim(1, max(2, *(len(a.scores) for seeds in attempts for a in seeds)))

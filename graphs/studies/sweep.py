@@ -179,7 +179,16 @@ def open_run(job: Job) -> Iterator[RunFiles]:
         yield RunFiles(journal, log, times, shelf, stack.enter_context(open_checkpoints(job.checkpoints)))
 
 
-def play_run(graph: Any, files: RunFiles, job: Job, task: Task, optimum: float, solved: float | None = None) -> None:
+def play_run(
+    graph: Any,
+    files: RunFiles,
+    job: Job,
+    task: Task,
+    optimum: float,
+    solved: float | None = None,
+    *,
+    is_walkthrough: bool = False,
+) -> None:
     """Play a run to its end, from wherever it stands, and write its result.
 
     Args:
@@ -187,8 +196,9 @@ def play_run(graph: Any, files: RunFiles, job: Job, task: Task, optimum: float, 
         files: its files.
         job: which run.
         task: what every episode is about.
-        optimum: what the task's gold path scores.
+        optimum: the highest score that is known to be possible.
         solved: the score from which the task counts as solved, if there is such a thing.
+        is_walkthrough: True if `optimum` is only what a known path scores.
     """
     from ..wiring import run
 
@@ -207,6 +217,7 @@ def play_run(graph: Any, files: RunFiles, job: Job, task: Task, optimum: float, 
             started = now
     end = graph.get_state(config).values
     result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
+    result["is_walkthrough"] = is_walkthrough
     write_json(
         job.folder / "result.json",
         {**result, "episodes": end["episode"], "answer": end["answer"], "tokens": end["spent"]},
@@ -295,6 +306,7 @@ def seed_result(job: Job) -> SeedResult:
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
         solved=result["solved"],
+        is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
         refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
         malformed=sum(row.get("malformed", 0) for row in rows),
         studied=sum(row.get("studied", 0) for row in rows),

@@ -365,8 +365,14 @@ class PlayRollout(Runnable[Any, Any]):
 
 
 def max_score(environment: Environment, task: Task) -> float:
-    """The score that is a reward of 1: the environment's optimum, or 1 if it has none."""
-    optimum = getattr(environment, "optimum", None)
+    """The score that is a reward of 1: the environment's optimum, or 1 if it has none.
+
+    Where the optimum is not known, but only what a walkthrough earns within the horizon, the score that solves the task.
+    """
+    optimum, knows_optimum = getattr(environment, "optimum", None), getattr(environment, "knows_optimum", None)
+    solved: float | None = getattr(environment, "solved", None)
+    if solved is not None and knows_optimum and not knows_optimum(task):
+        return solved
     return (optimum(task) if optimum else 0.0) or 1.0
 
 

@@ -167,8 +167,12 @@ class AlfWorld:
         return _read(self._file(task)).walkthrough[: self.horizon]
 
     def optimum(self, task: Task) -> float:
-        """The highest score, 1, also if the horizon is too short to reach it."""
-        return self.solved
+        """The highest score, 1, or 0 if the horizon is too short for the walkthrough."""
+        return self.solved if self.knows_optimum(task) else 0.0
+
+    def knows_optimum(self, task: Task) -> bool:
+        """False if the horizon is too short for the walkthrough: another way may win."""
+        return len(_read(self._file(task)).walkthrough) <= self.horizon
 
     def close(self) -> None:
         """End the live games. The next use starts new ones."""

@@ -125,6 +125,7 @@ class Jericho:
         self._walkthrough = tuple(probe.get_walkthrough())
         self.given = float(probe.reset()[1]["score"])
         """Points that the game gives before the first action."""
+        self._most = float(probe.get_max_score())
         self._release(0, probe)
         known = hashlib.md5(self.path.read_bytes()).hexdigest()
         stored = None if cache_dir is None else Path(cache_dir) / f"{game}-{known[:12]}-actions-1.jsonl"
@@ -171,6 +172,10 @@ class Jericho:
             self._release(0, emulator)
             self._best = best
         return self._best
+
+    def knows_optimum(self, task: Task) -> bool:
+        """True if the walkthrough earns all points of the game within the horizon; otherwise another way may earn more."""
+        return self.given + self.optimum(task) >= self._most
 
     def close(self) -> None:
         """End the live games."""

@@ -169,6 +169,7 @@ class ScienceWorld:
         self._folds: dict[str, tuple[int, ...]] = {}
         self._classes: dict[int, str] = {}
         self._instructions: dict[int, str] = {}
+        self._solutions: dict[int, tuple[str, ...]] = {}
         self._gold: dict[int, tuple[str, ...]] = {}
 
     def task(self, seed: int, split: str = "test") -> Task:
@@ -212,20 +213,33 @@ class ScienceWorld:
     def gold(self, task: Task) -> tuple[str, ...]:
         """The solution that the game generates, up to success and cut at the horizon. It is not the shortest."""
         if task.seed not in self._gold:
-            self._variation(task)
-            server = self._machines.server()
-            server.ask("load", self.game, task.seed, self._simple, True)
-            self._gold[task.seed] = self._live.cut_at_end(task, server.solution())
+            self._gold[task.seed] = self._live.cut_at_end(task, self._solution(task))
         return self._gold[task.seed]
 
     def optimum(self, task: Task) -> float:
-        """The highest score, 100, also if the horizon is too short to reach it."""
-        return self.solved
+        """The highest score, 100, or, if the horizon is too short for the game's solution, the points that it earns until then."""
+        if self.knows_optimum(task):
+            return self.solved
+        path = self.gold(task)
+        return sum(self.observe(task, path[: n + 1]).reward or 0.0 for n in range(len(path)))
+
+    def knows_optimum(self, task: Task) -> bool:
+        """False if the horizon is too short for the game's solution: another way may earn more."""
+        return len(self._solution(task)) <= self.horizon
 
     def close(self) -> None:
         """End the live games and their Java machines. The next use starts them again."""
         self._live.close()
         self._machines.end()
+
+    def _solution(self, task: Task) -> tuple[str, ...]:
+        """The solution that the game generates, whatever the horizon."""
+        if task.seed not in self._solutions:
+            self._variation(task)
+            server = self._machines.server()
+            server.ask("load", self.game, task.seed, self._simple, True)
+            self._solutions[task.seed] = tuple(server.solution())
+        return self._solutions[task.seed]
 
     def _official(self) -> dict[str, tuple[int, ...]]:
         if not self._folds:

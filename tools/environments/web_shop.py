@@ -595,8 +595,12 @@ class WebShop:
         return self.shop.buying_actions(self.goal(task))[: self.horizon]
 
     def optimum(self, task: Task) -> float:
-        """The highest score, 1: every goal was made from a product."""
-        return 1.0
+        """The highest score, 1, because every goal was made from a product; 0 if the horizon is too short to buy that product."""
+        return self.solved if self.knows_optimum(task) else 0.0
+
+    def knows_optimum(self, task: Task) -> bool:
+        """False if the horizon is too short to buy the goal's product: another one may be in reach, for part of the score."""
+        return len(self.shop.buying_actions(self.goal(task))) <= self.horizon
 
     def close(self) -> None:
         """Does nothing: no process or file is held open."""

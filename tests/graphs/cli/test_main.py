@@ -348,7 +348,7 @@ def test_a_finished_run_shows_its_results_at_once(
     command = ["run", "static", *TOY, "--episodes", "3", "--seeds", "2"]
     assert main(command) == 0
     first = capsys.readouterr()
-    assert "gold path" in first.out
+    assert "optimum" in first.out
     (folder,) = (here / "runs").iterdir()
     assert f"{folder.relative_to(here)}/curves.png" in first.out
     monkeypatch.setattr(sweep, "run_workers", None)  # nothing is played

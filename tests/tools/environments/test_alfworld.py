@@ -20,6 +20,7 @@ import pytest
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
 from learngraph.nodes.act.episode import replay_actions
+from learngraph.nodes.extract.rollouts import max_score
 from learngraph.tools.environments.alfworld import SPLITS, TASK_TYPES, AlfWorld
 from learngraph.tools.environments.catalogue import open_environment
 
@@ -173,7 +174,15 @@ def test_gold_is_the_walkthrough_cut_at_the_horizon(tree: Path) -> None:
     env = AlfWorld(settings={"data": str(tree)})
     assert env.gold(env.task(0)) == tuple(WALK)
     assert AlfWorld(settings={"data": str(tree)}, horizon=2).gold(env.task(0)) == tuple(WALK[:2])
-    assert (env.optimum(env.task(0)), env.solved) == (1.0, 1.0)
+    assert (env.optimum(env.task(0)), env.knows_optimum(env.task(0)), env.solved) == (1.0, True, 1.0)
+
+
+def test_what_a_walkthrough_is_too_long_for_is_no_optimum(tree: Path) -> None:
+    """A reward of 1 is still the solved task."""
+    short = AlfWorld(settings={"data": str(tree)}, horizon=len(WALK) - 1)
+    task = short.task(0)
+    assert (short.optimum(task), short.knows_optimum(task)) == (0.0, False)
+    assert max_score(short, task) == 1.0
 
 
 def test_the_abstract_state_does_not_depend_on_order() -> None:

@@ -144,3 +144,5 @@ def test_the_walkthrough_earns_what_is_known_of_it() -> None:
     detective = Jericho("detective", games_dir=GAMES_DIR)
     assert detective.given == 10
     assert detective.given + detective.optimum(detective.task(0)) == 360
+    assert detective.knows_optimum(detective.task(0))  # all points of the game
+    assert not env.knows_optimum(env.task(0))

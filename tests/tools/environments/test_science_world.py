@@ -220,6 +220,7 @@ def test_the_points_of_a_solution_add_up_to_a_hundred(find: ScienceWorld) -> Non
     paid = rewards(find, task, path)
     assert sum(paid) == find.optimum(task) == find.solved == 100
     assert find.observe(task, path).over
+    assert find.knows_optimum(task)
     assert paid[0] >= 8  # what the start is worth comes with the first step
     assert find.observe(task, ()).reward == 0
 
@@ -311,6 +312,17 @@ def test_a_broken_simulator_is_no_penalty(find: ScienceWorld) -> None:
     assert "simulator has broken down" in broken.text
     assert (broken.reward, broken.over) == (0, True)
     find._live.close()
+
+
+@needs_game
+def test_within_a_short_horizon_only_the_walkthroughs_points_are_known(find: ScienceWorld) -> None:
+    whole = find.gold(find.task(0, "train"))
+    short = ScienceWorld(horizon=len(whole) - 1)
+    task = short.task(0, "train")
+    assert short.gold(task) == whole[:-1]
+    assert short.optimum(task) == sum(rewards(find, task, list(whole[:-1]))) < 100
+    assert not short.knows_optimum(task)
+    short.close()
 
 
 @needs_game

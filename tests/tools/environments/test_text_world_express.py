@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
@@ -41,6 +44,34 @@ def test_gold_is_well_within_the_horizon(coin: TextWorldExpress) -> None:
     for n in range(10):
         assert len(coin.gold(coin.task(n))) < 40
         assert coin.optimum(coin.task(n)) == 1.0
+
+
+def test_gold_and_optimum_are_the_same_in_every_process_and_at_every_horizon() -> None:
+    """Each process has its own Java, whose random numbers differ."""
+    code = (
+        "from learngraph.tools.environments.text_world_express import TextWorldExpress\n"
+        "for game, horizon in (('coin', 50), ('coin', 5), ('twc', 4)):\n"
+        "    env = TextWorldExpress(game, horizon=horizon)\n"
+        "    print([(env.gold(t), env.optimum(t), env.knows_optimum(t)) for t in map(env.task, range(3))])\n"
+        "    env.close()\n"
+    )
+    shown = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert shown[0] == shown[1]
+    whole, short, twc = map(ast.literal_eval, shown[0].splitlines())
+    assert [(optimum, known) for _, optimum, known in whole] == [(1.0, True)] * 3
+    assert [5 < len(path) < 12 for path, _, _ in whole] == [True] * 3  # the player's first way took up to 32 steps
+    assert [(len(path) <= 5, optimum, known) for path, optimum, known in short] == [(True, 1.0, True)] * 3
+    assert [(len(path), 0 < optimum < 1, known) for path, optimum, known in twc] == [(4, True, False)] * 3
+
+
+def test_needless_actions_are_left_out_where_the_horizon_is_short() -> None:
+    """In task 0 of twc the package's player looks around first: without that, seven steps do, and put all things away."""
+    long, short = TextWorldExpress("twc"), TextWorldExpress("twc", horizon=7)
+    task = long.task(0)
+    assert long.gold(task) == ("look around", *short.gold(task))
+    assert (short.optimum(task), short.knows_optimum(task)) == (1.0, True)
+    for env in (long, short):
+        env.close()
 
 
 def test_the_text_has_answer_room_and_inventory_once(coin: TextWorldExpress) -> None:

@@ -183,6 +183,16 @@ def test_token_set_ratio_is_symmetric_and_ignores_order(one: str, other: str) ->
 # The pages
 
 
+def test_what_is_too_long_to_buy_is_no_optimum() -> None:
+    whole = WebShop(shop=SMALL)
+    task = whole.task(0, "train")
+    path = whole.gold(task)
+    assert (whole.optimum(task), whole.knows_optimum(task)) == (1.0, True)
+    short = WebShop(shop=SMALL, horizon=len(path) - 1)
+    assert (short.optimum(task), short.knows_optimum(task)) == (0.0, False)
+    assert short.observe(task, short.gold(task)).reward == 0
+
+
 @pytest.fixture
 def env() -> WebShop:
     return WebShop(shop=SMALL)
