@@ -29,6 +29,9 @@ class UserError(Exception):
     The command line prints the message as one line and exits with code 2. Any other exception is a bug and keeps its traceback.
     """
 
+    fails_again: bool = False
+    """True if the same command would fail in the same way, so that another setting is needed."""
+
     public_message: str = ""
     """The text for clients of a server, where the message itself may name files, hosts or other tenants. Empty: the message."""
     retry_after: float = 1.0

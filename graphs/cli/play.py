@@ -15,7 +15,7 @@ from ..wiring.flags import CommandError, ModelOptions
 from .options import RunOptions, SweepSetup
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job
+    from ..studies.sweep import Job, RunFailure
 
 __all__ = [
     "STORAGE_ERRNOS",
@@ -36,24 +36,32 @@ _open_lock = Lock()
 """Held while an environment or a model is opened: the threads of a process share one."""
 
 
-def play(work: tuple[SweepSetup, Sequence[Job]]) -> str | None:
+def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
     """Play runs in turn: the work of a worker process.
 
     Returns:
-        None, or what went wrong, in one line, if the user can put it right.
+        The runs that failed, if the user can put it right; None if none did.
     """
+    from ..studies.sweep import RunFailure
+
     setup, jobs = work
-    try:
-        for job in jobs:
+    for number, job in enumerate(jobs):
+        try:
             _play_job(setup, job)
-    except UserError as error:
-        return str(error)
-    except OSError as error:
-        if error.errno not in STORAGE_ERRNOS:
-            raise
-        return f"{error.filename or setup.options.out or 'the run folder'}: {error.strerror}"
-    except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
-        raise RuntimeError(traceback.format_exc()) from None
+        except UserError as error:
+            failed = RunFailure(job.method, job.seed, str(error), error.fails_again)
+        except OSError as error:
+            if error.errno not in STORAGE_ERRNOS:
+                raise
+            place = error.filename or setup.options.out or "the run folder"
+            failed = RunFailure(job.method, job.seed, f"{place}: {error.strerror}")
+        except Exception:  # ours: a traceback as text reaches the parent whatever the exception is made of
+            raise RuntimeError(traceback.format_exc()) from None
+        else:
+            continue
+        # The runs after it learn from its episodes.
+        reason = f"waits for seed {job.seed}, whose memory it shares"
+        return [failed, *(RunFailure(later.method, later.seed, reason, failed.fails_again) for later in jobs[number + 1 :])]
     return None
 
 

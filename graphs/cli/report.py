@@ -6,17 +6,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...memory.errors import UserError
 from ..studies.old_names import run_stem
 from .draw import blueprint
 from .options import SweepSetup
 from .play import needs_model
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job
+    from ..studies.sweep import Job, RunFailure
 
 __all__ = ["bank_overlap_warnings", "report", "say", "show_progress"]
 
@@ -51,30 +52,50 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]]) -> int:
-    """Write and print the results of finished runs: a table, or with `--json` one object per method. Returns the exit status."""
+def report(
+    setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]], failures: Sequence[RunFailure] | None = None
+) -> int:
+    """Write and print the results of finished runs: a table, or with `--json` one object per method. Returns the exit status.
+
+    Args:
+        setup: the options and the settings of the methods.
+        folder: the run folder.
+        batches: the runs of each method.
+        failures: the runs that did not get to their end; None if nothing was played, so that the pictures there are right.
+
+    Raises:
+        UserError: no run was finished.
+    """
     from ..studies import benchmark, sweep
 
-    options = setup.options
+    options, failed = setup.options, failures or ()
+    unfinished = {(one.method, one.seed) for one in failed}
+    finished = [[job for job in batch if (job.method, job.seed) not in unfinished] for batch in batches]
+    finished = [batch for batch in finished if batch]
+    _write_failures(folder, failed)
+    lines = _failure_lines(folder, failed)
+    if not finished:
+        raise UserError("\n".join(lines))
     titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
-    results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in batches]
+    results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in finished]
     results = benchmark.with_common_optimum(results)
     rows = [
         benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none")
-        for attempts, batch in zip(results, batches, strict=True)
+        for attempts, batch in zip(results, finished, strict=True)
     ]
     sweep.write_json(folder / "results.json", [row.as_dict() for row in rows])
     pictures = [folder / "curves.png", folder / "curves.svg"]
-    if not all(picture.exists() for picture in pictures):
+    if failures is not None or not all(picture.exists() for picture in pictures):
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    tasks = [sweep.task_id(job) for job in batches[0]]
+    tasks = [sweep.task_id(job) for job in finished[0]]
     remarks = [
         *benchmark.walkthrough_notes(rows),
         *bank_overlap_warnings(setup, tasks),
         *benchmark.bank_cost_notes(rows),
         *_missing_reward_lines(folder),
+        *lines,
     ]
     if options.json:
         for row in rows:
@@ -82,14 +103,38 @@ def report(setup: SweepSetup, folder: Path, batches: Sequence[Sequence[Job]]) ->
         for line in remarks:
             say(line)
     else:
-        print(f"{options.env}, {options.episodes} episodes, {len(results[0])} seeds; [95 % interval over seeds]\n")
+        print(f"{options.env}, {options.episodes} episodes, {len(batches[0])} seeds; [95 % interval over seeds]\n")
         print(benchmark.table(rows))
         print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
         print(f"graphs           {'  '.join(map(str, drawn))}")
         print(f"all of it        {folder}")
         for line in remarks:
             print(line)
-    return 0
+    return 2 if failed else 0
+
+
+def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
+    """Write failures.json, or remove that of an earlier command."""
+    from ..studies import sweep
+
+    if failures:
+        sweep.write_json(folder / "failures.json", [asdict(failure) for failure in failures])
+    else:
+        (folder / "failures.json").unlink(missing_ok=True)
+
+
+def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
+    """A line for each method and reason, and what to do; the reason alone where it is the only one."""
+    seeds: dict[tuple[str, str], list[int]] = {}
+    for failure in failures:
+        seeds.setdefault((failure.method, failure.reason), []).append(failure.seed)
+    lines = [
+        f"{method}, seed{'s' * (len(of) > 1)} {', '.join(map(str, sorted(of)))}: failed: {reason}"
+        for (method, reason), of in seeds.items()
+    ]
+    if lines and not all(failure.fails_again for failure in failures):
+        lines[-1] += f"; finished episodes are in {folder}, and the same command goes on from there"
+    return lines
 
 
 def _table_name(method: str, settings: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...memory.errors import UserError
-from ..studies import sweep
+from ..studies import sweep, workers
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
@@ -21,7 +21,7 @@ from .run_folder import make_job, parse_seeds, run_folder_name, settings_record,
 from .training_free import learn_and_test
 
 if TYPE_CHECKING:
-    from ..studies.sweep import Job
+    from ..studies.sweep import Job, RunFailure
 
 __all__ = ["play_sweep", "run"]
 
@@ -71,6 +71,7 @@ def play_sweep(setup: SweepSetup) -> int:
     settings = settings_record(setup, seeds)
     folder = options.out or Path("runs") / run_folder_name(setup, settings)
     batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
+    failures: list[RunFailure] | None = None
     with sweep.claim_folder(folder, settings):
         if all(sweep.is_finished(job) for batch in batches for job in batch):
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
@@ -79,9 +80,9 @@ def play_sweep(setup: SweepSetup) -> int:
             task_ids = _check(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
             for line in bank_overlap_warnings(setup, task_ids):
                 say(line)
-            with _resume_hint(folder), sweep.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
-                _play_all(setup, batches)
-        return report(setup, folder, batches)
+            with _resume_hint(folder), workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+                failures = _play_all(setup, batches)
+        return report(setup, folder, batches, failures)
 
 
 def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[str]:
@@ -100,7 +101,8 @@ def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list
     return task_ids
 
 
-def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> None:
+def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFailure]:
+    """Play what is not finished. Returns the runs that failed."""
     followers = {batch[0].method: [ScoreFollower(job) for job in batch] for batch in batches}
     work: list[tuple[SweepSetup, Sequence[Job]]] = []
     for batch in batches:
@@ -108,8 +110,9 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> None:
         in_turn = shares_memory(setup, batch[0].method)
         work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
     with show_progress(followers, setup.options.episodes) as tick:
-        sweep.run_workers(work, play, setup.options.workers, tick, _concurrency(setup))
+        failed = workers.run_workers(work, play, setup.options.workers, tick, _concurrency(setup))
         tick()
+    return [failure for some in failed for failure in some]
 
 
 def _concurrency(setup: SweepSetup) -> int:
@@ -134,4 +137,6 @@ def _resume_hint(folder: Path) -> Iterator[None]:
         say(f"stopped; {hint}")
         raise
     except UserError as error:
+        if error.fails_again:
+            raise
         raise UserError(f"{error}; {hint}") from None

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..studies.old_names import run_stem, with_first_names
-from ..studies.sweep import Job
+from ..studies.old_names import run_stem
+from ..studies.sweep import Job, first_digest, settings_digest
 from ..wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model
@@ -75,21 +75,13 @@ def _file_digest(path: str, written: int, size: int) -> str:
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=8).hexdigest()
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    """Six hexadecimal digits that stand for the settings; the same in all versions."""
-    import hashlib
-    import json
-
-    return hashlib.blake2b(json.dumps(with_first_names(settings), sort_keys=True).encode(), digest_size=3).hexdigest()
-
-
 def run_folder_name(setup: SweepSetup, settings: Mapping[str, Any]) -> str:
     """The name of the run folder where the user gives none: other settings have another one."""
     import re
 
     thinks = any(needs_model(name, setup.options) for name in setup.methods)
     words = "-".join([next(iter(setup.methods)), setup.options.env, setup.options.model if thinks else "no-model"])
-    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{_digest(settings)}"
+    return f"{re.sub(r'[^A-Za-z0-9.]+', '-', words).strip('-')}-{settings_digest(settings)}"
 
 
 def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
@@ -100,7 +92,9 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
     stem = run_stem(folder, method, seed)
     name = f"{stem}-s{seed}"
     # In a place that it shares with other runs, names must not meet.
-    unique = f"{folder.resolve().name}-{name}-{_digest(settings_record(setup, parse_seeds(options.seeds)))}"
+    unique = f"{folder.resolve().name}-{name}"
+    if options.memory or options.checkpoints:
+        unique += f"-{first_digest(folder, settings_record(setup, parse_seeds(options.seeds)))}"
     of = stem if shares_memory(setup, method) else name
     where, namespace = memory_location(options.memory, of) if options.memory else memory_location(str(folder / of / "memory"))
     checkpoints = str(folder / name / "checkpoints.sqlite")

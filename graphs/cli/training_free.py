@@ -118,15 +118,18 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 
 
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
-    from ..studies import sweep
+    from ..studies import sweep, workers
 
     with sweep.claim_folder(setup.folder, settings):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
-            with _progress(setup) as tick, sweep.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
+            with _progress(setup) as tick, workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 try:
-                    sweep.run_workers([(setup, seed, splits[seed]) for seed in due], play_seed, setup.options.workers, tick, 1)
+                    work = [(setup, seed, splits[seed]) for seed in due]
+                    wrong = workers.run_workers(work, play_seed, setup.options.workers, tick, 1)
                     tick()
+                    if wrong:
+                        raise UserError("; ".join(dict.fromkeys(wrong)))
                 except KeyboardInterrupt:
                     print_progress(f"stopped; what is finished is in {setup.folder}, and the same command goes on from there")
                     raise

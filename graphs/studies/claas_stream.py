@@ -41,7 +41,8 @@ from ..wiring.flags import CommandError, parse_flags
 from .claas_learner import StreamLearner, open_learner
 from .claas_old_settings import current_settings
 from .continual import Trial, draw_heat_maps, matrix_table, table
-from .sweep import environment_defaults, run_workers, write_json
+from .sweep import write_json
+from .workers import environment_defaults, run_workers
 
 if TYPE_CHECKING:
     from ...tools.environments.hierarchy import Scenario

@@ -15,15 +15,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -33,7 +27,7 @@ from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .benchmark import SeedResult
-from .old_names import read_settings
+from .old_names import read_settings, with_first_names
 
 if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
     from ...memory.records import Trajectory
@@ -66,6 +60,18 @@ class Job:
     """Tokens of model calls after which no further episode begins; 0: no limit."""
 
 
+@dataclass(frozen=True)
+class RunFailure:
+    """A run that ended before its last episode, and the reason."""
+
+    method: str
+    seed: int
+    reason: str
+    """One line for the user."""
+    fails_again: bool = False
+    """True if the same command would fail in the same way."""
+
+
 @contextmanager
 def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     """Lock the folder of a sweep while the context lasts, and make it if it is missing.
@@ -91,30 +97,70 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             raise UserError(f"cannot work in {folder}: {error.strerror or error}") from error
         owner.write_text(f"{os.getpid()}\n")
         stack.callback(owner.unlink, missing_ok=True)
-        check_settings(folder, settings)
-        if not (folder / "settings.json").exists():
-            write_json(folder / "settings.json", settings)
+        if (record := check_settings(folder, settings)) is not None:
+            write_json(folder / "settings.json", record)
         yield
 
 
-def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+GROWING = ("episodes", "seeds", "methods")
+"""Settings of a folder that may grow from one command to the next."""
+MOVING = ("base_url", "critic_base_url")
+"""Settings of a folder that may change: a server moves, and its answers stay the same."""
+FIRST_DIGEST = "first_digest"
+"""The name under which a folder that has grown keeps the digest of the settings that it began with."""
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Check that a folder is free, or holds a run with these settings (JSON values), perhaps by the names of an earlier version.
 
+    The run may be asked for more episodes, seeds and methods, and at a server of another address.
+
+    Returns:
+        The record to write into its settings.json; None if the one there is right.
+
     Raises:
-        UserError: it holds a run with other settings; says which differ.
+        UserError: it holds a run with other settings; names up to three of those that differ.
     """
     path, wanted = folder / "settings.json", json.loads(json.dumps(settings))
     if not path.exists():
-        return
+        return dict(wanted)
     try:
         there = read_settings(path)
     except ValueError as error:
         raise UserError(f"{path} is damaged ({error}); give another --out, or remove the folder") from error
-    if differing := sorted(_differences(there, wanted)):
-        raise UserError(
-            f"{folder} holds a run with other settings: {'; '.join(differing)}; "
-            "give the same settings to resume it, or another --out"
-        )
+    first = there.pop(FIRST_DIGEST, None)
+    same = {name: there[name] for name in there if name in MOVING or _has_grown(there[name], wanted.get(name), name)}
+    if differing := sorted(_differences({**there, **{name: wanted.get(name) for name in same}}, wanted)):
+        more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise UserError(f"{folder} holds a run with other settings: {'; '.join(differing[:3])}{more}; give another --out")
+    if all(wanted.get(name) == value for name, value in same.items()):
+        return None
+    return {**wanted, FIRST_DIGEST: first or settings_digest(there)}
+
+
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Six hexadecimal digits that stand for the settings; the same in all versions."""
+    import hashlib
+
+    return hashlib.blake2b(json.dumps(with_first_names(settings), sort_keys=True).encode(), digest_size=3).hexdigest()
+
+
+def first_digest(folder: Path, settings: Mapping[str, Any]) -> str:
+    """The digest of the settings that a folder began with, or of these if it is new: runs in shared places are named by it."""
+    path = folder / "settings.json"
+    if not path.exists():
+        return settings_digest(settings)
+    there = read_settings(path)
+    return str(there.get(FIRST_DIGEST) or settings_digest(there))
+
+
+def _has_grown(old: Any, new: Any, name: str) -> bool:
+    """True if a setting that may grow holds all that it held before."""
+    if name == "episodes":
+        return isinstance(new, int) and new >= old
+    if name == "seeds":
+        return isinstance(new, list) and set(old) <= set(new)
+    return name == "methods" and isinstance(new, dict) and all(new.get(method) == held for method, held in old.items())
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
@@ -122,7 +168,12 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
         for key in old.keys() | new.keys():
             yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
     elif old != new:
-        yield f"{name} is {json.dumps(old)} there, {json.dumps(new)} was asked for"
+        yield f"{name} is {_shorten(old)} there, {_shorten(new)} was asked for"
+
+
+def _shorten(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -209,19 +260,28 @@ def play_run(
     # and whose successor has not begun.
     plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
     begin = None if files.saver.get_tuple(config) else plan
-    started = perf_counter()
-    for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
-        if "tally" in update:
-            done, now = update["tally"]["episode"] - 1, perf_counter()
-            files.times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
-            started = now
+    _stream_episodes(graph, begin, config, job, files.times)
     end = graph.get_state(config).values
+    if end["episodes"] < job.episodes:  # it was begun with fewer: its end becomes a pause
+        graph.update_state(config, {"episodes": job.episodes, "tokens": job.max_run_tokens}, as_node="tally")
+        _stream_episodes(graph, None, config, job, files.times)
+        end = graph.get_state(config).values
     result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
     result["is_walkthrough"] = is_walkthrough
     write_json(
         job.folder / "result.json",
         {**result, "episodes": end["episode"], "answer": end["answer"], "tokens": end["spent"]},
     )
+
+
+def _stream_episodes(graph: Any, begin: Any, config: Any, job: Job, times: Rows) -> None:
+    """Play to the end, and note the seconds of each episode."""
+    started = perf_counter()
+    for update in graph.stream(begin, config, stream_mode="updates", durability="async"):
+        if "tally" in update:
+            done, now = update["tally"]["episode"] - 1, perf_counter()
+            times.append({"id": f"{job.run}/{done}", "seconds": round(now - started, 4)})
+            started = now
 
 
 def _rewind(graph: Any, config: Any, job: Job, journal: Journal, log: Rows) -> None:
@@ -263,11 +323,16 @@ def _has_history(journal: Journal, head: str) -> bool:
 
 
 def is_finished(job: Job) -> bool:
-    """True if the run is finished and its files are complete."""
+    """True if the run is finished, with as many episodes as are asked for, and its files are complete."""
     if not (job.folder / "result.json").exists():
         return False
-    episodes = job.folder / "episodes.jsonl"
-    return episodes.exists() and len(read_rows(episodes)) == _result(job)["episodes"]
+    result, episodes = _result(job), job.folder / "episodes.jsonl"
+    is_out_of_tokens = 0 < job.max_run_tokens <= result["tokens"]
+    return (
+        (result["episodes"] >= job.episodes or is_out_of_tokens)
+        and episodes.exists()
+        and len(read_rows(episodes)) == result["episodes"]
+    )
 
 
 def _result(job: Job) -> dict[str, Any]:
@@ -317,84 +382,3 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a JSONL file that another process may be writing to."""
     # A last line without a line end was cut short by a crash; its writer will write it again.
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
-
-
-@contextmanager
-def environment_defaults(**variables: str) -> Iterator[None]:
-    """Set environment variables that are not set yet, for the processes that are started while the context lasts."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
-
-
-def run_workers(
-    batches: Sequence[Any],
-    play: Callable[[Any], str | None],
-    workers: int,
-    tick: Callable[[], None] = lambda: None,
-    concurrency: int = 1,
-) -> None:
-    """Call `play` on every batch, in worker processes that are started by spawn.
-
-    Args:
-        batches: the work, handed out in this order; each must pickle.
-        play: a function of a module; returns None, or one line about the error.
-        workers: number of processes.
-        tick: called a few times a second.
-        concurrency: batches that each process plays at the same time, in threads. With more than 1, the batches are divided
-            among the processes beforehand.
-
-    Raises:
-        UserError: the first error. The other workers are stopped; finished batches are kept.
-    """
-    # Workers end when this pipe is closed: by this process, or by its death.
-    listen, hold = get_context("spawn").Pipe(duplex=False)
-    count = min(workers, len(batches))
-    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(listen,))
-    try:
-        if concurrency == 1:
-            pending = {pool.submit(play, batch) for batch in batches}
-        else:
-            pending = {pool.submit(play_in_threads, batches[n::count], play, concurrency) for n in range(count)}
-        while pending:
-            done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
-            tick()
-            for future in done:
-                try:
-                    wrong = future.result()
-                except BrokenProcessPool:
-                    wrong = "a worker process was killed (out of memory?)"
-                if wrong:
-                    raise UserError(wrong)
-    except BaseException:
-        hold.close()  # before the shutdown, which waits for running work
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        hold.close()
-
-
-def play_in_threads(batches: Sequence[Any], play: Callable[[Any], str | None], concurrency: int) -> str | None:
-    """Play batches in threads. Returns the first error at once, without waiting for the other batches, or None."""
-    pool = ThreadPoolExecutor(min(concurrency, len(batches)))
-    try:
-        played = as_completed([pool.submit(play, batch) for batch in batches])
-        return next((wrong for done in played if (wrong := done.result())), None)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _exit_with_parent(listen: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
-
-    def end() -> None:
-        try:
-            listen.recv_bytes()
-        except (EOFError, OSError):
-            os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()

@@ -34,6 +34,8 @@ Settings = TypeVar("Settings")
 class CommandError(UserError, ValueError):
     """The command line cannot be understood."""
 
+    fails_again = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:

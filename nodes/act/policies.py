@@ -40,6 +40,8 @@ MIN_CONFIDENCE = 1e-3
 class PolicyError(UserError, ValueError):
     """An error: the policy cannot work with this environment or model."""
 
+    fails_again = True
+
 
 class Scorer(Protocol):
     """A model that scores each option as its whole reply."""

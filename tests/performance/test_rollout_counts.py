@@ -11,7 +11,7 @@ import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 
 from learngraph.graphs import icrl
-from learngraph.graphs.studies.sweep import play_in_threads
+from learngraph.graphs.studies.workers import play_in_threads
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.loop import PlainLoop
 from learngraph.graphs.wiring.parts import MethodInputs
@@ -169,12 +169,15 @@ def test_an_attempt_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_batches_in_threads() -> None:
-    """All at once; what goes wrong first is said."""
+    """All at once; one that goes wrong stops no other."""
     meeting = threading.Barrier(4, timeout=5)
 
     def play(batch: int) -> str | None:
         meeting.wait()
         return None
 
-    assert play_in_threads([1, 2, 3, 4], play, 4) is None
-    assert play_in_threads([1, 2, 3], lambda batch: "two" if batch == 2 else None, 2) == "two"
+    assert play_in_threads([1, 2, 3, 4], play, 4) == []
+    assert sorted(play_in_threads([1, 2, 3], lambda batch: f"{batch} failed" if batch > 1 else None, 2)) == [
+        "2 failed",
+        "3 failed",
+    ]

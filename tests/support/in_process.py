@@ -7,22 +7,23 @@ from typing import Any
 import pytest
 
 from learngraph.graphs.cli import play
-from learngraph.graphs.studies import sweep
-from learngraph.memory.errors import UserError
+from learngraph.graphs.studies import workers
 
 
 def play_in_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """Let sweeps play their batches one after the other in this process, in `folder`, with environments of their own."""
 
     def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
+        batches: Sequence[Any], play: Callable[[Any], Any], workers: int, tick: Callable[[], None], concurrency: int
+    ) -> list[Any]:
+        found = []
         for batch in batches:
-            if wrong := play(batch):
-                raise UserError(wrong)
+            if (given := play(batch)) is not None:
+                found.append(given)
             tick()
+        return found
 
-    monkeypatch.setattr(sweep, "run_workers", work)
+    monkeypatch.setattr(workers, "run_workers", work)
     monkeypatch.chdir(folder)
     play.shared_environment.cache_clear()
     return folder

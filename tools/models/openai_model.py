@@ -54,7 +54,7 @@ class OpenAIChatModel(ChatOpenAI):
                 f"{where}: the quota is used up ({_one_line(error.reason)}); add credit to the account, or use another key"
             ) from error
         except api_posts.HTTPStatusError as error:
-            raise UserError(self._explain_status(error.status, _one_line(error.reason), error.tries)) from error
+            raise self._refusal(error.status, _one_line(error.reason), error.tries) from error
         except api_posts.RequestTimeout as error:
             raise UserError(
                 f"{where}: no answer within {self.request_timeout} s, tried {error.tries} times; {LONGER_TIMEOUT}"
@@ -74,12 +74,12 @@ class OpenAIChatModel(ChatOpenAI):
                 f"{where}: cannot be reached, tried {tries} times ({reason}); check the base URL and that a server runs there"
             ) from error
         except openai.APIStatusError as error:
-            raise UserError(self._explain_status(error.status_code, _server_message(error), tries)) from error
+            raise self._refusal(error.status_code, _server_message(error), tries) from error
         except (openai.APIError, json.JSONDecodeError) as error:
             raise self._format_error(error) from error
 
-    def _explain_status(self, status: int, message: str, tries: int) -> str:
-        """The error text for an HTTP status: what it means and what to do."""
+    def _refusal(self, status: int, message: str, tries: int) -> UserError:
+        """The error for an HTTP status: what it means and what to do."""
         match status:
             case 401:
                 means = f"the key is refused ({message}); set OPENAI_API_KEY to a valid one"
@@ -102,7 +102,9 @@ class OpenAIChatModel(ChatOpenAI):
             case _:
                 again = f", tried {tries} times" if status >= 500 else ""
                 means = f"error {status}{again} ({message}); see the server's log, or try again later"
-        return f"{self._location()}: {means}"
+        error = UserError(f"{self._location()}: {means}")
+        error.fails_again = status == 400 and "logprob" in message
+        return error
 
     async def answer(self, messages: Sequence[BaseMessage], **options: Any) -> AIMessage:
         """The reply of `ainvoke`, without the cost of callbacks, cache and rate limiter where none of them is set."""

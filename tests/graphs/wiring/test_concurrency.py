@@ -9,8 +9,7 @@ import pytest
 from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.main import main
-from learngraph.graphs.studies import sweep
-from learngraph.memory.errors import UserError
+from learngraph.graphs.studies import workers
 
 COMMAND = ["run", "icrl", "--env", "game24?order=difficulty", "--model", "openai:test", "--episodes", "3", "--seeds", "4"]
 
@@ -26,11 +25,11 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Threads of this process; starting workers takes seconds."""
 
     def work(
-        batches: Sequence[Any], play: Callable[[Any], str | None], workers: int, tick: Callable[[], None], concurrency: int
-    ) -> None:
-        assert sweep.play_in_threads(batches, play, concurrency) is None
+        batches: Sequence[Any], play: Callable[[Any], Any], count: int, tick: Callable[[], None], concurrency: int
+    ) -> list[Any]:
+        return workers.play_in_threads(batches, play, concurrency)
 
-    monkeypatch.setattr(sweep, "run_workers", work)
+    monkeypatch.setattr(workers, "run_workers", work)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     return tmp_path
@@ -72,11 +71,6 @@ def test_a_broken_run_goes_on_where_it_stopped(here: Path, server: Any, monkeypa
             said += 1
             return answer(request) if said <= 5 else {"status": 401, "text": "the key has expired"}
 
-        def work(batches: Any, play: Any, workers: int, tick: Any, concurrency: int) -> None:
-            if wrong := sweep.play_in_threads(batches, play, concurrency):
-                raise UserError(wrong)
-
-        monkeypatch.setattr(sweep, "run_workers", work)
         api._replies = failing
         command = [*COMMAND, "--base-url", api.url, "--out", "broken", "--concurrency", "1"]
         assert main(command) == 2

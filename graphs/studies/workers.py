@@ -1,0 +1,119 @@
+"""Worker processes, and threads within them, that play work side by side."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ...memory.errors import UserError
+
+__all__ = ["environment_defaults", "play_in_threads", "run_workers"]
+
+
+@contextmanager
+def environment_defaults(**variables: str) -> Iterator[None]:
+    """Set environment variables that are not set yet, for the processes that are started while the context lasts."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
+
+
+def run_workers(
+    batches: Sequence[Any],
+    play: Callable[[Any], Any],
+    workers: int,
+    tick: Callable[[], None] = lambda: None,
+    concurrency: int = 1,
+) -> list[Any]:
+    """Call `play` on every batch, in worker processes that are started by spawn.
+
+    A batch that fails says so by what `play` returns, and the others are played on: calls in flight are paid for.
+
+    Args:
+        batches: the work, handed out in this order; each must pickle.
+        play: a function of a module.
+        workers: number of processes.
+        tick: called a few times a second.
+        concurrency: batches that each process plays at the same time, in threads. With more than 1, the batches are divided
+            among the processes beforehand.
+
+    Returns:
+        What `play` returned for the batches, in the order in which they ended, without None.
+
+    Raises:
+        UserError: a worker was killed.
+    """
+    # Workers end when this pipe is closed: by this process, or by its death.
+    listen, hold = get_context("spawn").Pipe(duplex=False)
+    count = min(workers, len(batches))
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(listen,))
+    found: list[Any] = []
+    try:
+        with _exit_on_sigterm():
+            parts = [[batch] for batch in batches] if concurrency == 1 else [batches[n::count] for n in range(count)]
+            pending = {pool.submit(play_in_threads, part, play, concurrency) for part in parts}
+            while pending:
+                done, pending = wait(pending, timeout=0.3, return_when=FIRST_COMPLETED)
+                tick()
+                for future in done:
+                    try:
+                        found += future.result()
+                    except BrokenProcessPool:
+                        raise UserError("a worker process was killed (out of memory?)") from None
+    except BaseException:
+        hold.close()  # before the shutdown, which waits for running work
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        hold.close()
+    return found
+
+
+def play_in_threads(batches: Sequence[Any], play: Callable[[Any], Any], concurrency: int) -> list[Any]:
+    """Play batches in threads, all of them to their ends. Returns what `play` returned, without None."""
+    if concurrency == 1:
+        return [found for batch in batches if (found := play(batch)) is not None]
+    pool = ThreadPoolExecutor(min(concurrency, len(batches)))
+    try:
+        played = as_completed([pool.submit(play, batch) for batch in batches])
+        return [found for done in played if (found := done.result()) is not None]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """End by an exception when SIGTERM comes, so that workers and their semaphores are cleaned up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit_with_parent(listen: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent handles it
+
+    def end() -> None:
+        try:
+            listen.recv_bytes()
+        except (EOFError, OSError):
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
