@@ -26,9 +26,9 @@ from langgraph.graph.state import CompiledStateGraph
 from ..memory.buffer import Buffer
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
-from ..nodes.evaluate.judge import ZeroJudge
+from ..nodes.evaluate.judge import NoJudge, ZeroJudge
 from ..nodes.prompt import Prompt
-from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, Layout, Push
+from ..nodes.retrieve.attempts import AttemptsPrompt, Compose, InstructionStrategy, Push, round_instructions
 from ..nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -55,7 +55,7 @@ class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, R
 
 @dataclass(frozen=True)
 class ICRL:
-    """Hyper-parameters. `paper` has the published instruction and buffer; states stay cut, and rounds count from 0 as in its code.
+    """Hyper-parameters. `paper` has the published instruction and buffer, with states whole; rounds count from 0 as in its code.
 
     On the toy world with the model `pocket`, exploiting, letting the model pick, and no instruction are equal within their
     intervals; `preset` loses what its exploring rounds cost. The other defaults were not tuned.
@@ -67,24 +67,26 @@ class ICRL:
     and `none` (no instruction) are the same in every round. Paper: preset and autonomous."""
     one_based: bool = False
     """True if `preset` counts rounds from 1, as the paper's Algorithm 1 does (its code counts from 0)."""
-    rewards: Literal["dense", "sparse", "zero"] = "dense"
+    rewards: Literal["dense", "sparse", "zero", "none"] = "dense"
     """The rewards in the prompt: `dense`, r_t next to each step and their sum; `sparse`, the sum alone; `zero`, zeros for all (the
-    paper's ablation; the selection of attempts sees zeros too)."""
+    paper's ablation); `none`, no rewards. The selection of attempts then sees zeros or nothing, too."""
 
     # The attempts that a prompt shows
     selection: Literal["budget", "all", "last"] = "budget"
     """The attempts in a prompt: `budget`, all of them whole if they fit in `max_memory_tokens`, else the best and the newest whole and
-    the most telling others whole or as one line (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones."""
+    the most telling others whole or as one line (nodes/retrieve/budget.py); `all`, as in the paper; or the `last` ones. Of `all` and
+    `last` the newest that fit the model's window are shown."""
     max_memory_tokens: int | None = None
-    """Tokens of earlier attempts in a prompt with `selection="budget"`; half of the model's window if not given. Paper: no
-    limit."""
+    """Tokens of earlier attempts in a prompt with `selection="budget"`; half of the model's window, but at most 16,384, if not given.
+    Paper: no limit."""
     last_n: int = 3
     """Attempts shown with `selection="last"`. Paper's ablation: 3."""
     rearrange_every: int = 5
     """Rounds between two rearrangements of older attempts with `selection="budget"`; prompts are stable in between."""
-    max_state_chars: int = 200
-    """Characters of a past state's first line that prompts show; its other lines are left out. The buffer keeps states whole. Paper:
-    actions cut to 100, observations whole."""
+    max_state_chars: int | None = 200
+    """Characters of a past state's first line that prompts of a model whose actions are scored show. A model that chats sees what
+    it read then, up to 600 tokens of each text. None: both whole. The buffer keeps all. Paper: actions cut to 100, observations
+    whole."""
 
     # The choice among scored actions
     temperature: float = field(default=1.0, metadata=SHARED)
@@ -99,8 +101,8 @@ class ICRL:
 
     @classmethod
     def paper(cls) -> ICRL:
-        """ICRL Preset with the paper's unbounded buffer."""
-        return cls(instruction="preset", selection="all")
+        """ICRL Preset with the paper's unbounded buffer, and past observations whole."""
+        return cls(instruction="preset", selection="all", max_state_chars=None)
 
     @classmethod
     def preset(cls) -> ICRL:
@@ -114,8 +116,8 @@ class ICRL:
 
     @classmethod
     def explore_only(cls) -> ICRL:
-        """Explore in every round."""
-        return cls(instruction="explore")
+        """Explore in every round, without rewards: the paper's ablation."""
+        return cls(instruction="explore", rewards="none")
 
     @classmethod
     def exploit_only(cls) -> ICRL:
@@ -124,7 +126,7 @@ class ICRL:
 
     @classmethod
     def no_instruction(cls) -> ICRL:
-        """No instruction in any round."""
+        """No instruction in any round, nor an explanation of one."""
         return cls(instruction="none")
 
     ablations: ClassVar[tuple[str, ...]] = ("zero_reward", "short_context")
@@ -152,8 +154,11 @@ def build(
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)
-    layout = Layout(rewards=settings.rewards, clip=settings.max_state_chars)
-    brief = Prompt.load("icrl/brief", parts.prompts).text()
+    layout = parts.layout(settings.rewards, settings.max_state_chars)
+    brief = _brief(parts, settings)
+    tell_best = settings.rewards != "none"
+    instructions = round_instructions(buffer, parts.prompts, tell_best=tell_best) if parts.chats else None
+    judges: dict[str, type[ZeroJudge] | type[NoJudge]] = {"zero": ZeroJudge, "none": NoJudge}
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "compose": Compose(
@@ -170,12 +175,28 @@ def build(
             list_actions=parts.list_actions,
         ),
         "propose": parts.make_policy(
-            AttemptsPrompt(buffer=buffer, earlier_layout=layout, **parts.prompt_arguments(layout, brief))
+            AttemptsPrompt(
+                buffer=buffer,
+                earlier_layout=layout,
+                instructions=instructions,
+                **parts.prompt_arguments(layout, brief),
+            )
         ),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
-        "judge": ZeroJudge() if settings.rewards == "zero" else parts.judge_node(),
+        "judge": judges[settings.rewards]() if settings.rewards in judges else parts.judge_node(),
         "push": Push(buffer, parts.environment, parts.journal),
     }
     builder = StateGraph(ICRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "icrl", **compile})
+
+
+def _brief(parts: MethodInputs, settings: ICRL) -> str:
+    """The method's part of the system message.
+
+    A model that chats reads the round's instruction in full at the end of the prompt. For one whose actions are scored only its
+    name stands there, and the system message explains it.
+    """
+    if not parts.chats and settings.instruction != "none":
+        return Prompt.load("icrl/brief", parts.prompts).text()
+    return Prompt.load("icrl/unrewarded" if settings.rewards == "none" else "icrl/rewarded", parts.prompts).text()

@@ -46,7 +46,6 @@ from ..memory.search.similarity import bag, ngrams, reference_words, words
 from ..nodes.act.choose import Choose
 from ..nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
-from ..nodes.act.policies import RecentStepsPrompt
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import (
     AdviceChannels,
@@ -226,7 +225,7 @@ def build(
         )
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps)),
+        "propose": parts.make_policy(parts.recent_steps_view()),
         "act": Act(
             parts.environment,
             parts.journal,

@@ -1,6 +1,6 @@
 """Prompts as text files: `nodes/prompts/<method>/<purpose>.md`, with `## system` and `## user` parts and `$name` values.
 
-A value without a place in the text is an error, and so is a place without a value. A user overrides any prompt by a file of the
+A value without a place in the text is an error unless it is empty, and so is a place without a value. A user overrides any prompt by a file of the
 same name in a directory of their own.
 """
 
@@ -79,7 +79,7 @@ class Prompt:
         Raises:
             PromptError: a value is missing, or the text has no place for it; names the value.
         """
-        for name in sorted(values.keys() - self.placeholders):
+        for name in sorted(name for name in values.keys() - self.placeholders if values[name] != ""):
             raise PromptError(f"prompt '{self.name}' has no ${name}; it has {sorted(self.placeholders)}")
         for name in sorted(self.placeholders - values.keys()):
             raise PromptError(f"prompt '{self.name}' needs ${name}; given were {sorted(values)}")

@@ -16,7 +16,6 @@ from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.extract.rollouts import LibraryPrompt
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Layout
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult, LibraryChannels, PlanChannels
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.learning_run import ComparisonSettings, RolloutGraphs
@@ -66,7 +65,7 @@ def build(
         lessons_per_prompt=settings.lessons_per_prompt,
         show_ids=parts.make_writing_policy is not None,
         **parts.prompt_arguments(
-            Layout(rewards="dense" if settings.show_rewards else "none"),
+            parts.layout("dense" if settings.show_rewards else "none"),
             Prompt.load("reasoning_bank/brief", parts.prompts).text(),
         ),
     )

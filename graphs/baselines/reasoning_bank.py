@@ -167,7 +167,7 @@ def build(
     lessons = open_lessons(parts.shelf)
     buffer = Buffer(parts.shelf)
     bank = settings.read_bank(parts)
-    layout = Layout(clip=settings.max_state_chars)
+    layout = parts.layout(clip=settings.max_state_chars)
     again = Prompt.load("ask/again", parts.prompts)
     extractor = _extractor(parts, settings, layout)
     view = ReasoningBankPrompt(

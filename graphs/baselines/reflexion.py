@@ -20,7 +20,7 @@ from ...memory.buffer import Buffer
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Compose, Layout, Push, ReflectionsPrompt, note_line
+from ...nodes.retrieve.attempts import Compose, Push, ReflectionsPrompt, note_line
 from ...nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -77,7 +77,7 @@ def build(
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or Reflexion()
     buffer = Buffer(parts.shelf)
-    layout = Layout(clip=settings.max_state_chars)
+    layout = parts.layout(clip=settings.max_state_chars)
     brief = Prompt.load("reflexion/brief", parts.prompts).text()
     compose = Compose(
         buffer,
@@ -97,7 +97,7 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "judge": parts.judge_node(),
         "reflect": write_about_attempt(
-            "reflexion/reflect",
+            "reflexion/plan" if parts.chats else "reflexion/reflect",
             model=parts.require_chat_model("reflexion"),
             buffer=buffer,
             journal=parts.journal,

@@ -21,7 +21,7 @@ from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Layout, Push
+from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Push
 from ...nodes.state import (
     ChoiceChannels,
     EpisodeChannels,
@@ -66,7 +66,7 @@ def build(
     """The graph of one attempt; arguments as in `graphs.icrl.build`."""
     settings = settings or SelfRefine()
     buffer = Buffer(parts.shelf)
-    layout = Layout(rewards="none", clip=settings.max_state_chars, notes=True)
+    layout = parts.layout("none", settings.max_state_chars, notes=True)
     brief = Prompt.load("self_refine/brief", parts.prompts).text()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
@@ -85,7 +85,7 @@ def build(
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
         "unjudged": NoJudge(),
         "feedback": write_about_attempt(
-            "self_refine/feedback",
+            "self_refine/criticism" if parts.chats else "self_refine/feedback",
             model=parts.require_chat_model("self-refine"),
             buffer=buffer,
             journal=parts.journal,

@@ -10,7 +10,6 @@ from langgraph.graph.state import CompiledStateGraph
 
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
-from ...nodes.act.policies import RecentStepsPrompt
 from ...nodes.state import ChoiceChannels, EpisodeChannels, EpisodeInput, EpisodeResult
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs, uniform_policy
@@ -42,7 +41,7 @@ def build(
     settings = settings or Static()
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
-        "propose": parts.make_policy(RecentStepsPrompt(parts.journal, parts.history_steps)),
+        "propose": parts.make_policy(parts.recent_steps_view()),
         "choose": Choose(settings.temperature),
         "act": Act(parts.environment, parts.journal, journal_channels=("candidates",), clear_lists=("candidates",)),
     }

@@ -22,7 +22,7 @@ from ...memory.trajectories import Trajectories, goal_key
 from ...nodes.act.choose import Choose
 from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Layout, Push, ReadOnlyMemory
+from ...nodes.retrieve.attempts import Push, ReadOnlyMemory
 from ...nodes.retrieve.recollect import Recollect
 from ...nodes.retrieve.synapse import Exemplars, ExemplarsPrompt
 from ...nodes.state import (
@@ -110,7 +110,7 @@ def build(
     """The graph of one episode; arguments as in `graphs.icrl.build`."""
     settings = settings or Synapse()
     memory = settings.memory(parts)
-    layout = Layout(clip=settings.max_state_chars)
+    layout = parts.layout(clip=settings.max_state_chars)
     brief = Prompt.load("synapse/brief", parts.prompts).text()
     room = parts.max_prompt_tokens // 2 if settings.max_memory_tokens is None else settings.max_memory_tokens
     exemplars = Exemplars(memory, layout, count_tokens=parts.count_tokens, max_tokens=room)

@@ -157,7 +157,8 @@ def make_method_inputs(
         return MethodInputs(environment, journal, window=options.window or DEFAULT_WINDOW, **more)
     kind = _policy_kind(options, environment, model, scores=method is None or method.needs_logits)
     if options.window is not None:
-        more["window"] = min(options.window, getattr(model, "window", options.window))
+        # A model in this process knows its window. What a name tells of one behind an API may be wrong either way.
+        more["window"] = min(options.window, model.window) if kind == "local" else options.window
     make: Any = (
         MethodInputs.with_scoring_model if kind == "local" else partial(MethodInputs.with_chat_model, stepwise=kind == "act")
     )

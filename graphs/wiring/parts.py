@@ -20,15 +20,23 @@ from ...memory.experiences import TrajectoryStore
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
 from ...nodes.act.episode import Environment
-from ...nodes.act.policies import LocalPolicy, PromptView, Scorer, UniformPolicy, act_policy, answer_policy
+from ...nodes.act.policies import (
+    LocalPolicy,
+    PromptView,
+    RecentStepsPrompt,
+    Scorer,
+    UniformPolicy,
+    act_policy,
+    answer_policy,
+)
 from ...nodes.ask import estimate_tokens
 from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
-from ...nodes.retrieve.attempts import Layout
+from ...nodes.retrieve.attempts import EpisodePrompt, Layout
+from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
 from .banks import load_bank, reaches_return
 from .flow import Node
 
-_LAYOUT = Layout()
 DEFAULT_WINDOW = 32_768
 """The window in tokens of a model that does not state its own."""
 DEFAULT_RESERVE = 4_096
@@ -197,28 +205,74 @@ class MethodInputs:
                 )
             return answer_policy(model, view, read, name=style.answer_prompt, prompts=prompts)
 
-        ours: dict[str, Any] = {"history_steps": 20, "model": model, "make_writing_policy": write, "list_actions": read is None}
+        ours: dict[str, Any] = {
+            "history_steps": 20,
+            "model": model,
+            "make_writing_policy": write,
+            "list_actions": read is None,
+            "window": getattr(model, "window", None) or DEFAULT_WINDOW,
+        }
         return cls(environment, journal, write, **ours | more)
 
     def judge_node(self) -> Node:
         """The node that rewards a finished episode: the judge, or the environment's own rewards."""
         return self.judge or EnvironmentJudge(self.journal)
 
-    def prompt_arguments(self, layout: Layout = _LAYOUT, brief: str = "") -> PromptArguments:
+    @property
+    def chats(self) -> bool:
+        """True if the model writes its actions; False if it only scores them."""
+        return self.make_writing_policy is not None
+
+    def layout(
+        self, rewards: Literal["dense", "sparse", "zero", "none"] = "dense", clip: int | None = 200, *, notes: bool = False
+    ) -> Layout:
+        """The layout of attempts in prompts, as suits the model.
+
+        Args:
+            rewards: which rewards are shown.
+            clip: for a model that scores, characters of a past state's first line. For one that chats any number means that long
+                observations lose their middle. None: both are shown whole.
+            notes: whether the note on an attempt is shown with it.
+        """
+        if not self.chats:
+            return Layout(rewards, clip, notes)
+        return ChatLayout(
+            rewards,
+            notes=notes,
+            count_tokens=self.count_tokens,
+            max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
+            full_success=self.success_threshold(None),
+            horizon=getattr(self.environment, "horizon", None) if self.list_actions else None,
+            # A world that reads a written answer says at its end whether that is right.
+            show_end="always" if not hasattr(self.environment, "read") else "never" if self.judge else "with rewards",
+        )
+
+    def prompt_arguments(self, layout: Layout | None = None, brief: str = "") -> PromptArguments:
         """The arguments of `EpisodePrompt` and its subclasses, by name.
 
         The running attempt is written as `layout` says, but without rewards where a judge will give them at the end, and with
         whole states for a model that writes: it needs what it has read (a page, a passage) at later steps, too.
         """
+        layout = layout or self.layout()
         rewards: Any = "none" if self.judge else layout.rewards
+        if isinstance(layout, ChatLayout):
+            running: Layout = replace(layout, rewards=rewards, max_observation_tokens=None)
+        else:
+            running = replace(layout, rewards=rewards, clip=None if self.chats else layout.clip)
         return {
             "journal": self.journal,
-            "layout": replace(layout, rewards=rewards, clip=None if self.make_writing_policy else layout.clip),
+            "layout": running,
             "count_tokens": self.count_tokens,
             "window": self.max_prompt_tokens,
             "list_actions": self.list_actions,
             "brief": brief,
         }
+
+    def recent_steps_view(self) -> PromptView:
+        """A view of the task, the last `history_steps` of the episode and the present observation."""
+        if self.chats:
+            return EpisodePrompt(max_steps=self.history_steps, **self.prompt_arguments())
+        return RecentStepsPrompt(self.journal, self.history_steps)
 
     def bank_trajectories(self, path: str, method: str) -> tuple[Trajectory, ...]:
         """The trajectories of a bank file; none without a path. The file is read again only when it has changed.

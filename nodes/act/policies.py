@@ -52,7 +52,10 @@ class Scorer(Protocol):
 
 
 class PromptView(Protocol):
-    """A view of the state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts."""
+    """A view of the state: the values `brief`, `instruction`, `steps` and `observation` of the policies' prompts.
+
+    A method may give `request` too: what this attempt is for, which stands at the end of the prompt.
+    """
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]: ...
 
@@ -148,7 +151,7 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
                 f"{len(actions)} admissible actions; use --policy verbalized"
             )
         options = "\n".join(f"{letter}. {action}" for letter, action in zip(ascii_uppercase, actions, strict=False))
-        return prompt.messages(**view(state), options=options)
+        return prompt.messages(**{"request": "", **view(state)}, options=options)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         actions = admissible_actions(state, "logprobs")
@@ -195,7 +198,7 @@ def verbalized_policy(model: BaseChatModel, view: PromptView, count: int = 3, pr
     def messages(state: State) -> list[BaseMessage]:
         actions = state["observation"].actions
         count_ = min(count, len(actions)) if actions else count
-        return prompt.messages(**view(state), count=count_, admissible=_admissible(admissible, actions))
+        return prompt.messages(**{"request": "", **view(state)}, count=count_, admissible=_admissible(admissible, actions))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         options = json_object(text(reply)).get("options")
@@ -248,7 +251,8 @@ def act_policy(
 
     def messages(state: State) -> list[BaseMessage]:
         return prompt.messages(
-            **view(state), admissible=_admissible(some if free_text else admissible, state["observation"].actions)
+            **{"request": "", **view(state)},
+            admissible=_admissible(some if free_text else admissible, state["observation"].actions),
         )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
@@ -310,7 +314,7 @@ def answer_policy(
         return {"candidates": [Candidate(first, 0.0)], "plan": rest}
 
     again = Prompt.load("ask/again", prompts)
-    return AnswerPolicy(Ask(name, model, lambda state: prompt.messages(**view(state)), read, again))
+    return AnswerPolicy(Ask(name, model, lambda state: prompt.messages(**{"request": "", **view(state)}), read, again))
 
 
 def _next(state: State) -> dict[str, Any] | None:

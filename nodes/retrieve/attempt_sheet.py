@@ -46,7 +46,7 @@ class AttemptSheet:
         for number, (trajectory, success, why) in enumerate(attempts, 1):
             word = {True: " (success)", False: " (failure)", None: ""}[success] if outcomes and len(attempts) > 1 else ""
             head = f"Attempt {number}{word}:\n"
-            end = self.layout.total(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
+            end = self.layout.attempt_end(trajectory) + (f"Judged: {why}\n" if outcomes and why else "")
             steps = fit_steps(trajectory.transitions, self.layout, head + end, self.count, share)
             if steps is None:
                 raise ContextError(

@@ -16,13 +16,15 @@
     Now: exploit                          this round's instruction
     gate wolf                             the present observation
 
-The parts that change from step to step stand at the end, so that a prefix cache keeps all before them.
+The parts that change from step to step stand at the end, so that a prefix cache keeps all before them. This is the layout for models
+whose actions are scored, such as `pocket`, which learned to read it; chat_layout.py has the one for models that chat.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 from ...memory.buffer import Buffer
@@ -31,6 +33,8 @@ from ...memory.records import Shown, Trajectory, Transition
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
 from ..act.policies import PromptView, steps_text
+from ..ask import State
+from ..prompt import Prompt
 from ..state import EpisodeChannels, PromptChannels
 from .budget import all_attempts, latest_attempts, select_within_budget
 
@@ -51,12 +55,15 @@ __all__ = [
     "instruction",
     "note_line",
     "notes_text",
+    "round_instructions",
 ]
 
 InstructionMode = Literal["", "explore", "exploit", "explore or exploit"]
 InstructionStrategy = Literal["preset", "autonomous", "explore", "exploit", "none"]
 MAX_LINE_CHARS = 60
 """Characters of the actions in an attempt shown as one line."""
+MAX_DEFAULT_BUDGET = 16_384
+"""Tokens of earlier attempts in a prompt at most, where no budget is given: windows of a million tokens cost money."""
 STEPS_DROPPED_AT_ONCE = 8
 """Steps of a running attempt that are left out at a time if not all fit."""
 
@@ -84,9 +91,44 @@ def instruction(strategy: InstructionStrategy, round: int, one_based: bool = Fal
             return strategy
 
 
+_INSTRUCTION_PROMPTS: Mapping[str, str] = {
+    "explore": "icrl/explore",
+    "exploit": "icrl/exploit",
+    "explore or exploit": "icrl/either",
+}
+"""Instruction -> name of the prompt that says it in full."""
+
+
+def round_instructions(buffer: Buffer, prompts: Path | None = None, *, tell_best: bool = True) -> Callable[[State], str]:
+    """A function from the state to this round's instruction in full; it is empty where there is none.
+
+    Args:
+        buffer: the earlier attempts.
+        prompts: a directory whose files override ours.
+        tell_best: whether the best total reward of the attempts in the prompt may be told.
+    """
+    first = Prompt.load("icrl/first", prompts).text()
+    texts = {mode: Prompt.load(name, prompts) for mode, name in _INSTRUCTION_PROMPTS.items()}
+
+    def instruct(state: State) -> str:
+        if not state["mode"]:
+            return ""
+        attempts = [trajectory for trajectory, _ in attempts_in_prompt(buffer, state)]
+        if not attempts:
+            return f"{first}\n"
+        tells = tell_best and state["mode"] != "explore"
+        totals = [trajectory.value for trajectory in attempts if trajectory.value is not None] if tells else []
+        best = f"The best attempt above earned {max(totals):g}. " if totals else ""
+        if totals and max(totals) <= 0:
+            best = "No attempt above earned anything: find out where they went wrong, and do not repeat them. "
+        return f"{texts[state['mode']].text(number=state['episode'] + 1, best=best)}\n"
+
+    return instruct
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The layout of attempts as text."""
+    """The layout of attempts as text, for models whose actions are scored."""
 
     rewards: Literal["dense", "sparse", "zero", "none"] = "dense"
     """`dense`: r_t next to the step that earned it, and their sum; `sparse`: the sum alone; `zero`: as dense, but every
@@ -121,8 +163,8 @@ class Layout:
         note = f"Feedback: {' '.join(trajectory.note.split())}\n" if self.notes and trajectory.note else ""
         return f"Attempt {number}{count}:\n{self.steps(trajectory.transitions)}{total}{note}"
 
-    def steps(self, steps: Sequence[Transition]) -> str:
-        """The text of steps with their rewards; each line ends with a line break."""
+    def steps(self, steps: Sequence[Transition], first: int = 1) -> str:
+        """The text of steps with their rewards; each line ends with a line break. `first` is the number of the first step."""
         return steps_text([replace(s, state=self._clip_state(s.state), reward=self._reward(s.reward)) for s in steps])
 
     def total(self, trajectory: Trajectory) -> str:
@@ -130,6 +172,30 @@ class Layout:
         if trajectory.value is None or self.rewards == "none":
             return ""
         return "total 0\n" if self.rewards == "zero" else f"total {trajectory.value:g}\n"
+
+    def attempt_end(self, trajectory: Trajectory) -> str:
+        """The text after an attempt's steps."""
+        return self.total(trajectory)
+
+    def frame_exemplar(self, number: int, trajectory: Trajectory, instruction: str, success: bool | None) -> tuple[str, str]:
+        """The texts before and after the steps of an attempt that may be at another task than `instruction`."""
+        marks = ["failure"] * (success is False)
+        if trajectory.task.instruction != instruction:
+            marks.append(f"task: {' '.join(trajectory.task.instruction.split())}")
+        marked = f" ({'; '.join(marks)})" if marks else ""
+        return f"Attempt {number}{marked}:\n", self.attempt_end(trajectory)
+
+    def running_head(self, number: int) -> str:
+        """The header of the running attempt, which stands after earlier ones."""
+        return f"Attempt {number}:\n"
+
+    def arrange(self, before: str, steps: str, after: str) -> str:
+        """The text of the running attempt's steps between what stands before it and after it."""
+        return before + steps + after
+
+    def situation(self, state: Mapping[str, Any]) -> str:
+        """The present observation, as the prompt shows it."""
+        return str(state["observation"].text)
 
     def _reward(self, reward: float | None) -> float | None:
         if reward is None or self.rewards in ("none", "sparse"):
@@ -148,8 +214,7 @@ class Compose:
     """Choose the earlier attempts and the instruction that this round's prompts show.
 
     Raises:
-        ContextError: the task alone does not fit the model's window, or the attempts to show (`all`, `last`) do not. It is
-            raised before any model is asked.
+        ContextError: the task alone does not fit the model's window. It is raised before any model is asked.
     """
 
     role: ClassVar[str] = "memory"
@@ -163,9 +228,10 @@ class Compose:
     window: int
     """Tokens of the longest prompt, without the system message and the chat template."""
     keep: Literal["budget", "all", "last"] = "budget"
-    """The selection: `budget` (see nodes/retrieve/budget.py), `all`, or the `last` attempts."""
+    """The selection: `budget` (see nodes/retrieve/budget.py), `all`, or the `last` attempts; of the latter two the newest that fit
+    beside a running attempt of the same length."""
     budget: int | None = None
-    """Tokens for earlier attempts (`budget` policy); half the window if not given."""
+    """Tokens for earlier attempts (`budget` policy); half the window if not given, and at most `MAX_DEFAULT_BUDGET`."""
     last: int = 3
     """Number of attempts (`last` policy)."""
     block: int = 5
@@ -179,7 +245,8 @@ class Compose:
     def __call__(self, state: EpisodeChannels) -> PromptChannels:
         task, episode = state["task"], state["episode"]
         needed = self.count_tokens(
-            f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n{_observation_with_actions(state, self.list_actions)}"
+            f"Task: {task.instruction}\nAttempt {episode + 1}:\nNow: …\n"
+            f"{_observation_with_actions(state['observation'].text, state, self.list_actions)}"
         )
         if needed >= self.window:
             raise ContextError(
@@ -187,17 +254,15 @@ class Compose:
                 "use a model with a larger window, or a smaller task"
             )
         attempts = self.buffer.attempts(state["run"], task.id, episode)
-        room = min(self.window // 2 if self.budget is None else self.budget, self.window - needed)
+        budget = min(self.window // 2, MAX_DEFAULT_BUDGET) if self.budget is None else self.budget
+        room = min(budget, self.window - needed)
         if self.keep == "budget":
             shown = select_within_budget(attempts, self._size, room, self.block)
         else:
             shown = all_attempts(attempts) if self.keep == "all" else latest_attempts(attempts, self.last)
-            taken = sum(self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True))
-            if needed + taken >= self.window:
-                raise ContextError(
-                    f"{len(shown)} attempts at {task.id} take {taken} tokens with {needed} for the task, and the model's "
-                    f"window has {self.window}; keep fewer, or let a budget choose (keep='budget')"
-                )
+            sizes = [self._size(s, t) for s, t in zip(shown, attempts[len(attempts) - len(shown) :], strict=True)]
+            while sizes and needed + sum(sizes) + max(sizes) >= self.window:  # the running attempt may become as long as these
+                del sizes[0], shown[0]
         return {"shown": shown, "mode": instruction(self.strategy, episode, self.one_based)}
 
     def _size(self, shown: Shown, trajectory: Trajectory) -> int:
@@ -229,17 +294,29 @@ class EpisodePrompt(PromptView):
         """The text before the steps."""
         return ""
 
+    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+        """The text before the steps, then shorter ones to take its place if it does not fit."""
+        yield self.text_before(state)
+
     def text_after(self, state: Mapping[str, Any]) -> str:
         """The text between the steps and the present observation."""
         return ""
 
+    def request(self, state: Mapping[str, Any]) -> str:
+        """The text at the end of the prompt: what this attempt is for. Empty: nothing but the task."""
+        return ""
+
     def __call__(self, state: Mapping[str, Any]) -> dict[str, str]:
         steps = self.journal.history(state["head"], last=self.max_steps) if self.max_steps != 0 else ()
-        before, after = self.text_before(state), self.text_after(state)
-        situation = _observation_with_actions(state, self.list_actions)
-        frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{after}{situation}"
-        shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window)
-        if shown is None:
+        after, request, taken = self.text_after(state), self.request(state), state.get("step", len(steps))
+        situation = self.layout.situation(state)
+        rest = f"{after}{_observation_with_actions(situation, state, self.list_actions)}{request}"
+        for before in self.texts_before(state):
+            frame = f"{self.brief}Task: {state['task'].instruction}\n{before}{rest}"
+            shown = fit_steps(steps, self.layout, frame, self.count_tokens, self.window, taken - len(steps) + 1)
+            if shown is not None:
+                break
+        else:
             raise ContextError(
                 f"task {state['task'].id} and the text around it take {self.count_tokens(frame)} tokens, and the model's window "
                 f"has room for {self.window}; use a model with a larger window, or show fewer attempts"
@@ -247,27 +324,31 @@ class EpisodePrompt(PromptView):
         return {
             "brief": self.brief,
             "instruction": state["task"].instruction,
-            "steps": before + shown + after,
-            "observation": state["observation"].text,
+            "steps": self.layout.arrange(before, shown, after),
+            "observation": situation,
+            **({"request": request} if request else {}),
         }
 
 
-def fit_steps(steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int) -> str | None:
+def fit_steps(
+    steps: Sequence[Transition], layout: Layout, frame: str, count: Callable[[str], int], window: int, first: int = 1
+) -> str | None:
     """The newest steps as text that fits in `window` tokens together with `frame`; None if `frame` alone does not fit.
+
+    `first` is the number of the first of the steps.
 
     The oldest steps are left out `STEPS_DROPPED_AT_ONCE` at a time, so that the beginning of the prompts changes rarely.
     """
     for start in (*range(0, len(steps), STEPS_DROPPED_AT_ONCE), len(steps)):
-        shown = layout.steps(steps[start:])
+        shown = layout.steps(steps[start:], first + start)
         if len(frame.encode()) + len(shown.encode()) <= window or count(frame + shown) <= window:  # a token has a byte or more
             return shown
     return None
 
 
-def _observation_with_actions(state: Mapping[str, Any], listed: bool) -> str:
-    """The present observation, followed by the admissible actions if `listed`."""
-    observation = state["observation"]
-    return "".join([observation.text, "\n", *(f"- {action}\n" for action in observation.actions if listed)])
+def _observation_with_actions(observation: str, state: Mapping[str, Any], listed: bool) -> str:
+    """The text of the present observation, followed by the admissible actions if `listed`."""
+    return "".join([observation, "\n", *(f"- {action}\n" for action in state["observation"].actions if listed)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,16 +359,22 @@ class AttemptsPrompt(EpisodePrompt):
     earlier_layout: Layout = Layout()
     """Layout of earlier attempts."""
 
-    def text_before(self, state: Mapping[str, Any]) -> str:
-        """The earlier attempts, and the header of the running one."""
-        earlier = "".join(
-            self.earlier_layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)
-        )
-        return f"{earlier}Attempt {state['episode'] + 1}:\n"
+    instructions: Callable[[Mapping[str, Any]], str] | None = field(default=None, repr=False)
+    """State -> the instruction of this round in full, for the end of the prompt; None: its name stands before the observation."""
+
+    def texts_before(self, state: Mapping[str, Any]) -> Iterator[str]:
+        """The earlier attempts, and the header of the running one; then without the oldest, the two oldest, and so on."""
+        texts = [self.earlier_layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(self.buffer, state)]
+        for first in range(len(texts) + 1):
+            yield "".join(texts[first:]) + self.layout.running_head(state["episode"] + 1)
 
     def text_after(self, state: Mapping[str, Any]) -> str:
-        """The instruction of this round."""
-        return f"Now: {state['mode']}\n" if state["mode"] else ""
+        """The name of this round's instruction, if its text does not stand at the end."""
+        return f"Now: {state['mode']}\n" if state["mode"] and self.instructions is None else ""
+
+    def request(self, state: Mapping[str, Any]) -> str:
+        """The instruction of this round in full."""
+        return self.instructions(state) if self.instructions else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,23 +56,21 @@ class Exemplars:
         shown, number = "", 1
         for precedent in precedents:
             trajectory = self.memory.trajectory(precedent.trajectory)
-            marks = ["failure"] * (precedent.success is False)
-            if trajectory.task.instruction != instruction:
-                marks.append(f"task: {' '.join(trajectory.task.instruction.split())}")
-            marked = f" ({'; '.join(marks)})" if marks else ""
-            more = self._fitting(shown, f"Attempt {number}{marked}:\n", trajectory, f"Attempt {number + 1}:\n")
+            around = self.layout.frame_exemplar(number, trajectory, instruction, precedent.success)
+            more = self._fitting(shown, around, trajectory, self.layout.running_head(number + 1))
             if not more:
                 break
             shown, number = shown + more, number + 1
-        return f"{shown}Attempt {number}:\n" if shown else ""
+        return f"{shown}{self.layout.running_head(number)}" if shown else ""
 
-    def _fitting(self, before: str, head: str, trajectory: Trajectory, after: str) -> str:
-        """As many of the first steps as fit between `before` and `after`, and the total; empty if no step fits."""
+    def _fitting(self, before: str, around: tuple[str, str], trajectory: Trajectory, after: str) -> str:
+        """As many of the first steps as fit between `before` and `after`, within their frame; empty if no step fits."""
+        head, end = around
 
         def cut(length: int) -> str:
             steps: Sequence[Transition] = trajectory.transitions[:length]
             left_out = "…\n" if length < len(trajectory.transitions) else ""
-            return f"{head}{self.layout.steps(steps)}{left_out}{self.layout.total(trajectory)}"
+            return f"{head}{self.layout.steps(steps)}{left_out}{end}"
 
         fits, beyond = 0, len(trajectory.transitions) + 1  # a prefix of each length from 1 to `fits` fits, by bisection
         length = beyond - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,12 +22,16 @@ __all__ = ["AttemptPrompt", "write_about_attempt"]
 
 
 Count = Callable[[str], int]
-AttemptPrompt = Literal["reflexion/reflect", "self_refine/feedback"]
+AttemptPrompt = Literal["reflexion/reflect", "reflexion/plan", "self_refine/feedback", "self_refine/criticism"]
 """Name of a prompt about a finished attempt.
 
-- `reflexion/reflect`: Reflexion (arXiv:2303.11366), from the attempt with its rewards and the last plans to a new plan.
-- `self_refine/feedback`: Self-Refine (arXiv:2303.17651), the model's own criticism of the attempt, without a reward.
+- `reflexion/plan`: Reflexion (arXiv:2303.11366), from the attempt with its rewards and the last plans to a new plan.
+  `reflexion/reflect` asks for it on one line, of a model that continues a text, such as `pocket`.
+- `self_refine/criticism`: Self-Refine (arXiv:2303.17651), the model's own criticism of the attempt, without a reward.
+  `self_refine/feedback` asks for it on one line.
 """
+_MARKS = {"reflexion/plan": "Plan", "self_refine/criticism": "Feedback"}
+"""Prompt -> the word after which the note stands; the note is the whole reply to the others."""
 
 
 def write_about_attempt(
@@ -60,30 +65,33 @@ def write_about_attempt(
         steps = _attempt_text(state, journal, layout, instruction + earlier, count, window)
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
-    return Ask(name, model, messages, _note, Prompt.load("ask/again", prompts))
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        written = text(reply)
+        if mark := _MARKS.get(name):
+            written = re.split(rf"^[ \t*_#]*{mark}[ \t*_]*:[ \t*_]*", written, flags=re.MULTILINE | re.IGNORECASE)[-1]
+        note = written.strip() if mark else " ".join(written.split())
+        if not note:
+            raise Unreadable("asked for a few sentences, got an empty reply")
+        return {"note": note}
+
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
 
 
 def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:
     """The text that stands before the attempt: the last plans, or the earlier attempts."""
-    if name == "reflexion/reflect":
+    if name.startswith("reflexion/"):
         return notes_text(buffer, state)
     return "".join(layout.attempt(trajectory, shown) for trajectory, shown in attempts_in_prompt(buffer, state))
 
 
 def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, count: Count, window: int) -> str:
-    """The total of the attempt just made, after those of its last steps that fit beside `frame`."""
+    """The end of the attempt just made, after those of its last steps that fit beside `frame`."""
     steps = journal.history(state["head"])
     rewards = state.get("rewards") or [None] * len(steps)
     made = tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True))
-    total = layout.total(Trajectory(state["head"], state["task"], made))
-    shown = fit_steps(made, layout, frame + total, count, window)
+    attempt = Trajectory(state["head"], state["task"], made, last_observation=state["observation"].text)
+    end = layout.attempt_end(attempt)
+    shown = fit_steps(made, layout, frame + end, count, window)
     if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
-    return shown + total
-
-
-def _note(reply: AIMessage, state: State) -> Mapping[str, Any]:
-    written = " ".join(text(reply).split())
-    if not written:
-        raise Unreadable("asked for a few sentences, got an empty reply")
-    return {"note": written}
+    return shown + end

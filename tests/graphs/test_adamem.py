@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,16 +284,20 @@ def test_tasks_with_a_written_answer_are_played_step_by_step() -> None:
     assert out["usage"].malformed == 0
 
 
-def test_models_that_write_see_past_states_whole() -> None:
+def test_models_that_write_see_past_observations_whole() -> None:
     class Wordy(KeywordKeep):
+        def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+            seen = super().observe(task, actions)
+            return replace(seen, text=f"{seen.text}\nsecond line of {seen.text}")
+
         def abstract(self, observation: Observation) -> str:
-            return f"{observation.text}\nsecond line of {observation.text}"
+            return observation.text.partition("\n")[0]
 
     chat = Chat()
     adamem.build(MethodInputs.with_chat_model(Wordy(), Journal(), chat), AdaMEM(mode="high")).invoke(
         {"task": TASK, "run": "r", "episode": 0}
     )
-    assert "second line of" in chat.asked[-1][1]
+    assert chat.asked[-1][1].count("second line of") == 16, "fifteen past ones and the present one"
 
 
 def test_modes_are_separate_graphs_and_presets_name_them() -> None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.outputs import ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
-from pydantic import Field
+from scripted_chat import ScriptedChat
 
 from learngraph.graphs import icrl
 from learngraph.graphs.baselines import best_of_n, cot, react, reflexion, self_refine
@@ -165,26 +163,6 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], message: str) -> 
 # Written answers
 
 
-class Chat(BaseChatModel):
-    """A chat model that says given things in turn, and keeps what it was asked."""
-
-    replies: list[str]
-    asked: list[list[BaseMessage]] = Field(default_factory=list)
-
-    @property
-    def _llm_type(self) -> str:
-        return "scripted"
-
-    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any) -> ChatResult:
-        self.asked.append(list(messages))
-        reply = self.replies[(len(self.asked) - 1) % len(self.replies)]
-        usage: Any = {"input_tokens": 10, "output_tokens": 5, "total_tokens": 15}
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(reply, usage_metadata=usage))])
-
-    def prompt(self, n: int) -> str:
-        return str(self.asked[n][-1].text)
-
-
 class Sums:
     """Write two numbers, each on a line of its own, that add up to 10. An environment with one written answer."""
 
@@ -210,7 +188,7 @@ class Sums:
 SUM = Task("sum", "two numbers that make 10")
 
 
-def answering(chat: Chat, **more: Any) -> MethodInputs:
+def answering(chat: ScriptedChat, **more: Any) -> MethodInputs:
     world = Sums()
     return MethodInputs(
         world,
@@ -229,41 +207,46 @@ def play(graph: Any, episodes: int, tokens: int = 0, **build: Any) -> dict[str, 
 
 
 def test_one_answer_is_one_call_and_its_steps_are_shown_with_their_rewards() -> None:
-    chat = Chat(replies=["4\n5", "thinking…\n4\n6"])
+    chat = ScriptedChat(replies=["4\n5", "thinking…\n4\n6"])
     out = play(icrl.build(answering(chat), icrl.ICRL.preset()), 3)
     assert out["scores"] == [0.0, 1.0, 0.0]
     assert out["answer"] == 1
     assert len(chat.asked) == 3
-    assert chat.prompt(0).endswith("Attempt 1:\nNow: explore\n0 of 2")
-    assert "Attempt 1:\n0 of 2\n> 4\n= 0\n1 of 2\n> 5\n= 0\ntotal 0\n" in chat.prompt(1)
-    assert "> 6\n= 1\ntotal 1\nAttempt 3:\nNow: explore\n" in chat.prompt(2)
+    assert "0 of 2\n\nThis is your first attempt at the task" in chat.prompt(0)
+    steps = "Step 1. You saw:\n0 of 2\nAction: 4\nReward: 0\nStep 2. You saw:\n1 of 2\nAction: 5\nReward: 0\n"
+    end = "After the last step you saw:\n2 of 2\nResult: no success after 2 steps. Total reward: 0 (a full success is 1).\n"
+    assert f'<attempt number="1">\n{steps}{end}</attempt>' in chat.prompt(1)
+    assert "This is attempt 2, and it is for earning more. No attempt above earned anything" in chat.prompt(1)
+    assert "Result: success after 2 steps. Total reward: 1" in chat.prompt(2)
+    assert "This is attempt 3, and it is for exploring." in chat.prompt(2)
     assert out["spent"] == 45
 
 
 def test_an_answer_that_cannot_be_read_is_recorded_and_its_reward_is_missing() -> None:
-    chat, shelf = Chat(replies=["no idea"]), Shelf()
+    chat, shelf = ScriptedChat(replies=["no idea"]), Shelf()
     log = Rows()
     out = play(icrl.build(answering(chat, shelf=shelf)), 2, log=log)
     assert [t.transitions[0].action for t in shelf] == ["no idea", "no idea"]
     assert [t.value for t in shelf] == [None, None]
     assert out["values"] == [None, None]
     assert [(log.get(f"r/{n}") or {})["earned"] for n in range(2)] == [None, None]
-    assert "> no idea\nAttempt 2" in chat.prompt(1)
-    assert "= 0" not in chat.prompt(1)
-    assert "total" not in chat.prompt(1)
+    assert "Action: no idea\nAfter it you saw:\ncannot read that\n</attempt>" in chat.prompt(1)
+    assert "Reward:" not in chat.prompt(1)
+    assert "Total" not in chat.prompt(1)
     assert out["answer"] == 1  # no return is known: the last
 
 
 def test_rewards_of_a_rule_are_what_the_method_sees_and_the_score_stays_the_truth() -> None:
-    chat = Chat(replies=["4\n5"])
+    chat = ScriptedChat(replies=["4\n5"])
     parts = answering(chat)
     out = play(icrl.build(replace(parts, judge=RuleJudge(Sums().verify, parts.journal))), 2)
     assert (out["scores"], out["values"]) == ([0.0, 0.0], [6.0, 6.0])
-    assert "> 4\n= 3\n" in chat.prompt(1)
+    assert "Action: 4\nReward: 3\n" in chat.prompt(1)
+    assert "Result: Total reward: 6 in 2 steps.\n" in chat.prompt(1), "the world's full success is on another scale"
 
 
 def test_a_window_smaller_than_the_task_is_an_error_before_the_first_call() -> None:
-    chat = Chat(replies=["1\n2"])
+    chat = ScriptedChat(replies=["1\n2"])
     with pytest.raises(ContextError, match="task sum alone takes"):
         play(icrl.build(answering(chat, window=5)), 1)
     assert not chat.asked
@@ -283,7 +266,7 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
             over = len(actions) == 12
             return Observation(f"{len(actions)} done", () if over else ("4", "5", "a longer action"), 0.0, over)
 
-    chat = Chat(replies=["hm.\nAction: a longer action", "Action: 4", "Action: 5"])
+    chat = ScriptedChat(replies=["hm.\nAction: a longer action", "Action: 4", "Action: 5"])
     make = [icrl.build, reflexion.build, self_refine.build, best_of_n.build, react.build]
     for build in make:
         parts = MethodInputs.with_chat_model(
@@ -291,7 +274,7 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
         )
         settings = {"settings": icrl.ICRL(selection=keep, last_n=2)} if build is icrl.build else {}
         if build in (reflexion.build, self_refine.build):
-            chat = Chat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
+            chat = ScriptedChat(replies=["Action: a longer action"] * 12 + ["a note of some length"])
             parts = replace(
                 parts, model=chat, make_policy=lambda seen, chat=chat: act_policy(chat, seen), make_writing_policy=None
             )
@@ -301,13 +284,13 @@ def test_no_prompt_and_its_reply_outgrow_the_window(keep: Any, window: int) -> N
 
 
 def test_a_budget_of_tokens_ends_a_run() -> None:
-    chat = Chat(replies=["4\n5"])
+    chat = ScriptedChat(replies=["4\n5"])
     out = play(icrl.build(answering(chat)), 50, tokens=40)
     assert (len(out["scores"]), out["spent"]) == (3, 45)  # the episode in which they ran out is finished
 
 
 def test_best_of_n_attempts_do_not_see_each_other() -> None:
-    chat = Chat(replies=["4\n5", "4\n6", "1\n1"])
+    chat = ScriptedChat(replies=["4\n5", "4\n6", "1\n1"])
     out = play(best_of_n.build(answering(chat)), 3)
     assert len({chat.prompt(n) for n in range(3)}) == 1
     assert out["answer"] == 1
@@ -316,40 +299,48 @@ def test_best_of_n_attempts_do_not_see_each_other() -> None:
 def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
     """Two calls a round. The reflection sees the attempt with its rewards, and the plans before it."""
     replies = [text for n in range(6) for text in (f"{n}\n{n}", f"plan {n}")]
-    chat = Chat(replies=replies)
+    chat = ScriptedChat(replies=replies)
     play(reflexion.build(answering(chat)), 6)
     assert len(chat.asked) == 12
-    assert "Lessons:\n- plan 2\n- plan 3\n- plan 4\n0 of 2" in chat.prompt(10)
-    assert "Attempt" not in chat.prompt(10)
-    assert chat.prompt(3).endswith("Lessons:\n- plan 0\nAttempt 2:\n0 of 2\n> 1\n= 0\n1 of 2\n> 1\n= 0\ntotal 0\nLearned:")
-    chat = Chat(replies=replies)
+    assert "Lessons:\n- plan 2\n- plan 3\n- plan 4\n\nA full success earns 1 in all. You now see:\n0 of 2" in chat.prompt(10)
+    assert "<attempt" not in chat.prompt(10)
+    reflection = chat.prompt(3)
+    assert "Lessons:\n- plan 0\n" in reflection
+    assert '<attempt number="2">\nStep 1. You saw:\n0 of 2\nAction: 1\nReward: 0\n' in reflection
+    assert "2 of 2\nResult: no success after 2 steps." in reflection
+    assert "at most 150 words" in reflection
+    chat = ScriptedChat(replies=replies)
     play(reflexion.build(answering(chat), reflexion.Reflexion.all_plans()), 6)
     assert all(f"- plan {n}\n" in chat.prompt(10) for n in range(5))
 
 
 def test_self_refine_shows_feedback_and_no_reward() -> None:
-    chat, shelf = Chat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
+    chat, shelf = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
     out = play(self_refine.build(answering(chat, shelf=shelf)), 3)
     assert len(chat.asked) == 6
-    assert "> 6\nFeedback: use smaller numbers\nAttempt 2:\n" in chat.prompt(2)
-    assert not any("= " in chat.prompt(n) or "total" in chat.prompt(n) for n in range(6))
-    assert [t.note for t in shelf] == ["use smaller numbers"] * 3
+    assert "You saw:\n1 of 2\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
+    assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(6))
+    assert [t.note for t in shelf] == ["use smaller\nnumbers"] * 3
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
 @pytest.mark.parametrize("method", ["react", "cot", "long-cot"])
 def test_what_carries_nothing_over_asks_the_same_again(method: str) -> None:
-    chat = Chat(replies=["4\n6"])
+    chat = ScriptedChat(replies=["4\n6"])
     play(find_method(method).build(answering(chat)), 2, commit="last")
-    assert chat.prompt(0) == chat.prompt(1) == "Task: two numbers that make 10\n\n0 of 2"
-    assert ("<think>" in str(chat.asked[0][0].content)) == (method == "long-cot")
+    assert chat.prompt(0) == chat.prompt(1)
+    assert chat.prompt(0).startswith(
+        "Task: two numbers that make 10\n\nA full success earns 1 in all. You now see:\n0 of 2\n\n"
+    )
+    assert ("<think>" in chat.prompt(0)) == (method == "long-cot")
 
 
 def test_react_plays_a_written_answer_step_by_step() -> None:
-    chat, world = Chat(replies=["four first\nAction: 4", "ten less four\nAction: 6"]), Sums()
+    chat, world = ScriptedChat(replies=["four first\nAction: 4", "ten less four\nAction: 6"]), Sums()
     out = play(react.build(MethodInputs.with_chat_model(world, Journal(), chat)), 1, commit="last")
     assert (out["scores"], len(chat.asked)) == ([1.0], 2)
-    assert "> 4\n= 0\n1 of 2" in chat.prompt(1)
+    assert "Action: 4\nReward: 0\n" in chat.prompt(1)
+    assert "You now see:\n1 of 2\n" in chat.prompt(1)
 
 
 def test_where_the_list_is_not_all_that_is_understood_anything_is_played() -> None:
@@ -359,14 +350,14 @@ def test_where_the_list_is_not_all_that_is_understood_anything_is_played() -> No
         def observe(self, task: Task, actions: Sequence[str]) -> Observation:
             return Observation("hm?" if actions else "here", ("on",), 0.0, over=len(actions) == 1)
 
-    chat = Chat(replies=["Action: dance wildly"])
+    chat = ScriptedChat(replies=["Action: dance wildly"])
     graph = react.build(MethodInputs.with_chat_model(Parser(), Journal(), chat))
     assert graph.invoke({"task": TASK, "run": "r", "episode": 0})["step"] == 1
     assert "it understands others" in chat.prompt(0)
 
 
 def test_a_plan_is_not_carried_into_the_next_episode_of_a_thread() -> None:
-    chat = Chat(replies=["x\n1\n2\n3", "4\n6"])
+    chat = ScriptedChat(replies=["x\n1\n2\n3", "4\n6"])
 
     class Short(Sums):
         def read(self, reply: str) -> tuple[str, ...]:
@@ -381,7 +372,7 @@ def test_a_plan_is_not_carried_into_the_next_episode_of_a_thread() -> None:
 
 @pytest.mark.parametrize("rewards", [[float("nan"), 1.0], [1.0], ["2", 1.0]])
 def test_a_judge_that_gives_no_numbers_is_an_error_in_words(rewards: list[Any]) -> None:
-    parts = replace(answering(Chat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
+    parts = replace(answering(ScriptedChat(replies=["4\n6"])), judge=lambda state: {"rewards": rewards, "unjudged": ""})
     with pytest.raises(UserError, match="one finite number or None per step, got"):
         play(icrl.build(parts), 1)
 
@@ -393,7 +384,7 @@ def test_a_word_that_is_none_of_the_settings_is_refused(wrong: dict[str, Any]) -
 
 
 def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:
-    class Silent(Chat):
+    class Silent(ScriptedChat):
         def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
             result = super()._generate(*args, **kwargs)
             message: Any = result.generations[0].message
@@ -407,7 +398,7 @@ def test_a_server_that_counts_nothing_does_not_make_a_budget_endless() -> None:
 
 def test_react_thinks_before_every_action_and_sees_the_episode() -> None:
     gold = TOY.gold(TASK)
-    chat = Chat(replies=[f"I think so.\n**Action:** {action}" for action in gold])
+    chat = ScriptedChat(replies=[f"I think so.\n**Action:** {action}" for action in gold])
     graph = react.build(MethodInputs(TOY, Journal(), make_policy=lambda seen: act_policy(chat, seen)))
     out = graph.invoke({"task": TASK, "run": "r", "episode": 0})
     assert (out["score"], len(chat.asked)) == (TOY.optimum(TASK), len(gold))

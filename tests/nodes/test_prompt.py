@@ -36,7 +36,14 @@ def test_override_and_fall_back(tmp_path: Path) -> None:
     (tmp_path / "act" / "score.md").write_text("## user\n$brief$instruction $steps$observation!")
     mine = Prompt.load("act/score", tmp_path).messages(brief="", instruction="a", steps="", observation="b")
     assert mine[0].content == "a b!"
-    assert Prompt.load("act/choose", tmp_path).placeholders == {"brief", "instruction", "steps", "observation", "options"}
+    assert Prompt.load("act/choose", tmp_path).placeholders == {
+        "brief",
+        "instruction",
+        "steps",
+        "observation",
+        "options",
+        "request",
+    }
 
 
 def test_unknown_prompt_and_directory(tmp_path: Path) -> None:

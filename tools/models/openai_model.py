@@ -24,6 +24,7 @@ from typing_extensions import override
 
 from ...memory.errors import UserError
 from . import api_posts
+from .windows import known_window
 
 __all__ = ["OpenAIChatModel"]
 
@@ -42,6 +43,11 @@ class OpenAIChatModel(ChatOpenAI):
     """For requests through the openai client: by event loop, this model with connections of its own."""
     _target: tuple[Any, str, dict[str, str]] | None = PrivateAttr(default=None)
     """The openai client, and the URL and headers it would post with; kept, because computing them takes as long as a request."""
+
+    @property
+    def window(self) -> int | None:
+        """Tokens of the longest prompt and reply together, as far as the model's name tells them."""
+        return known_window(self.model_name)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

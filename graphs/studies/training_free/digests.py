@@ -32,6 +32,9 @@ PROMPT_FOLDERS = ("act", "ask", "cot", "reasoning_bank", "tool_agent", "training
 """Prompt folders of the package whose texts a run folder is compared by. The cache does not use this list: its keys hold the texts
 of the prompts themselves (graphs/wiring/fingerprint.py)."""
 
+SCORING_PROMPTS = ("act/score.md", "reasoning_bank/brief.md")
+"""The prompts of a rollout whose actions are scored."""
+
 
 def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> dict[str, Any]:
     """The settings of a run, with digests of the files that it reads. A run with other settings needs another folder."""
@@ -63,12 +66,20 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
                 for name, path in (("corpus", setup.options.corpus), ("prompts", setup.options.prompts))
                 if path
             },
-            "prompts of the package": digest(
-                [_files_digest(Path(__file__).parents[3] / "nodes" / "prompts" / name) for name in PROMPT_FOLDERS]
-            ),
+            "prompts of the package": _package_prompts(setup),
         },
         "version": version("learngraph"),
     }
+
+
+def _package_prompts(setup: TrainingFreeSetup) -> str:
+    """A digest of the package's prompts that a run reads. A model whose actions are scored reads few of them, and a critic by rule
+    none, so that such a run goes on although the texts for models that chat have changed."""
+    folder = Path(__file__).parents[3] / "nodes" / "prompts"
+    scores = not any(model.startswith("openai:") for model in (setup.options.model, setup.options.critic_model))
+    if scores and all(getattr(arm.settings, "author", "") == "rule" for arm in setup.arms):
+        return digest([_files_digest(folder / name) for name in SCORING_PROMPTS])
+    return digest([_files_digest(folder / name) for name in PROMPT_FOLDERS])
 
 
 def _problem_contents(options: TrainingFreeOptions, split: ProblemSplit) -> list[Any]:

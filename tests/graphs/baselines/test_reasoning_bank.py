@@ -154,8 +154,8 @@ def test_successes_and_failures_are_asked_about_differently() -> None:
         assert len(chat.about(word)) == 2
     (asked, _) = chat.lessons
     assert asked.startswith("Task: reach the exit\nAttempt 1:\n")
-    assert asked.count("\n= ") == 4
-    assert "total" in asked
+    assert asked.count("\nReward: ") == 4
+    assert "Total reward: " in asked
 
 
 def test_an_attempt_that_nobody_can_judge_is_asked_about_as_such() -> None:
@@ -174,7 +174,7 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
     play(chat, 2, ReasoningBank.paper(), shelf=shelf(store))
     verdicts = chat.about("whether a finished attempt")
     assert len(verdicts) == 2
-    assert not any("\n= " in asked or "total" in asked for asked in verdicts)
+    assert not any("eward: " in asked or "Result" in asked for asked in verdicts)
     assert [len(chat.about(word)) for word in ("that succeeded", "that failed")] == [1, 1]
     assert chat.lessons[0].endswith("Judged: It got out.\n")
     assert chat.lessons[1].endswith("Judged: It stuck.\n")
@@ -242,7 +242,7 @@ def test_a_bank_is_read_once_before_the_first_episode(tmp_path: Path) -> None:
     path, store, chat = bank(tmp_path / "bank.jsonl", *WALKED), InMemoryStore(), Chat()
     play(chat, 2, ReasoningBank(bank=path, online=False), shelf=shelf(store))
     assert (len(chat.lessons), len(chat.actions)) == (3, 8)
-    assert all("total 10" in asked for asked in chat.lessons)
+    assert all("Total reward: 10" in asked for asked in chat.lessons)
     assert [len(shown(prompt)) for prompt in chat.actions] == [3] * 8
     again = Chat()
     play(again, 1, ReasoningBank(bank=path, online=False), shelf=shelf(store))

@@ -96,10 +96,23 @@ def test_a_task_larger_than_the_window_is_an_error_before_any_call() -> None:
         compose(filled(), window=50)(state(0))
 
 
-def test_all_attempts_that_do_not_fit_are_an_error_that_names_the_cure() -> None:
-    with pytest.raises(ContextError, match="keep='budget'"):
-        compose(filled(), keep="all", window=220)(state(6))
+def test_of_all_attempts_the_newest_that_fit_are_shown() -> None:
+    """With room for one more of their size: the running attempt."""
+    kept = compose(filled(), keep="all", window=220)(state(6))["shown"]
+    assert [shown.id for shown in kept] == ["r/4", "r/5"]
+    assert [shown.id for shown in compose(filled(), keep="last", last=2, window=220)(state(6))["shown"]] == ["r/4", "r/5"]
     assert compose(filled(), window=220)(state(6))["shown"]
+
+
+def test_attempts_give_way_to_what_is_seen_now() -> None:
+    """A text of the running attempt that is longer than any before leaves out the oldest attempts; it never ends the run."""
+    view = AttemptsPrompt(buffer=filled(), journal=Journal(), window=250, count_tokens=len)
+    shown = [Shown(f"r/{n}") for n in range(6)]
+    long = view({**state(6), "shown": shown, "mode": "", "observation": Observation("a letter " * 15, ("lamp",))})
+    assert "word5" in long["steps"]
+    assert "word0" not in long["steps"]
+    with pytest.raises(ContextError, match="use a model with a larger window"):
+        view({**state(6), "shown": shown, "mode": "", "observation": Observation("a letter " * 50, ("lamp",))})
 
 
 def test_the_prompt_ends_with_what_changes() -> None:
