@@ -77,7 +77,7 @@ def _package_prompts(setup: TrainingFreeSetup) -> str:
     none, so that such a run goes on although the texts for models that chat have changed."""
     folder = Path(__file__).parents[3] / "nodes" / "prompts"
     scores = not any(model.startswith("openai:") for model in (setup.options.model, setup.options.critic_model))
-    if scores and all(getattr(arm.settings, "author", "") == "rule" for arm in setup.arms):
+    if scores and all(arm.settings.author == "rule" for arm in setup.arms):
         return digest([_files_digest(folder / name) for name in SCORING_PROMPTS])
     return digest([_files_digest(folder / name) for name in PROMPT_FOLDERS])
 
