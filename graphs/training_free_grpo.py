@@ -52,15 +52,14 @@ from ..nodes.extract import groups
 from ..nodes.extract.critic import Critic, contrast, discriminate, invent, propose, summarise
 from ..nodes.extract.rollouts import PlayRollout, RolloutPlayer, success_reward
 from ..nodes.extract.rule_critic import RuleCritic
-from ..nodes.retrieve.lessons import SameLessonsShown
 from ..nodes.state import GroupInput
 from ..nodes.update import library as steps
-from ..nodes.update.accept_test import Accept, CachedProbes, PlayProbe, fan_out_probes
 from ..nodes.update.consolidate import consolidate, feasible_mode
 from .baselines import lesson_react
 from .wiring.fingerprint import group_fingerprint
 from .wiring.flow import Node, Router, compile_graph, wire
 from .wiring.learning_run import (
+    AcceptTest,
     ComparisonSettings,
     CriticModel,
     RolloutGraphs,
@@ -116,14 +115,14 @@ class TrainingFreeGRPO(ComparisonSettings):
     - `RewardSettings` (nodes/extract/groups.py), equation (1): `truth`, `min_agreement`, `min_reward_std`, `token_cost`, ...
     - `CriticSettings` (nodes/extract/critic.py), (2) and (3): `author`, `max_insights`, `objective`
     - `LibrarySettings` (nodes/update/consolidate.py), (4): `consolidate`, `max_words`, `max_lessons`, `max_library_tokens`, ...
-    - `AcceptSettings` (nodes/update/accept_test.py): `accept`, `trial_rollouts`, `trial_temperature`, `keep_best`
+    - `AcceptSettings` (nodes/update/accept_test.py): `accept`, `margin`, `regression_share`, `trial_rollouts`, `keep_best`, ...
 
     `paper` is the published setting.
     """
 
     problems: int = 100
     """N, number of problems learned on. Paper: 100."""
-    held_out: int = 20
+    held_out: int = 40
     """Number of problems of the accept test, never learned on; 0: none. Paper: none."""
     epochs: int = 3
     """The number of times that every problem is tried. Paper: 3."""
@@ -147,6 +146,8 @@ class TrainingFreeGRPO(ComparisonSettings):
                 raise UserError(f"training-free-grpo: {name} is at least {least}, got {given}{why}")
         if not 0 < self.min_agreement <= 1:
             raise UserError(f"training-free-grpo: min_agreement is a share above 0 and at most 1, got {self.min_agreement}")
+        if not 0 <= self.regression_share < 1:
+            raise UserError(f"training-free-grpo: regression_share is a share from 0 to below 1, got {self.regression_share}")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"training-free-grpo: timeout is a positive number of seconds, got {self.timeout}")
         if self.truth != "given" and (self.accept != "always" or self.keep_best):
@@ -167,7 +168,7 @@ class TrainingFreeGRPO(ComparisonSettings):
         The paper's limit of 32 words stands in a prompt only; here longer lessons are rejected, too.
         """
         tested = {"held_out": 0, "accept": "always", "keep_best": False, "patience": 0, "min_groups": 0}
-        return cls(**tested, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)  # type: ignore[arg-type]
+        return cls(**tested, max_step_edits=0, max_lessons=10_000, max_library_tokens=1_000_000, duplicate_similarity=2.0)  # type: ignore[arg-type]
 
     # fmt: off
     ablations: ClassVar[tuple[str, ...]] = (
@@ -221,7 +222,7 @@ class TrainingFreeGRPO(ComparisonSettings):
 _LEAST: Mapping[str, float] = {
     **dict.fromkeys(("problems", "epochs", "max_insights", "trial_rollouts"), 1),
     **dict.fromkeys(("max_words", "max_lessons", "max_library_tokens"), 1),
-    **dict.fromkeys(("held_out", "batch_size", "patience", "min_groups", "lessons_per_prompt"), 0),
+    **dict.fromkeys(("held_out", "batch_size", "patience", "min_groups", "lessons_per_prompt", "max_step_edits", "margin"), 0),
     **dict.fromkeys(("temperature", "trial_temperature", "min_reward_std", "token_cost", "action_cost"), 0),
     "group_size": 2,
 }
@@ -277,7 +278,7 @@ def build(
         critic=make_critic(parts, settings, resources, critic, tasks),
         model=critic.by_stage(parts, resources, required=settings.author == "model"),
     )
-    return _run_graph(run, _AcceptTest(settings, resources, trial_player, tasks, tests), chain, compile)
+    return _run_graph(run, AcceptTest(settings, resources, trial_player, run.critic.leak_reason, tasks, tests), chain, compile)
 
 
 @dataclass(frozen=True)
@@ -295,29 +296,7 @@ class _Run:
     model: StageModel
 
 
-class _AcceptTest:
-    """The nodes of the accept test, and what decides whether there is one."""
-
-    def __init__(
-        self,
-        settings: TrainingFreeGRPO,
-        resources: RunResources,
-        player: RolloutPlayer,
-        tasks: Sequence[Task],
-        tests: Sequence[Task],
-    ) -> None:
-        chosen = [*tasks, *tests] if settings.lessons_per_prompt else []  # where all lessons are shown, tasks do not matter
-        first_texts = [(task, player.first_observation(task)) for task in chosen]
-        self.same = SameLessonsShown(resources.versions, settings.lessons_per_prompt, first_texts)
-        self.fan_out = fan_out_probes(tests, settings.trial_rollouts)
-        self.probe = PlayProbe(player, settings.token_cost, settings.action_cost)
-        cached = CachedProbes(resources.cache, self.probe, self.fan_out)
-        self.accept = Accept(self.same, settings.accept, settings.keep_best, cached)
-        has_tests = bool(tests) and (settings.accept != "always" or settings.keep_best)
-        self.route = steps.RouteCandidate(self.same, has_tests)
-
-
-def _run_graph(run: _Run, test: _AcceptTest, chain: bool, compile: Mapping[str, Any]) -> Graph:
+def _run_graph(run: _Run, test: AcceptTest, chain: bool, compile: Mapping[str, Any]) -> Graph:
     """The graph of the run, wired as `FLOW` draws it."""
     settings, versions, schedule = run.settings, run.resources.versions, run.schedule
     limits, count = run.critic.limits, run.parts.count_tokens

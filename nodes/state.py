@@ -6,6 +6,7 @@ the journal holds them, and `head` names the last one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import add
 from typing import Annotated, NotRequired
 
@@ -211,6 +212,10 @@ class GroupInput(LibraryChannels):
     """Name of the learning run."""
     step: int
     """The learning step, from 0."""
+    rejected: NotRequired[Sequence[str]]
+    """Descriptions of the last candidates that the accept test rejected, with the reasons."""
+    lesson_rewards: NotRequired[Mapping[str, Sequence[float]]]
+    """Id of a lesson -> sum and number of the rewards of rollouts that were shown it; under an empty id those of all rollouts."""
 
 
 class GroupChannels(GroupInput):

@@ -60,6 +60,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
     Raises:
         CommandError: the flags do not go together, or an arm cannot run.
     """
+    defaults = _with_former_defaults(method, defaults, args)
     title = f"{type(defaults).__name__}: settings of the method"
     options, settings = parse_options_and_settings(
         TrainingFreeOptions, defaults, args, f"learngraph run {method}", about, title
@@ -89,8 +90,46 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
         check_models(setup)
         check_arms_build(setup, splits)
     if options.dry_run:
-        return dry_run(setup, record)
+        return dry_run(setup, _with_arms_there(setup.folder, record))
     return _run(setup, record, splits)
+
+
+def _with_former_defaults(method: str, defaults: Any, args: Sequence[str]) -> Any:
+    """The method's defaults; those of the version that made the folder of `--out`, if it is an earlier one: the same command goes
+    on there."""
+    from ..studies.old_names import FORMER_DEFAULTS, read_settings
+
+    named = [args[n + 1] for n, arg in enumerate(args[:-1]) if arg == "--out"]
+    named += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
+    path = Path(named[-1]) / "settings.json" if named else Path()
+    if not path.is_file():
+        return defaults
+    try:
+        arm = read_settings(path).get("arms", {}).get(method, {})
+    except ValueError:
+        return defaults  # refused later, with a message
+    if not arm or "margin" in arm:
+        return defaults
+    usual = type(defaults)()
+    former = FORMER_DEFAULTS.get(method, {})
+    return replace(defaults, **{name: old for name, old in former.items() if getattr(defaults, name) == getattr(usual, name)})
+
+
+def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings with the arms that the folder has beside those asked for; the settings as they are for a new folder.
+
+    The first arm has to be the same: controls are made of what it has learned.
+    """
+    from ..studies.old_names import read_settings
+
+    path = folder / "settings.json"
+    try:
+        there = dict(read_settings(path).get("arms", {})) if path.exists() else {}
+    except ValueError:
+        there = {}  # refused later, with a message
+    if not there or next(iter(there)) != next(iter(settings["arms"])):
+        return settings
+    return {**settings, "arms": {**there, **settings["arms"]}}
 
 
 def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
@@ -120,7 +159,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
     from ..studies import sweep, workers
 
-    with sweep.claim_folder(setup.folder, settings):
+    with sweep.claim_folder(setup.folder, _with_arms_there(setup.folder, settings)):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
             with _progress(setup) as tick, workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):

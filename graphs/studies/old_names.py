@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["read_settings", "run_stem", "with_first_names", "with_todays_names"]
+__all__ = ["FORMER_DEFAULTS", "read_settings", "run_stem", "with_first_names", "with_todays_names"]
 
 OPTIONS: Mapping[str, str] = {
     "history": "policy_history_steps",
@@ -100,6 +100,18 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"ungrounded": "no-precedents"}}}
 """Method -> setting -> old value -> today's."""
+
+FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "training-free-grpo": {
+        "held_out": 20,
+        "trial_rollouts": 1,
+        "margin": 0.0,
+        "regression_share": 0.0,
+        "max_step_edits": 0,
+    }
+}
+"""Method -> setting -> what it was, by default or for want of it, in folders whose settings have no `margin`. A run's settings
+record names the last three only where they are not 0."""
 
 DIGESTS: Mapping[str, str] = {"0a66e803a722ee81": "66696dadfd1d334e", "76d0c07178537b18": "24e148dd8c1db270"}
 """Old digest of a file -> today's. The pocket model's was once taken over its card, too, which is prose; that of the prompts over

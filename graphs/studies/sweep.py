@@ -102,7 +102,7 @@ def claim_folder(folder: Path, settings: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-GROWING = ("episodes", "seeds", "methods")
+GROWING = ("episodes", "seeds", "methods", "arms")
 """Settings of a folder that may grow from one command to the next."""
 MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""
@@ -113,7 +113,7 @@ FIRST_DIGEST = "first_digest"
 def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     """Check that a folder is free, or holds a run with these settings (JSON values), perhaps by the names of an earlier version.
 
-    The run may be asked for more episodes, seeds and methods, and at a server of another address.
+    The run may be asked for more episodes, seeds, methods and arms, and at a server of another address.
 
     Returns:
         The record to write into its settings.json; None if the one there is right.
@@ -160,7 +160,9 @@ def _has_grown(old: Any, new: Any, name: str) -> bool:
         return isinstance(new, int) and new >= old
     if name == "seeds":
         return isinstance(new, list) and set(old) <= set(new)
-    return name == "methods" and isinstance(new, dict) and all(new.get(method) == held for method, held in old.items())
+    return (
+        name in ("methods", "arms") and isinstance(new, dict) and all(new.get(method) == held for method, held in old.items())
+    )
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:

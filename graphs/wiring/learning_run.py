@@ -19,14 +19,25 @@ from ...nodes.extract.groups import RewardSettings
 from ...nodes.extract.leaks import bare_answers
 from ...nodes.extract.rollouts import RolloutPlayer, RolloutSettings
 from ...nodes.retrieve.attempts import Layout
-from ...nodes.update.accept_test import AcceptSettings
+from ...nodes.retrieve.lessons import SameLessonsShown
+from ...nodes.update.accept_test import (
+    Accept,
+    AcceptSettings,
+    CachedProbes,
+    NewLeaks,
+    PlayProbe,
+    fan_out_probes,
+    split_held_out,
+)
 from ...nodes.update.consolidate import LibrarySettings
+from ...nodes.update.library import RouteCandidate
 from .fingerprint import model_fingerprint, rollout_fingerprint
 from .flow import FlowError
 from .loop import PlainLoop
 from .parts import MethodInputs
 
 __all__ = [
+    "AcceptTest",
     "ComparisonSettings",
     "CriticModel",
     "RolloutGraphs",
@@ -204,6 +215,7 @@ def make_critic(
         critic_prompts(parts.prompts),
         library_limits(parts, settings),
         max_insights=settings.max_insights,
+        max_step_edits=settings.max_step_edits,
         truth=settings.truth,
         objective=settings.objective,
         reference=(lambda task: ", ".join(world.gold(task))) if has_answer else None,
@@ -214,6 +226,33 @@ def make_critic(
         line_only=settings.author == "rule" or (critic.model is None and parts.make_writing_policy is None),
         tasks={task.id: task for task in tasks},
     )
+
+
+class AcceptTest:
+    """The nodes of the accept test, and what decides whether there is one."""
+
+    def __init__(
+        self,
+        settings: ComparisonSettings,
+        resources: RunResources,
+        player: RolloutPlayer,
+        leak_reason: Callable[..., str],
+        tasks: Sequence[Task],
+        tests: Sequence[Task],
+    ) -> None:
+        chosen = [*tasks, *tests] if settings.lessons_per_prompt else []  # where all lessons are shown, tasks do not matter
+        first_texts = [(task, player.first_observation(task)) for task in chosen]
+        self.same = SameLessonsShown(resources.versions, settings.lessons_per_prompt, first_texts)
+        self.new_leaks = NewLeaks(resources.versions, leak_reason, {task.id: task for task in (*tasks, *tests)})
+        self.fan_out = fan_out_probes(tests, settings.trial_rollouts)
+        self.probe = PlayProbe(player, settings.token_cost, settings.action_cost)
+        cached = CachedProbes(resources.cache, self.probe, self.fan_out)
+        second = split_held_out(tests, settings.regression_share)
+        self.accept = Accept(
+            self.same, settings.accept, settings.keep_best, settings.margin, second, self.new_leaks, cached_probes=cached
+        )
+        has_tests = bool(tests) and (settings.accept != "always" or settings.keep_best)
+        self.route = RouteCandidate(self.same, has_tests)
 
 
 def true_answers(world: Any) -> Callable[[Task], tuple[str, ...]]:
@@ -228,7 +267,7 @@ def true_answers(world: Any) -> Callable[[Task], tuple[str, ...]]:
 # fmt: off
 NOT_IN_GROUP_KEY = frozenset((
     "problems", "held_out", "epochs", "batch_size", "patience", "min_groups", "library", "arm", "temperature", "timeout",
-    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best",
+    "trial_temperature", "trial_rollouts", "consolidate", "accept", "keep_best", "margin", "regression_share", "max_step_edits",
 ))
 # fmt: on
 """Settings that do not change what becomes of a group, or that are in the keys of its rollouts."""

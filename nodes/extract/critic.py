@@ -86,6 +86,8 @@ class Critic:
     limits: LibraryLimits = field(default_factory=LibraryLimits)
     max_insights: int = 2
     """Insights and edits of a group at most."""
+    max_step_edits: int = 0
+    """Changes of the library in a step at most; 0: any number."""
     truth: Truth = "given"
     """The source of rewards (`RewardSettings`)."""
     objective: str = ""
@@ -157,6 +159,31 @@ class Critic:
         """A library as prompts show it."""
         return cut_middle(library.text(), self.max_prompt_tokens // 4, self.count) or "(none)\n"
 
+    def evidence(self, library: Library, rewards: Mapping[str, Sequence[float]]) -> str:
+        """A library as the prompts that edit it show it: each lesson with its votes, and how attempts went that were shown it.
+
+        Args:
+            library: the lessons.
+            rewards: id of a lesson -> sum and number of the rewards of rollouts that were shown it; under an empty id those of all.
+        """
+        lines = []
+        for lesson in library.lessons:
+            known = [f"votes: {lesson.helpful} helped, {lesson.harmful} harmed"] if lesson.helpful or lesson.harmful else []
+            known += [f"shown in {lesson.shown} attempts"] if lesson.shown else []
+            known += [_mean_text(rewards[lesson.id])] if lesson.id in rewards else []
+            told = "; ".join(known)
+            lines.append(f"- [{lesson.id}] {lesson.text}\n" + (f"  ({told})\n" if told else ""))
+        every = f"(all attempts so far: {_mean_text(rewards[''])})\n" if lines and "" in rewards else ""
+        return cut_middle("".join(lines) + every, self.max_prompt_tokens // 4, self.count) or "(none)\n"
+
+    def rejected_text(self, state: State) -> str:
+        """The last candidates that the accept test rejected, as prompts that edit the library show them; empty without one."""
+        told = "".join(f"- {one}\n" for one in state.get("rejected") or ())
+        if not told:
+            return ""
+        cut = cut_middle(told, self.max_prompt_tokens // 8, self.count)
+        return f"Tried already, and rejected after a test on other problems; do not propose the same again:\n{cut}\n"
+
     def transcript(self, rollout: Rollout) -> str:
         """The whole transcript of a rollout; without ground truth without rewards."""
         steps = rollout.trajectory.transitions if rollout.trajectory is not None else ()
@@ -183,6 +210,16 @@ class Critic:
                 worth = f"an examiner without the answer gave it {plain[rollout.number]:.3g}"
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
         return ", ".join([worth, *took])
+
+    def attempts(self, state: State, room: int) -> str:
+        """The reports of the group's attempts, or the attempts themselves, each under its label, in at most `room` tokens."""
+        rollouts = comparable_rollouts(state, self.truth)
+        written = {summary.number: summary.text for summary in state["summaries"]}
+        labels = [self.label(r, state) for r in rollouts]
+        heads = [
+            f"Attempt {r.number + 1}{f' ({label})' if label else ''}:\n" for r, label in zip(rollouts, labels, strict=True)
+        ]
+        return _fit_sections(heads, [written.get(r.number) or self.transcript(r) for r in rollouts], room, self.count)
 
     def rejection_reason(self, insight: str, task: Task, rollouts: Sequence[Rollout] = ()) -> str:
         """The reason why an insight cannot be a lesson: too long, or it tells an answer; empty if it can be one.
@@ -228,6 +265,11 @@ class Critic:
         if self.bare_answers is not None:
             return self.bare_answers(task)
         return bare_answers([self.reference(task)]) if self.reference is not None else ()
+
+
+def _mean_text(rewards: Sequence[float]) -> str:
+    """The mean of rewards that are given as their sum and number, as text."""
+    return f"mean reward {rewards[0] / rewards[1]:.2f} of {rewards[1]:.0f}"
 
 
 _SEAMS = 32
@@ -349,12 +391,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         }
         if critic.truth == "given":
             values["answer"] = critic.answer(task)
-        rollouts = comparable_rollouts(state, critic.truth)
-        written = {summary.number: summary.text for summary in state["summaries"]}
-        heads = [f"Attempt {r.number + 1} ({critic.label(r, state)}):\n" for r in rollouts]
-        bodies = [written.get(r.number) or critic.transcript(r) for r in rollouts]
-        attempts = _fit_sections(heads, bodies, critic.remaining_tokens(asked, *values.values()), critic.count)
-        return asked.messages(**values, attempts=attempts)
+        return asked.messages(**values, attempts=critic.attempts(state, critic.remaining_tokens(asked, *values.values())))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = [one_line(item) for item in read_list(text(reply), "lessons", critic.max_insights)]
@@ -430,57 +467,79 @@ _STEPS = 80
 
 
 def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
-    """The node that turns insights into edits of the library: add, modify, merge, delete, keep.
+    """The node that turns a comparison into edits of the library: add, modify, merge, delete, keep.
 
-    Without insights nothing is asked. If no reply can be read, the insights are added as they are.
+    The prompt shows the attempts, what was learned from them, and the library with the evidence on each lesson. A lesson that the
+    comparison called harmful has to be ruled on, also where nothing new was learned. Nothing is asked if there is neither an
+    insight nor such a lesson, nor of an empty library, to which every insight is an addition. If no reply can be read, the
+    insights are added as they are.
     """
     if critic.line_only:
         return RuleProposer(critic.versions)
     prompt = critic.prompts["propose"]
 
     def known_update(state: State) -> Mapping[str, Any] | None:
-        return None if state["insights"] else {"edits": [], "rulings": []}
+        if not critic.library(state).lessons:
+            return {"edits": additions(state), "rulings": []}
+        return None if state["insights"] or harmful(state) else {"edits": [], "rulings": []}
+
+    def harmful(state: State) -> list[str]:
+        return [id for id, vote in state["votes"] if vote < 0]
 
     def provenance(state: State) -> dict[str, Any]:
         rewards = tuple(reward for reward in state["rewards"] if reward is not None)
         return {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
 
+    def additions(state: State) -> list[Edit]:
+        return [Edit("add", (), insight, **provenance(state)) for insight in state["insights"]]
+
     def messages(state: State) -> list[BaseMessage]:
+        library = critic.library(state)
+        votes = [f"{id} {'helped' if vote > 0 else 'harmed'}" for id, vote in state["votes"]]
+        named = ", ".join(harmful(state))
         values = {
             "aim": critic.aim,
-            "lessons": critic.lessons(critic.library(state)),
+            "instruction": critic.problem(state["task"]),
+            "answer": critic.answer(state["task"]),
+            "lessons": critic.evidence(library, state.get("lesson_rewards") or {}),
+            "rejected": critic.rejected_text(state),
+            "votes": f"In these attempts: {', '.join(votes)}.\n" if votes else "",
+            "ruling": f"Say of each of these what becomes of it, and why: {named}.\n" if named else "",
+            "insights": "".join(f"- {insight}\n" for insight in state["insights"]) or "(nothing new)\n",
             "most": str(max_edits(state)),
             "words": str(critic.limits.max_lesson_words),
         }
-        insights = "".join(f"- {insight}\n" for insight in state["insights"])
-        room = critic.remaining_tokens(prompt, *values.values())
-        return prompt.messages(**values, insights=cut_middle(insights, room, critic.count))
+        return prompt.messages(**values, attempts=critic.attempts(state, critic.remaining_tokens(prompt, *values.values())))
 
     def max_edits(state: State) -> int:
-        return max(critic.max_insights, len(state["insights"]))
+        return max(critic.max_insights, len(state["insights"]), len(harmful(state)))
 
-    def found_edits(reply: str, state: State) -> tuple[list[Edit], list[Ruling], list[Ruling]]:
-        """The edits of a reply, rulings of items that are no edits, and rulings of edits that tell an answer."""
+    def found_edits(reply: str, state: State) -> tuple[list[Edit], list[Ruling], list[Ruling], list[str]]:
+        """The edits of a reply, rulings of items that are no edits, rulings of edits that tell an answer, and harmful lessons that
+        the reply does not rule on."""
         edits, rulings = read_edits(reply, critic.library(state), max_edits(state), critic.limits, **provenance(state))
         reasons = {id(e): critic.rejection_reason(e.text, state["task"], state["rollouts"]) for e in edits if e.text}
         leaks = [Ruling(edit, False, reasons[id(edit)]) for edit in edits if reasons.get(id(edit))]
-        return [edit for edit in edits if not reasons.get(id(edit))], rulings, leaks
+        ruled = {lesson for edit in edits for lesson in edit.lessons}
+        unruled = [lesson for lesson in harmful(state) if lesson not in ruled]
+        return [edit for edit in edits if not reasons.get(id(edit))], rulings, leaks, unruled
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        edits, rulings, leaks = found_edits(text(reply), state)
+        edits, rulings, leaks, unruled = found_edits(text(reply), state)
         if leaks:
             raise Unreadable(leaks[0].reason)
+        if unruled:
+            raise Unreadable(f"asked what becomes of {', '.join(unruled)} (modify, merge, delete, or keep), got no edit of it")
         return {"edits": edits, "rulings": rulings}
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         try:
-            edits, rulings, leaks = found_edits(bad.reply, state)
+            edits, rulings, leaks, _ = found_edits(bad.reply, state)
             failure = f"edits of {state['task'].id}: {len(edits)} of {len(edits) + len(leaks)} could be kept: {bad}"
             return {"edits": edits, "rulings": [*rulings, *leaks], "failures": [failure]}
         except Unreadable:
-            edits = [Edit("add", (), insight, **provenance(state)) for insight in state["insights"]]
             failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
-            return {"edits": edits, "rulings": [], "failures": [failure]}
+            return {"edits": additions(state), "rulings": [], "failures": [failure]}
 
     return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply))
 

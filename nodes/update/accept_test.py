@@ -1,20 +1,27 @@
 """The accept test: a candidate library takes the current one's place only if it does no worse on held-out problems.
 
-Both libraries are tried on the same problems with the same seeds. d_i is the mean difference of the rewards of problem i over
-its rollouts, and the gain is the mean of d_i over problems. The interval of the gain is a bootstrap over problems, not over
-rollouts: more rollouts of the same problems do not tell more about other problems.
+Both libraries are tried on the same problems with the same seeds, afresh in every step: a library is never judged by the
+rollouts by which it won. d_i is the mean reward of the candidate's rollouts of problem i less that of the current library's; to
+these belong its rollouts of earlier steps in which it stayed (pooled evidence). The gain is the mean of d_i over problems, and
+its lower bound that of Student's t at 95 %, over n problems, not over rollouts: more rollouts of the same problems do not tell
+more about other problems.
+
+    bound = gain - t(0.95, n - 1) * sd(d) / sqrt(n)
 
 | rule | the candidate is accepted if |
 |---|---|
-| `not-worse` | the gain is at least 0 |
-| `better` | the lower end of the interval is above 0 |
+| `not-worse` | the bound is above -`margin`: a library that is worse by the margin passes in 5 % of the tests at most |
+| `better` | the bound is above 0 |
 | `always` | always (as published) |
+
+A share of the held-out problems is a second split, which decides nothing but this: a candidate whose mean there falls by the
+margin or more is not accepted. `acceptance_rates` says beforehand how often such a test errs; a dry run prints it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +29,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.types import Overwrite
 
 from ...memory.errors import UserError
+from ...memory.library import LibraryVersions
 from ...memory.records import Probe, Rollout, Task
 from ...memory.storage.cache import Cache, cache_key
 from ..cached_model import BudgetSpent
@@ -35,18 +43,25 @@ __all__ = [
     "AcceptTestResult",
     "AcceptTestState",
     "CachedProbes",
+    "NewLeaks",
     "PlayProbe",
     "Rule",
     "accept_test_result",
+    "acceptance_rates",
     "bootstrap",
     "decide_acceptance",
     "differences",
     "fan_out_probes",
+    "split_held_out",
 ]
 
 Rule = Literal["not-worse", "better", "always"]
 BOOTSTRAP_RESAMPLES = 4_000
 """Resamples of a bootstrap."""
+CONFIDENCE = 0.95
+"""Confidence of the one-sided bound by which the rules go."""
+SIMULATED_TESTS = 4_000
+"""Tests that `acceptance_rates` simulates for every true gain."""
 _SAME = 1e-9
 
 
@@ -56,8 +71,13 @@ class AcceptSettings:
 
     accept: Rule = "not-worse"
     """Rule by which a candidate replaces the library; see the top of this file. Paper: always."""
-    trial_rollouts: int = 1
-    """Rollouts of a held-out problem under each library. Paper: none."""
+    margin: float = 0.1
+    """Mean reward, of 1, by which an accepted candidate must be shown not to be worse (non-inferiority); it must not fall by so much
+    on the second split either. Paper: none."""
+    regression_share: float = 0.25
+    """Share of the held-out problems that are the second split, on which a candidate must not get worse; 0: none. Paper: none."""
+    trial_rollouts: int = 3
+    """Rollouts of a held-out problem under each library, in every step. Paper: none."""
     trial_temperature: float = 0.3
     """Temperature of rollouts of the accept test and of evaluation; see `temperature`. Paper: 0.3."""
     keep_best: bool = True
@@ -80,10 +100,27 @@ class AcceptTestResult:
     """Problems on which the candidate did better."""
     losses: int
     problems: int
+    bound: float = 0.0
+    """Lower end of the one-sided 95 % interval of the gain, by Student's t: the rules go by it."""
+    second: float | None = None
+    """The gain on the second split; None without one."""
+    pooled: int = 0
+    """Number of the current library's rollouts of earlier steps that count with those of this step."""
 
 
-def differences(probes: Sequence[Probe], candidate: str, current: str) -> dict[str, float]:
-    """Per problem, the mean over its rollouts of (candidate's reward - current's reward), by task id.
+def split_held_out(problems: Sequence[Task], share: float) -> frozenset[str]:
+    """Ids of the held-out problems that are the second split: the last ones, as many as the share says, rounded down."""
+    return frozenset(task.id for task in problems[len(problems) - int(share * len(problems) + _SAME) :])
+
+
+def differences(probes: Sequence[Probe], candidate: str, current: str, earlier: Sequence[Probe] = ()) -> dict[str, float]:
+    """Per problem, the mean reward of the candidate's rollouts less that of the current library's, by task id.
+
+    Args:
+        probes: the rollouts of this step.
+        candidate: name of the candidate.
+        current: name of the current library.
+        earlier: rollouts of the current library from earlier steps; its name may have been another then.
 
     Raises:
         UserError: a rollout of one library has no counterpart of the other.
@@ -95,10 +132,72 @@ def differences(probes: Sequence[Probe], candidate: str, current: str) -> dict[s
     new, old = rewards[candidate], rewards[current]
     if alone := sorted(new.keys() ^ old.keys()):
         raise UserError(f"accept test: rollout {alone[0][1]} of {alone[0][0]} was made with one of the two libraries only")
-    found: dict[str, list[float]] = {}
-    for task, number in sorted(new):
-        found.setdefault(task, []).append(new[task, number] - old[task, number])
-    return {task: sum(each) / len(each) for task, each in found.items()}
+    means = [_mean_by_task([(task, new[task, n]) for task, n in sorted(new)])]
+    means.append(_mean_by_task([*((task, old[task, n]) for task, n in sorted(old)), *((p.task, p.reward) for p in earlier)]))
+    return {task: reward - means[1][task] for task, reward in means[0].items()}
+
+
+def _mean_by_task(rewards: Sequence[tuple[str, float]]) -> dict[str, float]:
+    by_task: dict[str, list[float]] = {}
+    for task, reward in rewards:
+        by_task.setdefault(task, []).append(reward)
+    return {task: sum(each) / len(each) for task, each in by_task.items()}
+
+
+def lower_bounds(gains: Any) -> Any:
+    """The lower end of the one-sided 95 % interval of each row's mean, by Student's t; the mean itself of a single value.
+
+    Args:
+        gains: an array of shape (tests, problems).
+    """
+    import numpy as np
+    from scipy.stats import t  # type: ignore[import-untyped, unused-ignore]
+
+    size = gains.shape[1]
+    means = gains.mean(axis=1)
+    return means if size < 2 else means - t.ppf(CONFIDENCE, size - 1) * gains.std(axis=1, ddof=1) / np.sqrt(size)
+
+
+def acceptance_rates(
+    settings: AcceptSettings, held_out: int, effects: Sequence[float] = (-0.1, 0.0, 0.1), *, base: float = 0.5, seed: int = 0
+) -> dict[float, float]:
+    """The probability that the first test of a run accepts a candidate, by the candidate's true gain in mean reward.
+
+    Simulated, with rewards of 0 and 1 and independent rollouts. By default the two libraries succeed about half of the time, on
+    every problem: then chance has the most to say.
+
+    Args:
+        settings: the rule, the margin, the rollouts and the second split.
+        held_out: number of held-out problems.
+        effects: true gains.
+        base: mean of the two libraries' rates of success.
+        seed: of the draws.
+    """
+    import numpy as np
+
+    second = int(settings.regression_share * held_out + _SAME)
+    first, rollouts, rates = held_out - second, settings.trial_rollouts, {}
+    for effect in effects:
+        draw = np.random.default_rng(seed)
+        gains = [
+            (draw.binomial(rollouts, base + effect / 2, shape) - draw.binomial(rollouts, base - effect / 2, shape)) / rollouts
+            for shape in ((SIMULATED_TESTS, first), (SIMULATED_TESTS, second))
+        ]
+        there = gains[1].mean(axis=1) if second else np.zeros(SIMULATED_TESTS)
+        bounds = lower_bounds(gains[0]) if first else np.zeros(SIMULATED_TESTS)
+        rates[effect] = float(np.mean(_passes(bounds, there, settings.accept, settings.margin) if held_out else 1.0))
+    return rates
+
+
+def _passes(bound: Any, second: Any, rule: Rule, margin: float) -> Any:
+    """True if a candidate with this bound, and this gain on the second split, is accepted; of arrays an array."""
+    if rule == "always":
+        return (bound == bound) | True
+    needed = 0.0 if rule == "better" else -margin
+    clear = bound > needed + _SAME
+    if rule == "not-worse":
+        clear = clear | (bound >= -_SAME)
+    return clear & ((second > -margin + _SAME) | (second >= -_SAME))
 
 
 def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RESAMPLES) -> tuple[float, float]:
@@ -116,22 +215,47 @@ def bootstrap(values: Sequence[float], seed: str, resamples: int = BOOTSTRAP_RES
     return float(low), float(high)
 
 
-def accept_test_result(probes: Sequence[Probe], candidate: str, current: str, seed: str) -> AcceptTestResult | None:
-    """The result of an accept test; None without probes."""
-    paired = differences(probes, candidate, current)
+def accept_test_result(
+    probes: Sequence[Probe],
+    candidate: str,
+    current: str,
+    seed: str,
+    *,
+    earlier: Sequence[Probe] = (),
+    second: Collection[str] = (),
+) -> AcceptTestResult | None:
+    """The result of an accept test; None without probes.
+
+    Args:
+        probes: the rollouts of this step under both libraries.
+        candidate: name of the candidate.
+        current: name of the current library.
+        seed: a text that seeds the bootstrap.
+        earlier: see `differences`.
+        second: ids of the problems of the second split.
+    """
+    import numpy as np
+
+    paired = differences(probes, candidate, current, earlier)
     if not paired:
         return None
-    gains = [paired[task] for task in sorted(paired)]
+    there = [gain for task, gain in paired.items() if task in second]
+    gains = [paired[task] for task in sorted(paired) if task not in second]
+    first = [probe for probe in probes if probe.task not in second]
+    pooled = [replace(probe, library=current) for probe in earlier if probe.task not in second]
     low, high = bootstrap(gains, seed)
     return AcceptTestResult(
-        candidate=mean_reward(probes, candidate),
-        current=mean_reward(probes, current),
+        candidate=mean_reward(first, candidate),
+        current=mean_reward([*first, *pooled], current),
         gain=sum(gains) / len(gains),
         low=low,
         high=high,
         wins=sum(gain > _SAME for gain in gains),
         losses=sum(gain < -_SAME for gain in gains),
         problems=len(gains),
+        bound=float(lower_bounds(np.asarray([gains]))[0]),
+        second=sum(there) / len(there) if there else None,
+        pooled=len(pooled),
     )
 
 
@@ -156,18 +280,20 @@ def mean_reward(probes: Sequence[Probe], library: str) -> float:
     return sum(sum(each) / len(each) for each in by_task.values()) / len(by_task)
 
 
-def decide_acceptance(test: AcceptTestResult | None, rule: Rule) -> tuple[bool, str]:
+def decide_acceptance(test: AcceptTestResult | None, rule: Rule, margin: float = 0.1) -> tuple[bool, str]:
     """True if the candidate takes the current library's place, and the reason as text. Without a test it does."""
     if test is None:
         return True, "not tested"
     change = f"{test.current:.3f} -> {test.candidate:.3f} ({test.gain:+.3f}, 95 % [{test.low:+.3f}, {test.high:+.3f}])"
-    match rule:
-        case "always":
-            return True, f"always accepted; {change}"
-        case "better":
-            return test.low > _SAME, f"{'better' if test.low > _SAME else 'not clearly better'}: {change}"
-        case _:
-            return test.gain >= -_SAME, f"{'not worse' if test.gain >= -_SAME else 'worse'}: {change}"
+    if rule == "always":
+        return True, f"always accepted; {change}"
+    least = "better" if rule == "better" else f"not worse by {margin:g}" if margin else "not worse"
+    if not _passes(test.bound, 0.0, rule, margin):
+        what = "worse" if test.gain <= -margin and test.gain < -_SAME else f"not shown to be {least}"
+        return False, f"{what}: {change}, lower bound {test.bound:+.3f}"
+    if test.second is not None and not _passes(test.bound, test.second, rule, margin):
+        return False, f"worse on the second split ({test.second:+.3f}): {change}"
+    return True, f"{least}: {change}, lower bound {test.bound:+.3f}"
 
 
 class AcceptTestState(LearningChannels):
@@ -179,6 +305,10 @@ class AcceptTestState(LearningChannels):
     """Reason for accepting or rejecting the candidate."""
     stops: list[str]
     """Messages of `BudgetSpent`; empty as long as the budget lasts."""
+    incumbent_probes: list[Probe]
+    """The current library's rollouts of earlier accept tests since it was accepted, without those that failed."""
+    trial: dict[str, Any] | None
+    """This step's `AcceptTestResult` as a JSON object; None if nothing was tested."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +342,7 @@ class PlayProbe(Runnable[Any, Any]):
 
     @staticmethod
     def _rollout_input(state: Mapping[str, Any]) -> dict[str, Any]:
-        # The same name for both libraries, and in every step: rollouts of the current library are then in the cache.
+        # The same name and numbers for both libraries: they meet the same draws. Every step has numbers of its own.
         run = f"{state['run']}/trial"
         return {"task": state["task"], "run": run, "episode": state["number"], "library": state["library"]}
 
@@ -224,14 +354,17 @@ class PlayProbe(Runnable[Any, Any]):
 
 
 def fan_out_probes(problems: Sequence[Task], trials: int) -> Callable[[AcceptTestState], list[Mapping[str, Any]]]:
-    """A fan-out of `trials` rollouts of every held-out problem under the candidate, and as many under the current library."""
+    """A fan-out of `trials` rollouts of every held-out problem under the candidate, and as many under the current library.
+
+    Their numbers go on from step to step: the current library is played afresh, not judged by the rollouts by which it won.
+    """
 
     def probes(state: AcceptTestState) -> list[Mapping[str, Any]]:
         libraries = (state["library"], state["candidate"])
         return [
             {"task": task, "run": state["run"], "number": number, "library": library}
             for task in problems
-            for number in range(trials)
+            for number in range(state["step"] * trials, (state["step"] + 1) * trials)
             for library in libraries
         ]
 
@@ -260,11 +393,27 @@ class CachedProbes:
 
 
 @dataclass(frozen=True)
+class NewLeaks:
+    """Gives the reason if a candidate has a lesson that tells an answer and that the current library does not have."""
+
+    versions: LibraryVersions = field(repr=False)
+    leak_reason: Callable[[str, Sequence[str], Mapping[str, Task]], str] = field(repr=False)
+    """See `nodes.extract.critic.Critic.leak_reason`."""
+    tasks: Mapping[str, Task] = field(repr=False)
+    """The problems whose answers are looked for: those that are learned on, and those that are held out."""
+
+    def __call__(self, candidate: str, current: str) -> str:
+        known = {lesson.text for lesson in self.versions.at(current).lessons}
+        new = (lesson for lesson in self.versions.at(candidate).lessons if lesson.text not in known)
+        return next(filter(None, (self.leak_reason(lesson.text, lesson.problems, self.tasks) for lesson in new)), "")
+
+
+@dataclass(frozen=True)
 class Accept:
     """Decide whether the candidate takes the library's place, and remember the best version.
 
     A candidate that was not tested (nothing is held out, or it shows the same lessons) is accepted. If the budget ran out during
-    the test, it is not accepted.
+    the test, it is not accepted, nor is one that tells the answer of a problem.
 
     Raises:
         UserError: all rollouts of the test failed.
@@ -277,6 +426,13 @@ class Accept:
     rule: Rule = "not-worse"
     keep_best: bool = True
     """True: the product is the version that did best. False: the last one."""
+    margin: float = 0.1
+    """See `AcceptSettings`."""
+    second: frozenset[str] = field(default=frozenset(), repr=False)
+    """Ids of the problems of the second split."""
+    leak_reason: Callable[[str, str], str] | None = field(default=None, repr=False)
+    """(candidate, current library) -> the reason if a new lesson tells an answer, else an empty text; None: nothing is compared."""
+    _: KW_ONLY
     cached_probes: Callable[[AcceptTestState], list[Probe]] | None = field(default=None, repr=False)
     """Keeps the probes of the decision (`CachedProbes`); None: they are not kept."""
 
@@ -288,18 +444,28 @@ class Accept:
         refuse_failure(probes)
         if probes and self.cached_probes:
             probes = self.cached_probes(state)
-        test = accept_test_result(probes, candidate, current, f"{state['run']}/{state['step']}/accept")
-        takes, why = decide_acceptance(test, self.rule)
+        earlier = state.get("incumbent_probes") or []  # a checkpoint of an earlier version has none
+        test = accept_test_result(
+            probes, candidate, current, f"{state['run']}/{state['step']}/accept", earlier=earlier, second=self.second
+        )
+        takes, why = decide_acceptance(test, self.rule, self.margin)
+        if leak := self.leak_reason(candidate, current) if self.leak_reason else "":
+            takes, why = False, leak
         library = candidate if takes else current
         same = self.shows_same_lessons(candidate, current)
         update: dict[str, Any] = {
             "library": library,
             "accepted": takes,
-            "why": "shows the same lessons" if test is None and same else why,
+            "why": "shows the same lessons" if test is None and same and takes else why,
             "best": library,
             "best_score": state["best_score"],
             "stalled": 0 if takes and not same and (test is None or test.gain > _SAME) else state["stalled"] + 1,
+            "trial": asdict(test) if test else None,
         }
+        if takes and not same:
+            update["incumbent_probes"] = []
+        elif test is not None:
+            update["incumbent_probes"] = [*earlier, *(p for p in probes if p.library == current and not p.error)]
         if test is not None:
             update |= {"probes": Overwrite(probes), **self._best(state, test, takes)}
         elif same and state["best"] != current:
@@ -308,7 +474,8 @@ class Accept:
 
     @staticmethod
     def _best(state: AcceptTestState, test: AcceptTestResult, takes: bool) -> dict[str, Any]:
-        """The best version so far. The first test also measures the library that the run began with."""
+        """The best version so far. The first test also measures the library that the run began with, and later ones measure the
+        best version again where it is the current one."""
         best, known = state["best"], state["best_score"]
         if known is None or best == state["library"]:
             best, known = state["library"], test.current

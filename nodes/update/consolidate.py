@@ -23,7 +23,7 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
 from ...memory.records import Comparison, Edit, Ruling, Usage
-from ..ask import Ask, BadReply, State, text
+from ..ask import Ask, BadReply, State, Unreadable, text
 from ..extract.critic import Critic
 from ..extract.edits import as_edits, read_edits, read_list
 from ..extract.lenient_json import json_values
@@ -35,6 +35,7 @@ __all__ = [
     "LibrarySettings",
     "ReviseLibrary",
     "consolidate",
+    "describe_edit",
     "feasible_mode",
     "match_proposals",
     "resolve_conflicts",
@@ -44,6 +45,8 @@ __all__ = [
 ConsolidationMode = Literal["model", "code", "votes", "cheatsheet"]
 MIN_LIKENESS = 0.3
 """Similarity (`lesson_similarity`) from which a text counts as a reworded form of another one."""
+OUTVOTED = 2
+"""Votes by which those against a lesson outnumber those for it, for code to delete it where nobody says what becomes of it."""
 INITIAL_VOTES = 2
 """Votes that a new lesson begins with (ExpeL)."""
 
@@ -55,6 +58,9 @@ class LibrarySettings:
     consolidate: ConsolidationMode = "model"
     """The way in which the edits of a step become one library: by one call of a model (paper), by code, by votes (ExpeL, arXiv:2308.10144),
     or by having a model write the whole sheet anew (Dynamic Cheatsheet, arXiv:2504.07952). Without a model that writes: code."""
+    max_step_edits: int = 16
+    """Changes of the library that a step may make at most: the first of the model's list; by code, those that most groups ask for.
+    0: any number. A sheet that is written anew has no limit. Paper: none."""
     max_words: int = 32
     """Words of a lesson at most. Paper: 32, in a prompt only."""
     max_lessons: int = 40
@@ -222,11 +228,12 @@ def _pair_proposals(
         elif _does(final[into[n]], proposal):
             pairs.append((proposal, final[into[n]]))
         else:
-            rulings.append(Ruling(proposal, False, f"decided otherwise: {_describe(final[into[n]])}"))
+            rulings.append(Ruling(proposal, False, f"decided otherwise: {describe_edit(final[into[n]])}"))
     return tuple(pairs), tuple(rulings)
 
 
-def _describe(edit: Edit) -> str:
+def describe_edit(edit: Edit) -> str:
+    """An edit in words: `modify L3 'When ..., do ...'`."""
     change = f"{edit.op} {', '.join(edit.lessons)}".rstrip()
     return f"{change} {edit.text!r}" if edit.text else change
 
@@ -272,22 +279,20 @@ class ReviseLibrary(Runnable[Any, Any]):
         """True if there is something to ask about. A model that is asked about nothing makes something up."""
         if self.how == "cheatsheet":
             return any(comparison.insights for comparison in sort_comparisons(state))
-        return any(edit.op != "keep" for edit in all_edits(state))
+        return any(edit.op != "keep" for edit in all_edits(state)) or bool(contested_lessons(self.critic, state))
 
     def _propose_version(self, state: State, asked: Mapping[str, Any]) -> dict[str, Any]:
         critic, name = self.critic, f"{state['run']}/{state['step'] + 1}"
         comparisons = sort_comparisons(state)
         current = critic.versions.at(state["library"], before=name)
-        library = current.with_shown_counts(
-            id for comparison in comparisons for id, times in comparison.shown for _ in range(times)
-        )
-        library = library.with_votes([vote for comparison in comparisons for vote in comparison.votes])
+        library = with_votes_of_step(current, state)
         kept = library.with_votes([(id, 1) for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons])
         if kept != current:
             critic.versions.put(f"{name}-kept", kept, parent=state["library"], why="the votes of the step")
         if not self._changes(state):
             return {"candidate": ""}
-        decision = self._without_leaks(asked.get("decision") or _by_code(state, from_code=critic.line_only))
+        decided = asked.get("decision") or _by_code(state, library, from_code=critic.line_only)
+        decision = self._within_budget(self._without_leaks(decided))
         vote = self._apply_votes if self.how == "votes" else self._apply_edits
         made, ruled = vote(library, decision)
         dropped = [ruling for comparison in comparisons for ruling in comparison.rulings]
@@ -303,18 +308,17 @@ class ReviseLibrary(Runnable[Any, Any]):
         """The decision without edits whose text tells the answer of a problem of the run; those get a ruling."""
         reasons = {id(e): self.critic.leak_reason(e.text, e.problems) for e in decision.edits if e.text}
         leaks = {at: reason for at, reason in reasons.items() if reason}
-        if not leaks:
+        return _leave_out(decision, leaks)
+
+    def _within_budget(self, decision: EditDecision) -> EditDecision:
+        """The decision with the first `Critic.max_step_edits` changes; the others get a ruling. Equal changes count once."""
+        most = self.critic.max_step_edits
+        changes = dict.fromkeys((e.op, e.lessons, _normalize(e.text)) for e in decision.edits if e.op != "keep")
+        if not most or self.how == "cheatsheet" or len(changes) <= most:
             return decision
-        return replace(
-            decision,
-            edits=tuple(edit for edit in decision.edits if id(edit) not in leaks),
-            rulings=(
-                *decision.rulings,
-                *(Ruling(edit, False, leaks[id(edit)]) for edit in decision.edits if id(edit) in leaks),
-                *(Ruling(edit, False, leaks[id(final)]) for edit, final in decision.merges if id(final) in leaks),
-            ),
-            merges=tuple((edit, final) for edit, final in decision.merges if id(final) not in leaks),
-        )
+        late, beyond = set(list(changes)[most:]), f"beyond the {most} change{'s' * (most > 1)} of a step"
+        reasons = {id(e): beyond for e in decision.edits if (e.op, e.lessons, _normalize(e.text)) in late}
+        return _leave_out(decision, reasons)
 
     def _apply_edits(self, library: Library, decision: EditDecision) -> tuple[Library, tuple[Ruling, ...]]:
         instructions = {id: task.instruction for id, task in self.critic.tasks.items()}
@@ -363,6 +367,27 @@ class ReviseLibrary(Runnable[Any, Any]):
         return made, (*rulings, *ruled, *(replace(ruling, reason=ruling.edit.why) for ruling in gone))
 
 
+def _leave_out(decision: EditDecision, reasons: Mapping[int, str]) -> EditDecision:
+    """The decision without some of its edits, which get a ruling, as do the groups' edits that went into them.
+
+    Args:
+        decision: the decision.
+        reasons: `id` of an edit that is left out -> the reason.
+    """
+    if not reasons:
+        return decision
+    return replace(
+        decision,
+        edits=tuple(edit for edit in decision.edits if id(edit) not in reasons),
+        rulings=(
+            *decision.rulings,
+            *(Ruling(edit, False, reasons[id(edit)]) for edit in decision.edits if id(edit) in reasons),
+            *(Ruling(edit, False, reasons[id(final)]) for edit, final in decision.merges if id(final) in reasons),
+        ),
+        merges=tuple((edit, final) for edit, final in decision.merges if id(final) not in reasons),
+    )
+
+
 def sort_comparisons(state: State) -> list[Comparison]:
     """The comparisons of the step by task id: in an order that does not depend on which group ended first."""
     return sorted(state["comparisons"], key=lambda comparison: comparison.task)
@@ -373,13 +398,46 @@ def all_edits(state: State) -> list[Edit]:
     return [edit for comparison in sort_comparisons(state) for edit in comparison.edits]
 
 
-def _by_code(state: State, why: str = "the groups' edits, by code", note: str = "", from_code: bool = False) -> EditDecision:
-    edits, rulings = resolve_conflicts(all_edits(state), from_code)
+def with_votes_of_step(library: Library, state: State) -> Library:
+    """The library with the votes and the shown counts of the step's groups."""
+    comparisons = sort_comparisons(state)
+    shown = library.with_shown_counts(id for one in comparisons for id, times in one.shown for _ in range(times))
+    return shown.with_votes([vote for one in comparisons for vote in one.votes])
+
+
+def contested_lessons(critic: Critic, state: State) -> list[str]:
+    """Ids of the lessons that a group of this step called harmful, and that have more votes against them than for them."""
+    voted = {id for one in state["comparisons"] for id, vote in one.votes if vote < 0}
+    library = with_votes_of_step(critic.versions.at(state["library"]), state)
+    return [lesson.id for lesson in library.lessons if lesson.id in voted and lesson.harmful > lesson.helpful]
+
+
+def _by_code(
+    state: State, library: Library, why: str = "the groups' edits, by code", note: str = "", from_code: bool = False
+) -> EditDecision:
+    """The decision by code. A lesson without an edit goes if its votes against it outnumber those for it by two or more.
+
+    Args:
+        state: the step, with the edits of its groups.
+        library: the library with the votes of the step.
+        why: the way in which the decision was made.
+        note: text that is added to every ruling.
+        from_code: see `resolve_conflicts`.
+    """
+    proposed = all_edits(state)
+    named = {id for edit in proposed for id in edit.lessons}
+    voted = {id for one in state["comparisons"] for id, vote in one.votes if vote < 0}
+    outvoted = [
+        Edit("delete", (lesson.id,), "", f"votes: {lesson.helpful} helped, {lesson.harmful} harmed", step=state["step"])
+        for lesson in library.lessons
+        if lesson.id in voted - named and lesson.harmful - lesson.helpful >= OUTVOTED
+    ]
+    edits, rulings = resolve_conflicts([*proposed, *outvoted], from_code)
     return EditDecision(tuple(edits), tuple(rulings), why=why, note=note)
 
 
 def _ruling_of_merge(edit: Edit, fate: Ruling) -> Ruling:
-    reason = f"consolidated into {_describe(fate.edit)}"
+    reason = f"consolidated into {describe_edit(fate.edit)}"
     return Ruling(edit, fate.accepted, f"{reason}: {fate.reason}" if fate.reason else reason, fate.lesson)
 
 
@@ -408,12 +466,24 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
     prompt = critic.prompts["consolidate"]
 
     def prompt_values(state: State) -> dict[str, str]:
-        votes = Counter(id for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons)
-        kept = "".join(f"{id} proved itself in {n} group{'s' * (n > 1)}\n" for id, n in votes.items())
-        library = critic.versions.at(state["library"]).text()
+        library = with_votes_of_step(critic.versions.at(state["library"]), state)
+        kept = Counter(id for edit in all_edits(state) if edit.op == "keep" for id in edit.lessons)
+        voted = Counter((id, vote > 0) for one in state["comparisons"] for id, vote in one.votes)
+        told = [f"{id} proved itself in {n} group{'s' * (n > 1)}" for id, n in sorted(kept.items())]
+        told += [
+            f"{id} {'helped' if good else 'harmed'} in {n} group{'s' * (n > 1)}" for (id, good), n in sorted(voted.items())
+        ]
+        contested = ", ".join(contested_lessons(critic, state))
+        most = critic.max_step_edits
         return {
             "aim": critic.aim,
-            "lessons": cut_middle(f"{library}{kept}", critic.max_prompt_tokens // 3, critic.count) or "(none)\n",
+            "lessons": critic.evidence(library, state.get("lesson_rewards") or {}),
+            "votes": "In this step: " + "; ".join(told) + ".\n" if told else "",
+            "ruling": f"More votes against than for: {contested}. Say of each what becomes of it, and why.\n"
+            if contested
+            else "",
+            "rejected": critic.rejected_text(state),
+            "budget": f" The list has at most {most} changes, the most useful first." if most else "",
             "words": str(critic.limits.max_lesson_words),
             "size": str(critic.limits.max_lessons),
         }
@@ -430,12 +500,15 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         return edits, [], lines
 
     def messages(state: State) -> list[BaseMessage]:
-        return prompt.messages(**prompt_values(state), edits=fitting(state)[2])
+        return prompt.messages(**prompt_values(state), edits=fitting(state)[2] or "(none)\n")
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         library, (edits, rest, _) = critic.versions.at(state["library"]), fitting(state)
         most = len(edits) + len(library.lessons)
+        contested = contested_lessons(critic, state)
         final, bad = read_edits(text(reply), library, most, critic.limits, state["step"])
+        if unruled := [id for id in contested if all(id not in edit.lessons for edit in final)]:
+            raise Unreadable(f"asked what becomes of {', '.join(unruled)} (modify, merge, delete, or keep), got no edit of it")
         into = match_proposals(edits, final, _stated_sources(text(reply), final, len(edits), library, critic.limits))
         behind = [[edits[n] for n in into if into[n] == at and _does(edit, edits[n])] for at, edit in enumerate(final)]
         final = [_with_provenance(edit, proposals) for edit, proposals in zip(final, behind, strict=True)]
@@ -453,14 +526,21 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         note = "applied by code, for no consolidation could be read"
-        return {"decision": _by_code(state, f"the groups' edits, {note}: {bad}", note)}
+        library = with_votes_of_step(critic.versions.at(state["library"]), state)
+        return {"decision": _by_code(state, library, f"the groups' edits, {note}: {bad}", note)}
 
     return critic.ask("consolidate", model, messages, read, on_bad_reply)
 
 
 def _proposal(number: int, edit: Edit) -> str:
+    """A proposal as the prompt shows it, with the number and the mean reward of the attempts behind it."""
     what = " ".join([edit.op, *([", ".join(edit.lessons)] if edit.lessons else [])])
-    return f"{number}. {what}{f': {edit.text}' if edit.text else ''}{f' (because: {edit.why})' if edit.why else ''}\n"
+    because = [edit.why] if edit.why else []
+    because += (
+        [f"{len(edit.rewards)} attempts, mean reward {sum(edit.rewards) / len(edit.rewards):.2f}"] if edit.rewards else []
+    )
+    told = f" (because: {'; '.join(because)})" if because else ""
+    return f"{number}. {what}{f': {edit.text}' if edit.text else ''}{told}\n"
 
 
 def _with_provenance(edit: Edit, proposals: Sequence[Edit]) -> Edit:

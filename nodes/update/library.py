@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, open_library
-from ...memory.records import Comparison, Edit, Rollout, Ruling, Task, Usage
+from ...memory.records import Comparison, Edit, Probe, Rollout, Ruling, Task, Usage
 from ...memory.storage.cache import cache_key
 from ...memory.storage.rows import Rows
 from ..act.choose import seeded_random
@@ -28,7 +28,7 @@ from ..extract.groups import StopWhenBudgetSpent
 from ..extract.rollouts import RolloutPlayer
 from ..extract.rule_critic import as_library, random_lessons, shuffle_lessons
 from ..state import GroupInput, LearningChannels
-from .accept_test import AcceptTestResult, accept_test_result
+from .consolidate import describe_edit
 
 __all__ = [
     "BeginStep",
@@ -51,6 +51,8 @@ __all__ = [
 ]
 
 Node = Callable[[Any], Any] | Runnable[Any, Any]
+REJECTED_SHOWN = 3
+"""Rejected candidates that the next proposals are shown, the last ones."""
 COMPARABLE_KINDS = ("mixed", "hard")
 """Kinds of groups that have something to compare."""
 
@@ -75,6 +77,14 @@ class LearningRunState(LearningChannels):
     """Failures of this step outside of its groups."""
     compared: int
     """Number of groups of this epoch so far that had something to compare."""
+    incumbent_probes: list[Probe]
+    """See `AcceptTestState`."""
+    trial: dict[str, Any] | None
+    """See `AcceptTestState`."""
+    rejected: list[str]
+    """Descriptions of the last candidates that the accept test rejected; the next proposals are shown them."""
+    lesson_rewards: dict[str, list[float]]
+    """See `GroupInput`."""
     came: int
     """Number of groups of this epoch so far that had a result (`has_result`). Checkpoints of earlier runs know it by this name."""
     began: float
@@ -221,6 +231,10 @@ class Start:
             "compared": 0,
             "came": 0,
             "began": 0.0,
+            "incumbent_probes": [],
+            "trial": None,
+            "rejected": [],
+            "lesson_rewards": {},
             "usage": Overwrite(Usage()),
             **_empty_channels(),
         }
@@ -256,13 +270,15 @@ class BeginStep:
 
     def __call__(self, state: LearningRunState) -> dict[str, Any]:
         _, number = self.schedule.epoch_and_batch(state["step"])
-        fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time()}
+        fresh = {"candidate": "", "accepted": False, "why": "", "before": state["library"], "began": time.time(), "trial": None}
         so_far = {name: state[name] if number else 0 for name in ("compared", "came")}
         return {**fresh, **_empty_channels(), **so_far}
 
     def fan_out_groups(self, state: LearningRunState) -> list[Mapping[str, Any]]:
         """One piece of work for every problem of the batch: its group."""
-        shared = {"run": state["run"], "step": state["step"], "library": state["library"]}
+        rejected = tuple(state.get("rejected") or ())  # a checkpoint of an earlier version has none
+        shared: dict[str, Any] = {"run": state["run"], "step": state["step"], "library": state["library"], "rejected": rejected}
+        shared["lesson_rewards"] = state.get("lesson_rewards") or {}
         return [{**shared, "task": task} for task in self.schedule.tasks(state["run"], state["step"])]
 
 
@@ -287,8 +303,19 @@ class CachedGroup(Runnable[Any, Any]):
         """The key of the group's result in the cache."""
         task, library = state["task"], self.roll.versions.at(state["library"])
         shown = (library.lessons, library.next)  # critics see all of it
+        known = [state["lesson_rewards"]] if state.get("lesson_rewards") else []
+        rejected = [list(state["rejected"])] if state.get("rejected") else []
         return cache_key(
-            "group", self.name, self.roll.name, self.roll.world_key(task), task, state["run"], state["step"], shown
+            "group",
+            self.name,
+            self.roll.name,
+            self.roll.world_key(task),
+            task,
+            state["run"],
+            state["step"],
+            shown,
+            *known,
+            *rejected,
         )
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
@@ -351,12 +378,14 @@ class Consolidate(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        return self._update(input, self._budgeted_node.invoke(input, config))
+        state = {**input, "lesson_rewards": add_lesson_rewards(input)}
+        return self._update(state, self._budgeted_node.invoke(state, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        return self._update(input, await self._budgeted_node.ainvoke(input, config))
+        state = {**input, "lesson_rewards": add_lesson_rewards(input)}
+        return self._update(state, await self._budgeted_node.ainvoke(state, config))
 
     @property
     def _budgeted_node(self) -> StopWhenBudgetSpent:
@@ -375,7 +404,8 @@ class Consolidate(Runnable[Any, Any]):
             return {"candidate": "", **found, **self._epoch_counts(state)}
         usable = any(one.kind in COMPARABLE_KINDS for one in state["comparisons"])
         why = "nothing was to be changed" if usable else "no group had something to compare"
-        return {**found, "why": "" if found.get("candidate") else why, **self._epoch_counts(state)}
+        counted = {"lesson_rewards": state["lesson_rewards"], **self._epoch_counts(state)}
+        return {**found, "why": "" if found.get("candidate") else why, **counted}
 
     @staticmethod
     def _epoch_counts(state: LearningRunState) -> dict[str, int]:
@@ -395,6 +425,17 @@ class Consolidate(Runnable[Any, Any]):
         every = f"all rollouts of epoch {epoch} failed, in the end {lost}" if len(groups) < 2 else ""
         every = every or f"all {lost} rollouts of step {step} failed"
         raise UserError(f"training-free-grpo: {every}, {_failure_reasons(groups)}")
+
+
+def add_lesson_rewards(state: LearningRunState) -> dict[str, list[float]]:
+    """The sums and numbers of rewards by lesson, with those of this step's groups. All rollouts of a group show the same lessons."""
+    found = {id: list(each) for id, each in (state.get("lesson_rewards") or {}).items()}
+    for one in state["comparisons"]:
+        known = [reward for reward in one.rewards if reward is not None]
+        for id in ("", *(id for id, _ in one.shown)) if known else ():
+            sums = found.setdefault(id, [0.0, 0.0])
+            sums[0], sums[1] = round(sums[0] + sum(known), 9), sums[1] + len(known)
+    return found
 
 
 def _failure_reasons(groups: Sequence[Comparison]) -> str:
@@ -450,7 +491,22 @@ class RecordStep:
             self.versions.move(state["library"], state["why"])
         now = {} if state["accepted"] or state["stops"] else self._keep_votes(state)
         self.log.append(self._row(cast(LearningRunState, {**state, **now}), stopped))
-        return {"step": step if state["stops"] else step + 1, "stalled": stalled, "stopped": stopped, **now}
+        rejected = [*(state.get("rejected") or ()), *self._rejected_edits(state)][-REJECTED_SHOWN:]
+        return {
+            "step": step if state["stops"] else step + 1,
+            "stalled": stalled,
+            "stopped": stopped,
+            "rejected": rejected,
+            **now,
+        }
+
+    def _rejected_edits(self, state: LearningRunState) -> list[str]:
+        """The edits of this step's candidate in words, with the reason, if the accept test rejected it."""
+        if state["accepted"] or state["stops"] or not state.get("trial"):
+            return []
+        edits = [ruling.edit for ruling in self.versions.rulings(state["candidate"]) if ruling.accepted]
+        told = dict.fromkeys(describe_edit(edit) for edit in edits if edit.op != "keep")
+        return [f"step {state['step']}, {state['why']}: {'; '.join(told)}"] if told else []
 
     def _keep_votes(self, state: LearningRunState) -> dict[str, str]:
         """The current library with the votes of the step, and the best one if it is the same."""
@@ -485,11 +541,7 @@ class RecordStep:
         tasks = [task.id for task in self.schedule.tasks(run, step)]
         groups = sorted(state["comparisons"], key=lambda one: tasks.index(one.task))
         rewards = [reward or 0.0 for one in groups for reward in one.truths]
-        test = (
-            accept_test_result(state["probes"], candidate, state["before"], f"{run}/{step}/accept")
-            if candidate and not state["stops"]
-            else None
-        )
+        test = state.get("trial") if candidate and not state["stops"] else None
         rulings = self.versions.rulings(candidate) if candidate else tuple(r for one in groups for r in one.rulings)
         library = self.versions.at(state["library"])
         usage = state["usage"]
@@ -516,7 +568,7 @@ class RecordStep:
             },
             "candidate": candidate,
             "held_out": self._worth(state, test),
-            "trial": asdict(test) if test else None,
+            "trial": test,
             "probe_failures": [f"{p.library} on {p.task}, {p.number}: {p.error}" for p in state["probes"] if p.error],
             "accepted": state["accepted"],
             "why": state["why"],
@@ -534,10 +586,10 @@ class RecordStep:
         }
 
     @staticmethod
-    def _worth(state: LearningRunState, test: AcceptTestResult | None) -> float | None:
+    def _worth(state: LearningRunState, test: Mapping[str, Any] | None) -> float | None:
         """Mean reward of the current library on the held-out problems; None if it was not tested."""
         if test is not None:
-            return test.candidate if state["accepted"] else test.current
+            return float(test["candidate"] if state["accepted"] else test["current"])
         return state["best_score"] if state["best"] == state["library"] else None
 
 

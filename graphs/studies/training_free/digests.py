@@ -36,6 +36,12 @@ SCORING_PROMPTS = ("act/score.md", "reasoning_bank/brief.md")
 """The prompts of a rollout whose actions are scored."""
 
 
+def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """An arm's settings as a folder keeps them: those that earlier versions did not have only where they do something."""
+    new = ("margin", "regression_share", "max_step_edits")
+    return {name: value for name, value in settings.items() if value or name not in new}
+
+
 def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -> dict[str, Any]:
     """The settings of a run, with digests of the files that it reads. A run with other settings needs another folder."""
     from importlib.metadata import version
@@ -56,7 +62,7 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
         "base_url": public_url(server) if any(model.startswith("openai:") for model in used) else None,
         "critic_base_url": public_url(setup.options.critic_base_url),
         "seeds": list(setup.seeds),
-        "arms": {arm.name: asdict(arm.settings) for arm in setup.arms},
+        "arms": {arm.name: _recorded(asdict(arm.settings)) for arm in setup.arms},
         "digests": {
             "problems": digest([_problem_contents(setup.options, split) for split in splits.values()]),
             **{f"model {model}": weights_digest(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
@@ -77,7 +83,7 @@ def _package_prompts(setup: TrainingFreeSetup) -> str:
     none, so that such a run goes on although the texts for models that chat have changed."""
     folder = Path(__file__).parents[3] / "nodes" / "prompts"
     scores = not any(model.startswith("openai:") for model in (setup.options.model, setup.options.critic_model))
-    if scores and all(arm.settings.author == "rule" for arm in setup.arms):
+    if scores and all(getattr(arm.settings, "author", "rule") == "rule" for arm in setup.arms):
         return digest([_files_digest(folder / name) for name in SCORING_PROMPTS])
     return digest([_files_digest(folder / name) for name in PROMPT_FOLDERS])
 

@@ -18,7 +18,7 @@ from ...wiring.flags import CommandError
 from .digests import initial_libraries
 from .models import SeedModels
 from .report import print_line
-from .setup import ROLLOUT_STAGES, ProblemSplit, TrainingFreeSetup, shared_model, shared_toolbox, shared_world
+from .setup import ROLLOUT_STAGES, Arm, ProblemSplit, TrainingFreeSetup, shared_model, shared_toolbox, shared_world
 
 __all__ = ["check_arms_build", "check_models", "dry_run"]
 
@@ -201,7 +201,7 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
             add("contrast", compared if writes else 0)
             add("propose", compared if writes and not plain else 0)
             add("consolidate", steps if writes and not plain and s.consolidate in ("model", "cheatsheet") else 0)
-            add("trial", (steps + 1) * s.held_out * s.trial_rollouts * turns if s.accept != "always" and s.held_out else 0)
+            add("trial", 2 * steps * s.held_out * s.trial_rollouts * turns if s.accept != "always" and s.held_out else 0)
             add("test", (steps - 1) * options.test_problems * options.test_rollouts * turns if options.curve else 0)
         add("invent", 1 if arm.library_source == "self-generated" else 0)
         add("test", options.test_problems * options.test_rollouts * turns)
@@ -218,6 +218,17 @@ def _estimate_stages(setup: TrainingFreeSetup, paid_by_stage: Mapping[str, Usage
         read, written = (paid.input_tokens / paid.calls, paid.output_tokens / paid.calls) if paid.calls else typical
         found.append(StageEstimate(name, math.ceil(calls * seeds), read, written))
     return found
+
+
+def _acceptance(setup: TrainingFreeSetup) -> list[tuple[Arm, dict[str, float]]]:
+    """The arms with an accept test, and the probability that it accepts a candidate, by the candidate's true gain."""
+    from ....nodes.update.accept_test import acceptance_rates
+
+    tested = [arm for arm in setup.arms if arm.learns and arm.settings.accept != "always" and arm.settings.held_out]
+    return [
+        (arm, {str(gain): rate for gain, rate in acceptance_rates(arm.settings, arm.settings.held_out).items()})
+        for arm in tested
+    ]
 
 
 def _calls_per_rollout(setup: TrainingFreeSetup, environment: Any) -> int:
@@ -257,9 +268,8 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
             }
             for s in stages
         ]
-        print_line(
-            json.dumps({"folder": str(setup.folder), "stages": rows, "tokens": tokens, "dollars": sum(dollars.values())})
-        )
+        told = {"folder": str(setup.folder), "stages": rows, "tokens": tokens, "dollars": sum(dollars.values())}
+        print_line(json.dumps(told | {"acceptance": {arm.name: rates for arm, rates in _acceptance(setup)}}))
         return 0
     turns = _calls_per_rollout(setup, shared_world(options.env, options.horizon))
     print_line(f"{setup.folder}: no model was asked. If nothing of it were in the cache, the run would take at most about\n")
@@ -268,6 +278,12 @@ def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
         f"\nassumed: {SHARE_COMPARED:.0%} of the groups differ in their rewards and are compared; a rollout is {turns} calls; no run "
         f"stops early; arms share nothing (in truth they share what is the same){measured}"
     )
+    for arm, rates in _acceptance(setup):
+        print_line(
+            f"{arm.name}: the accept test takes a library that is 10 points worse with probability {rates['-0.1']:.0%}, one that is "
+            f"as good with {rates['0.0']:.0%}, one that is 10 points better with {rates['0.1']:.0%} (simulated for "
+            f"{arm.settings.held_out} held-out problems, {arm.settings.trial_rollouts} rollouts each, half of which succeed)"
+        )
     for stage in stages:
         if stage.name not in known:
             print_line(

@@ -94,6 +94,9 @@ def _print_tables(
         print_line(evaluation_tables.table(rows))
         for line in ["", *evaluation_tables.lead_notes(arms)] if len(arms) > 1 else []:
             print_line(line)
+        if not setup.baseline_title:
+            own = setup.arms[0].method
+            print_line(f"\nwhat the lessons are worth: the same command with --compare {own}:empty adds the agent without them")
     for title, seeds in learning.items():
         if any(seeds):
             print_line(f"\n{title}, step by step; train is under the library before the step\n")

@@ -310,9 +310,58 @@ def test_without_insights_nothing_is_asked() -> None:
     assert (out["edits"], out["rulings"], model.asked) == ([], [], [])
 
 
+def test_of_an_empty_library_nothing_is_asked_and_every_insight_is_an_addition() -> None:
+    model = Scripted("{}")
+    out = propose(model, critic()).invoke(group(TWO, insights=[INSIGHT], step=2))
+    assert out["edits"] == [Edit("add", (), INSIGHT, "", ("sum-1",), (1.0, 0.0), 2)]
+    assert model.asked == []
+
+
+def test_who_proposes_sees_the_problem_the_attempts_and_what_speaks_for_and_against_each_lesson() -> None:
+    known = critic("add up", "guess", reference=lambda task: "forty-two")
+    library = known.versions.at("r/0").with_votes([("L0", 4), ("L1", 1), ("L1", -10)]).with_shown_counts(["L1"] * 7)
+    known.versions.put("r/5", library)
+    model = Scripted('{"edits": [{"op": "keep", "id": "L0"}]}')
+    seen = {
+        "library": "r/5",
+        "lesson_rewards": {"": [6.0, 10], "L1": [1.0, 4]},
+        "rejected": ["step 3, worse: add 'guess twice'"],
+    }
+    propose(model, known).invoke(group(TWO, insights=[INSIGHT], votes=[("L0", 1)], summaries=[Summary(0, "It added.")], **seen))
+    for told in (
+        TASK.instruction,
+        "True answer: forty-two",
+        "- [L0] add up\n  (votes: 4 helped, 0 harmed)",
+        "- [L1] guess\n  (votes: 1 helped, 10 harmed; shown in 7 attempts; mean reward 0.25 of 4)",
+        "(all attempts so far: mean reward 0.60 of 10)",
+        "In these attempts: L0 helped.",
+        "Attempt 1 (reward 1):\nIt added.",
+        "Attempt 2 (reward 0):\n> guess",
+        f"- {INSIGHT}",
+        "- step 3, worse: add 'guess twice'",
+    ):
+        assert told in model.prompts[0], told
+
+
+def test_a_lesson_that_is_called_harmful_is_ruled_on_though_nothing_new_was_learned() -> None:
+    known = critic("guess", "add up")
+    silent, ruled = '{"edits": [{"op": "keep", "id": "L1"}]}', '{"edits": [{"op": "delete", "id": "L0", "why": "it misled"}]}'
+    model = Scripted(silent, ruled)
+    out = propose(model, known).invoke(group(TWO, votes=[("L0", -1), ("L1", 1)]))
+    assert [(edit.op, edit.lessons, edit.why) for edit in out["edits"]] == [("delete", ("L0",), "it misled")]
+    assert "Say of each of these what becomes of it, and why: L0." in model.prompts[0]
+    assert "(nothing new)" in model.prompts[0]
+    assert "asked what becomes of L0" in model.prompts[1]
+    never = Scripted(silent)
+    out = propose(never, known).invoke(group(TWO, votes=[("L0", -1)]))
+    assert [(edit.op, edit.lessons) for edit in out["edits"]] == [("keep", ("L1",))]
+    assert "asked what becomes of L0" in out["failures"][0]
+    assert propose(Scripted("{}"), known).invoke(group(TWO, votes=[("L1", 1)]))["edits"] == []
+
+
 def test_what_cannot_be_read_becomes_additions_and_says_so() -> None:
     model = Scripted("I would rather talk about it.")
-    out = propose(model, critic()).invoke(group(TWO, insights=[INSIGHT]))
+    out = propose(model, critic("guess")).invoke(group(TWO, insights=[INSIGHT]))
     assert [(edit.op, edit.text, edit.problems) for edit in out["edits"]] == [("add", INSIGHT, ("sum-1",))]
     assert "added as they are" in out["failures"][0]
     assert len(model.asked) == 3

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.memory.errors import UserError
 from learngraph.memory.library import Library, LibraryVersions
 from learngraph.memory.records import Lesson, Probe, Task
 from learngraph.memory.storage.cache import Cache
+from learngraph.nodes.extract.critic import Critic
 from learngraph.nodes.retrieve.lessons import SameLessonsShown
 from learngraph.nodes.update import accept_test as trial
 from learngraph.nodes.update.accept_test import Accept, CachedProbes, bootstrap, decide_acceptance, differences, fan_out_probes
@@ -73,7 +78,8 @@ def test_the_interval_lies_within_the_values(values: list[float], seed: str) -> 
         ([1, 1, 1, 1], "not-worse", True),
         ([1, 1, 1, 1], "better", True),
         ([0, 0, 0, 1], "better", False),  # better, but it may be chance
-        ([0, 0, 0, 1], "not-worse", True),
+        ([0, 0, 0, 1], "not-worse", False),  # nor is it shown that it is not worse by 0.1
+        ([1, 1, 1, 0], "not-worse", True),
         ([0, 0, 0, 0], "not-worse", True),
         ([0, 0, 0, 0], "better", False),
         ([-1, 0, 0, 0], "not-worse", False),
@@ -85,6 +91,105 @@ def test_rules(new: list[float], rule: Any, takes: bool) -> None:
     # Rewards from 0 to 1; only their differences count.
     made = probes({t: [0.5 + d / 2] for t, d in zip(tasks, new, strict=True)}, {t: [0.5] for t in tasks})
     assert decide_acceptance(trial.accept_test_result(made, NEW, OLD, "s"), rule)[0] is takes
+
+
+def test_the_bound_is_students_by_hand() -> None:
+    """d = (1, 1, 0, 0): mean 0.5, sd sqrt(1/3); t(0.95, 3) = 2.3534, so the bound is 0.5 - 2.3534 * 0.57735 / 2."""
+    (bound,) = trial.lower_bounds(np.array([[1.0, 1.0, 0.0, 0.0]]))
+    assert bound == pytest.approx(0.5 - 2.353363 * 0.577350 / 2, abs=1e-5)
+    assert trial.lower_bounds(np.array([[0.25]])) == 0.25  # one problem says nothing of others
+
+
+def test_a_candidate_must_not_get_worse_on_the_second_split() -> None:
+    new = {"a": [1.0], "b": [1.0], "c": [1.0], "d": [0.0]}
+    made = probes(new, {task: [0.5] for task in new})
+    whole = trial.accept_test_result(made, NEW, OLD, "s")
+    assert whole is not None
+    assert (whole.gain, whole.second) == (0.25, None)
+    split = trial.accept_test_result(made, NEW, OLD, "s", second={"d"})
+    assert split is not None
+    assert (split.gain, split.second, split.problems) == (0.5, -0.5, 3)
+    takes, why = decide_acceptance(split, "not-worse")
+    assert not takes
+    assert "worse on the second split (-0.500)" in why
+    kept = Accept(SameLessonsShown(versions()), second=frozenset("d"))(state(probes=made))
+    assert kept["library"] == OLD
+    assert decide_acceptance(split, "not-worse", margin=0.6)[0]
+    assert trial.split_held_out([Task(c, "?") for c in "abcdefgh"], 0.25) == frozenset("gh")
+    assert trial.split_held_out([Task("a", "?")], 0.25) == frozenset()
+
+
+def test_the_current_library_is_played_afresh_and_pools_what_it_earned_since_it_was_accepted() -> None:
+    tasks = [Task("a", "?"), Task("b", "?")]
+    numbers = [{work["number"] for work in fan_out_probes(tasks, 3)(state(step=step))} for step in range(2)]
+    assert numbers == [{0, 1, 2}, {3, 4, 5}]
+    lost = probes({"a": [0], "b": [0]}, {"a": [1], "b": [0]})
+    first = Accept(SameLessonsShown(versions()))(state(probes=lost))
+    assert sorted((p.task, p.reward) for p in first["incumbent_probes"]) == [("a", 1), ("b", 0)]
+    # Now the current library earns 0 and 0: with its rollouts of before it has 0.5 on a, and 0 on b.
+    again = state(step=1, probes=probes({"a": [1], "b": [1]}, {"a": [0], "b": [0]}), incumbent_probes=first["incumbent_probes"])
+    second = Accept(SameLessonsShown(versions()), "always")(again)
+    assert second["trial"]["gain"] == pytest.approx((0.5 + 1) / 2)
+    assert second["trial"]["current"] == pytest.approx(0.25)
+    assert second["trial"]["pooled"] == 2
+    assert second["incumbent_probes"] == []  # the rollouts by which it won do not count for it
+    failed = [replace(p, error="out of time") if (p.library, p.task) == (OLD, "a") else p for p in lost]
+    assert [p.task for p in Accept(SameLessonsShown(versions()))(state(probes=failed))["incumbent_probes"]] == ["b"]
+
+
+def test_default_settings_accept_a_library_that_is_ten_points_worse_less_than_one_time_in_twenty() -> None:
+    """Played by the accept test itself, on problems of different difficulty: 300 candidates that are worse by 0.1 in the mean."""
+    defaults = TrainingFreeGRPO()
+    tasks = [Task(f"t{n}", "?") for n in range(defaults.held_out)]
+    accept = Accept(
+        SameLessonsShown(versions()),
+        defaults.accept,
+        margin=defaults.margin,
+        second=trial.split_held_out(tasks, defaults.regression_share),
+    )
+    draw = random.Random(0)
+
+    def accepted(gain: float) -> int:
+        ease = {task.id: draw.uniform(0.1, 0.9) for task in tasks}
+        made = [
+            Probe(name, task.id, n, float(draw.random() < ease[task.id] + (gain if name == NEW else 0.0)))
+            for task in tasks
+            for n in range(defaults.trial_rollouts)
+            for name in (NEW, OLD)
+        ]
+        return int(accept(state(probes=made))["accepted"])
+
+    worse, better = (sum(accepted(gain) for _ in range(300)) / 300 for gain in (-0.1, 0.1))
+    assert worse < 0.05
+    assert better > 0.7
+    predicted = trial.acceptance_rates(defaults, defaults.held_out)
+    assert predicted[-0.1] < 0.05
+    assert predicted[0.1] > 0.7
+    assert predicted[-0.1] < predicted[0.0] < predicted[0.1]
+
+
+def test_error_rates_are_those_of_the_settings() -> None:
+    few = trial.acceptance_rates(trial.AcceptSettings(trial_rollouts=1), 20)
+    many = trial.acceptance_rates(trial.AcceptSettings(trial_rollouts=8), 100)
+    assert few[0.1] < 0.5 < 0.98 < many[0.1]
+    assert trial.acceptance_rates(trial.AcceptSettings(accept="always"), 20) == {-0.1: 1.0, 0.0: 1.0, 0.1: 1.0}
+    strict = trial.acceptance_rates(trial.AcceptSettings(accept="better"), 40)
+    assert strict[0.0] < 0.06
+    # By hand: one problem, one rollout, no margin, no second split. Accepted unless the candidate alone fails: 1 - 0.45 * 0.45.
+    one = trial.AcceptSettings(trial_rollouts=1, margin=0.0, regression_share=0.0)
+    assert trial.acceptance_rates(one, 1)[0.1] == pytest.approx(1 - 0.45 * 0.45, abs=0.02)
+
+
+def test_a_candidate_that_tells_the_answer_of_a_held_out_problem_is_not_accepted() -> None:
+    kept = LibraryVersions()
+    kept.put(OLD, Library((Lesson("L0", "look first"),)))
+    kept.put(NEW, Library((Lesson("L0", "look first"), Lesson("L1", "when asked, the answer is 137"))), parent=OLD)
+    known = Critic(kept, bare_answers=lambda task: ("137",))
+    leaks = trial.NewLeaks(kept, known.leak_reason, {"h": Task("h", "?")})
+    found = Accept(SameLessonsShown(kept), leak_reason=leaks)(state(probes=BETTER))
+    assert (found["library"], found["accepted"]) == (OLD, False)
+    assert "tells the answer of h" in found["why"]
+    assert not leaks(OLD, NEW)  # what the current library says is nothing new
 
 
 def test_without_a_test_the_candidate_is_accepted() -> None:
@@ -187,4 +292,4 @@ def test_a_test_in_which_everything_failed_is_an_error() -> None:
     with pytest.raises(UserError, match="accept test: all 4 rollouts failed: the checker is gone"):
         Accept(SameLessonsShown(versions()))(state(probes=lost))
     found = Accept(SameLessonsShown(versions()))(state(probes=[*lost, Probe(NEW, "c", 0, 1.0), Probe(OLD, "c", 0, 0.0)]))
-    assert found["library"] == NEW  # what failed counts as 0 on both sides
+    assert found["trial"]["gain"] == pytest.approx(1 / 3)  # what failed counts as 0 on both sides

@@ -124,7 +124,7 @@ def test_one_call_a_step_sees_edits_and_library_and_merges_them() -> None:
     for told in (
         "sums",
         f"- [L0] {ADD}",
-        "1. add: when done, check again (because: it erred)",
+        "1. add: when done, check again (because: it erred; 2 attempts, mean reward 0.50)",
         "2. modify L0: ",
         "3. add: when f",
     ):
@@ -226,6 +226,7 @@ def test_no_malformed_reply_poisons_the_step(reply: str, how: Any) -> None:  # D
     task = Task("a", "Add 19 and 23.")
     rollouts = [Rollout(f"r/a/{n}", task, n, 1.0 - n, "42", "> 42\n") for n in range(2)]
     state = {"task": task, "run": "r", "step": 0, "library": "r/0", "rollouts": rollouts, "rewards": [1.0, 0.0]}
+    state |= {"votes": [], "summaries": []}
     known = critic(ADD)
     out: Any = propose(Scripted(reply), known).invoke({**state, "insights": [CHECK]})
     assert out["edits"] or out["rulings"] or reply == "[]"  # which says that nothing is to be changed
@@ -427,6 +428,49 @@ def test_a_plain_writer_is_never_asked_to_consolidate() -> None:
 
 
 # Votes
+
+
+def test_a_lesson_with_more_votes_against_than_for_it_is_ruled_on_without_any_edit() -> None:
+    known = critic(ADD, CHECK)
+    comparisons = [Comparison("a", votes=(("L0", -1),)), Comparison("b", votes=(("L0", -1), ("L1", 1)))]
+    evidence = {"lesson_rewards": {"": [3.0, 8], "L0": [1.0, 4]}, "rejected": ["step 0, worse: add 'guess'"]}
+    model = Scripted(plan(), plan({"op": "modify", "id": "L0", "text": DRAW, "from": []}))
+    out = consolidate(model, known, "model").invoke({**step(*comparisons), **evidence})
+    assert known.versions.at(out["candidate"]).lesson("L0").text == DRAW
+    told = model.prompts[0]
+    for line in (
+        f"- [L0] {ADD}\n  (votes: 0 helped, 2 harmed; mean reward 0.25 of 4)",
+        f"- [L1] {CHECK}\n  (votes: 1 helped, 0 harmed)",
+        "L0 harmed in 2 groups; L1 helped in 1 group",
+        "More votes against than for: L0. Say of each what becomes of it, and why.",
+        "step 0, worse: add 'guess'",
+    ):
+        assert line in told, told
+    assert "asked what becomes of L0" in model.prompts[1]
+
+
+@pytest.mark.parametrize(("against", "left"), [(1, ["L0", "L1"]), (2, ["L1"])])
+def test_by_code_a_lesson_goes_that_two_more_found_harmful_than_helpful(against: int, left: list[str]) -> None:
+    comparisons = [Comparison(f"p{n}", votes=(("L0", -1),)) for n in range(against)]
+    for how, model in (("code", Silent()), ("model", Scripted("I cannot say."))):
+        known = critic(ADD, CHECK)
+        made = consolidate(model, known, how).invoke(step(*comparisons))["candidate"]
+        assert [lesson.id for lesson in known.versions.at(made).lessons] == left
+        deleted = [r for r in known.versions.rulings(made) if r.edit.op == "delete"]
+        assert [r.edit.why for r in deleted] == [f"votes: 0 helped, {against} harmed"] * (against - 1)
+
+
+def test_a_step_makes_so_many_changes_at_most_and_the_others_have_a_ruling() -> None:
+    known = replace(critic(ADD), max_step_edits=1)
+    comparisons = [compared("a", add(CHECK)), compared("b", add(DRAW)), compared("c", add(DRAW))]
+    consolidate(Silent(), known, "code").invoke(step(*comparisons))
+    assert texts(known) == [ADD, DRAW], "what most groups ask for comes first"
+    assert [r.reason for r in known.versions.rulings("r/1") if not r.accepted] == ["beyond the 1 change of a step"]
+    assert accounted(known, comparisons)
+    told = replace(critic(ADD), max_step_edits=3)
+    model = Scripted(plan({"op": "add", "text": DRAW, "from": [2, 3]}))
+    consolidate(model, told, "model").invoke(step(*comparisons))
+    assert "at most 3 changes" in model.prompts[0]
 
 
 def test_votes_begin_at_two_and_end_at_none() -> None:
