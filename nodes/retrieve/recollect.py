@@ -24,7 +24,15 @@ from ..act.policies import steps_text
 from ..state import EpisodeChannels, PrecedentChannels
 from .attempts import EpisodePrompt, Layout
 
-__all__ = ["Excerpts", "PrecedentMemory", "PrecedentsPrompt", "Recollect", "key_of"]
+__all__ = [
+    "Excerpts",
+    "PrecedentMemory",
+    "PrecedentsPrompt",
+    "Recollect",
+    "SituationExcerpts",
+    "key_of",
+    "without_zero_rewards",
+]
 
 
 _LAYOUT = Layout()
@@ -70,30 +78,27 @@ class Excerpts:
     """Tokens of a text."""
     max_tokens: int = 2**31
     """Greatest number of tokens of all precedents together."""
-    max_following_steps: int = 8
-    """Greatest number of steps shown after the past action."""
-    clip: int = 400
-    """Greatest number of characters of a past state."""
+    max_following_steps: int | None = 8
+    """Greatest number of steps shown after the past action; None: all."""
+    clip: int | None = 400
+    """Greatest number of characters of a past state; None: all."""
     _sizes: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Tokens by text: the same neighbours are found many times."""
 
-    def __call__(self, precedents: Sequence[Precedent]) -> str:
-        """The text of the precedents; empty without any, or without room for one."""
-        return self._fitting(precedents)[1]
+    def __call__(self, precedents: Sequence[Precedent], task: Task | None = None) -> str:
+        """The text of the precedents for a reader with this task; empty without any, or without room for one."""
+        return self._fitting(precedents, task)[1]
 
-    def fitting_precedents(self, precedents: Sequence[Precedent]) -> list[Precedent]:
+    def fitting_precedents(self, precedents: Sequence[Precedent], task: Task | None = None) -> list[Precedent]:
         """Those of the precedents that fit."""
-        return list(precedents[: self._fitting(precedents)[0]])
+        return list(precedents[: self._fitting(precedents, task)[0]])
 
-    def _fitting(self, precedents: Sequence[Precedent]) -> tuple[int, str]:
+    def _fitting(self, precedents: Sequence[Precedent], task: Task | None) -> tuple[int, str]:
         """The number of precedents that fit, and their text."""
-        forms = (
-            (self.max_following_steps, self.clip),
-            (self.max_following_steps // 2, self.clip),
-            (1, self.clip),
-            (0, self.clip // 4),
-        )
-        layouts = [[self._one(n, p, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
+        few = 8 if self.max_following_steps is None else min(self.max_following_steps, 8)
+        short = 400 if self.clip is None else min(self.clip, 400)
+        forms = ((self.max_following_steps, self.clip), (few // 2, self.clip), (1, self.clip), (0, short // 4))
+        layouts = [[self.describe(n, p, task, rest, clip) for n, p in enumerate(precedents, 1)] for rest, clip in forms]
         for some in range(len(precedents), 0, -1):
             for texts in layouts:
                 if sum(map(self._size, texts[:some])) <= self.max_tokens:
@@ -109,13 +114,75 @@ class Excerpts:
             size = self._sizes[text] = self.count_tokens(text) + 1
         return size
 
-    def _one(self, number: int, precedent: Precedent, rest: int, clip: int) -> str:
+    def describe(self, number: int, precedent: Precedent, task: Task | None, rest: int | None, clip: int | None) -> str:
+        """The text of one precedent, with `rest` of the steps that followed and `clip` characters of its state (None: all)."""
         trajectory = self.memory.trajectory(precedent.trajectory)
-        step, *after = trajectory.transitions[precedent.step : precedent.step + 1 + rest]
-        state = step.state if len(step.state) <= clip else step.state[:clip].rstrip() + "…"
-        steps = steps_text([replace(step, state=state)]) + _LAYOUT.steps(after)  # of later states, their first lines
+        step, *after = trajectory.transitions[precedent.step : rest if rest is None else precedent.step + 1 + rest]
+        steps = steps_text([replace(step, state=_shorten(step.state, clip))]) + _LAYOUT.steps(after)  # later: their first lines
         outcome = {True: " success", False: " failure", None: ""}[precedent.success]
         return f"Experience {number}:{outcome}\n{steps}{_LAYOUT.total(trajectory)}"
+
+
+@dataclass(frozen=True)
+class SituationExcerpts(Excerpts):
+    """Lay out precedents for models that chat: with task, earlier steps and outcome, and what was read in place of states.
+
+    Earlier situation 1 (another task: put a plate in the fridge; step 3 of 6; the attempt succeeded, total reward 1; similarity 0.64)
+    Done before it: go to shelf 1; take plate 1 from shelf 1
+    door black                    the rest in the layout of steps, without rewards of 0
+    > mist
+    What followed:
+    gate troll
+    > lamp
+    """
+
+    layout: Layout = _LAYOUT
+    """The layout of the steps."""
+
+    def describe(self, number: int, precedent: Precedent, task: Task | None, rest: int | None, clip: int | None) -> str:
+        """The text of one precedent. `clip` is for each observation; with None, earlier steps are shown whole as well."""
+        trajectory = self.memory.trajectory(precedent.trajectory)
+        steps, at = trajectory.transitions, precedent.step
+        after = steps[at + 1 : rest if rest is None else at + 1 + rest]
+        left = len(steps) - at - 1 - len(after)
+        if clip is None:
+            before = f"The steps before it:\n{self._steps(steps[:at], clip)}The situation:\n" if at else ""
+        else:
+            before = f"Done before it: {'; '.join(' '.join(step.action.split()) for step in steps[:at])}\n" if at else ""
+        return (
+            f"Earlier situation {number} ({_whose_task(trajectory.task, task)}; step {at + 1} of {len(steps)}; "
+            f"{_outcome(precedent, trajectory)}; similarity {precedent.similarity:.2f})\n{before}"
+            f"{self._steps(steps[at : at + 1], clip)}"
+            + (f"What followed:\n{self._steps(after, clip)}" if after else "")
+            + (f"({left} more step{'s' * (left != 1)})\n" if left else "")
+            + "\n"
+        )
+
+    def _steps(self, steps: Sequence[Transition], clip: int | None) -> str:
+        shown = [replace(step, state=_shorten(step.observation_text, clip), observation="") for step in steps]
+        return self.layout.steps(without_zero_rewards(shown))
+
+
+def without_zero_rewards(steps: Sequence[Transition]) -> list[Transition]:
+    """The steps, with rewards of 0 left out, for readers who know that a step without a reward earned nothing."""
+    return [replace(step, reward=step.reward or None) for step in steps]
+
+
+def _shorten(text: str, length: int | None) -> str:
+    return text if length is None or len(text) <= length else text[:length].rstrip() + "…"
+
+
+def _whose_task(then: Task, now: Task | None) -> str:
+    """The task of an earlier situation, for a reader with the task `now`."""
+    if now is not None and then.instruction == now.instruction:
+        return "this very task" if (then.id, then.seed) == (now.id, now.seed) else "a task of the same words in another place"
+    return f"another task: {' '.join(then.instruction.split())}"
+
+
+def _outcome(precedent: Precedent, trajectory: Trajectory) -> str:
+    total = "" if trajectory.value is None else f"total reward {trajectory.value:g}"
+    word = {True: "the attempt succeeded", False: "the attempt did not succeed", None: ""}[precedent.success]
+    return ", ".join(filter(None, (word, total))) or "its end is unknown"
 
 
 class RecollectState(EpisodeChannels, PrecedentChannels):
@@ -167,7 +234,7 @@ class Recollect:
             before=(state["run"], state["episode"]),
         )
         if self.excerpts is not None:
-            found = self.excerpts.fitting_precedents(found)
+            found = self.excerpts.fitting_precedents(found, state["task"])
         used = [*state["used"], *(precedent.trajectory for precedent in found)]
         return {"precedents": found, "used": list(dict.fromkeys(used))}
 
@@ -178,6 +245,6 @@ class PrecedentsPrompt(EpisodePrompt):
 
     excerpts: Excerpts
 
-    def text_before(self, state: PrecedentChannels) -> str:  # type: ignore[override]
+    def text_before(self, state: RecollectState) -> str:  # type: ignore[override]
         """The text of the precedents."""
-        return self.excerpts(state["precedents"])
+        return self.excerpts(state["precedents"], state["task"])

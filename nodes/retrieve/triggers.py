@@ -16,7 +16,7 @@ last strategy was written (or since its start). Each is a pure function; `CheckT
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -27,9 +27,20 @@ from ..act.episode import Environment
 from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
 from .recollect import PrecedentMemory, key_of
 
-__all__ = ["CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
+__all__ = ["REASONS", "CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
 
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
+
+
+REASONS: Mapping[Trigger, str] = {
+    "vote": "the agent itself asks for advice",
+    "stalled": "its last steps earned nothing and led to nothing new",
+    "repeated": "it was in this situation before",
+    "refused": "the world did not understand its last action, or does not list the one that it drafted",
+    "drift": "the situation has little in common with the one that the strategy was written for",
+    "subgoal": "its last step earned something, so that something else is due now",
+}
+"""Trigger -> the reason for asking memory, in words for prompts."""
 
 
 class DraftedActionState(EpisodeChannels, ChoiceChannels, StrategyChannels, DraftChannels):

@@ -21,7 +21,8 @@ from ..act.episode import Environment
 from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
-from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of
+from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
+from ..retrieve.triggers import REASONS
 from ..state import DraftChannels, EpisodeChannels, PrecedentChannels, StrategyChannels
 
 __all__ = [
@@ -65,11 +66,16 @@ class StrategyWriter:
     window: int
     """Tokens of the longest prompt and its reply together, without the chat template."""
     prompt: Prompt
-    """Needs $instruction, $experiences, $steps and $observation (`adamem/strategy`, `adamem/line`, `adamem/ungrounded`)."""
+    """May have $instruction, $experiences, $steps, $observation, $now, $admissible and $doubt (`adamem/strategy`, `adamem/line`,
+    `adamem/ungrounded`)."""
     needs_marker: bool = True
     """True: the advice has to stand after `Strategy:`; False for a model that continues a prompt which ends with that word."""
     recent: int | None = None
     """Greatest number of steps of the episode; None: as many as fit."""
+    doubt: Prompt | None = None
+    """The text for $doubt, with $strategy, $draft and $reasons (`adamem/doubt`), where memory is asked because of a draft."""
+    admissible: Prompt | None = None
+    """The text for $admissible, with $actions (`act/admissible`, `act/suggested`), where actions are listed."""
 
     @property
     def max_strategy_tokens(self) -> int:
@@ -82,19 +88,48 @@ class StrategyWriter:
         Raises:
             ContextError: task, precedents and observation alone do not fit the window.
         """
-        instruction, observation = state["task"].instruction, state["observation"].text
-        experiences = self.excerpts(state["precedents"])
+        values = {
+            "instruction": state["task"].instruction,
+            "experiences": self.excerpts(state["precedents"], state["task"]),
+            "observation": state["observation"].text,
+            "now": self._place_in_episode(state),
+            "admissible": self._admissible_actions(state),
+            "doubt": self._doubt(state),
+        }
         around = "".join(template.template for _, template in self.prompt.parts)
-        frame = f"{around}{instruction}\n{experiences}{observation}\n"
+        used = {name: value for name, value in values.items() if name in self.prompt.placeholders}
+        frame = "\n".join([around, *used.values()])
         room = self.window - self.max_strategy_tokens
         past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
+        if self.admissible is not None:  # for a model that chats, whose prompt says so
+            past = without_zero_rewards(past)
         steps = fit_steps(past, self.layout, frame, self.count, room)
         if steps is None:
             raise ContextError(
                 f"task {state['task'].id}, its precedents and the present state take {self.count(frame)} tokens, and there is "
                 f"room for {room}; use a model with a larger window"
             )
-        return self.prompt.messages(instruction=instruction, experiences=experiences, steps=steps, observation=observation)
+        return self.prompt.messages(steps=steps, **used)
+
+    def _place_in_episode(self, state: State) -> str:
+        """The number of the step to come, and how many there may be at most."""
+        horizon = getattr(self.environment, "horizon", None)
+        return f"step {state.get('step', 0) + 1}" + (f" of at most {horizon}" if horizon else "")
+
+    def _admissible_actions(self, state: State) -> str:
+        actions = state["observation"].actions
+        if self.admissible is None or not actions:
+            return ""
+        return text(self.admissible.messages(actions="\n".join(f"- {action}" for action in actions))[0])
+
+    def _doubt(self, state: State) -> str:
+        """The strategy in force, the draft, and why memory is asked; empty where no draft was made."""
+        if self.doubt is None or not state.get("reasons"):
+            return ""
+        strategy = state.get("strategy")
+        told = f"{strategy.text} (written at step {strategy.step + 1})" if strategy else "none"
+        reasons = "; ".join(REASONS[reason] for reason in state["reasons"])
+        return text(self.doubt.messages(strategy=told, draft=state["tentative"], reasons=reasons)[0]) + "\n"
 
     def state_update(self, state: State, advice: str, reply: str, author: Literal["model", "rule"]) -> NewStrategy:
         """The channels that a new strategy changes."""
@@ -120,7 +155,7 @@ def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path 
         thought, *marked = re.split(_MARK, text(reply))
         if writer.needs_marker and not marked:
             raise Unreadable(f"asked for a line 'Strategy: ...', got {text(reply)[-80:]!r}")
-        advice = _one_line(marked[-1] if marked else thought)
+        advice = _one_line(re.split(r"</strategy>", marked[-1] if marked else thought, flags=re.IGNORECASE)[0])
         if not advice or writer.count(advice) > writer.max_strategy_tokens:
             raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")
         return writer.state_update(state, "" if advice.lower() == "nothing" else advice, text(reply), "model")
@@ -131,7 +166,7 @@ def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path 
     return Ask(writer.prompt.name, model, writer.messages, read, Prompt.load("ask/again", prompts), on_bad_reply=on_bad_reply)
 
 
-_MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*", re.MULTILINE | re.IGNORECASE)
+_MARK = re.compile(r"^[ \t*_#]*strategy[ \t*_]*:[ \t*_]*|<strategy>", re.MULTILINE | re.IGNORECASE)
 
 
 def _one_line(advice: str) -> str:
