@@ -127,7 +127,7 @@ class AdaMEMState(
 
 @dataclass(frozen=True)
 class AdaMEM:
-    """Hyper-parameters. `paper_low` and `paper_high`: the published settings, with Jaccard for its embedder and `followup_steps` ours."""
+    """Hyper-parameters. `paper_low` and `paper_high`: the published settings, with Jaccard for its embedder."""
 
     # The mode, and who writes
     mode: Literal["high", "low", "max", "raw", "no-precedents"] = "low"
@@ -180,8 +180,10 @@ class AdaMEM:
     """True if the runs of all seeds share one memory; they are then played in turn."""
 
     # Prompts and the choice among scored actions
-    followup_steps: int = 8
-    """Steps shown of those that followed a precedent. Paper: all."""
+    followup_steps: int | None = 8
+    """Steps shown of those that followed a precedent; None: all, as in the paper."""
+    max_state_chars: int | None = 1500
+    """Characters of a precedent's observations (400 for a scoring model); None, as in the paper: all, and all steps before it."""
     history_steps: int | None = field(default=None, metadata=SHARED)
     """Earlier steps of the episode in prompts; None: as many as fit. Paper: all."""
     temperature: float = field(default=1.0, metadata=SHARED)
@@ -206,7 +208,7 @@ class AdaMEM:
     def paper_low(cls) -> AdaMEM:
         """The published low mode: one success, found by the whole prompt at any similarity, in a bank that stays as it is."""
         memory = cls(retrieval_key="whole", min_similarity=0.0, max_per_trajectory=0, distinct=False, online=False)
-        return replace(memory, k=1, outcomes="success")
+        return replace(memory, k=1, outcomes="success", followup_steps=None, max_state_chars=None)
 
     @classmethod
     def paper_high(cls) -> AdaMEM:
@@ -345,25 +347,22 @@ def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mo
 
 def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes from a situation to candidates, as far as the mode's drawing has them."""
-    excerpts = Excerpts(memory, parts.count_tokens, parts.max_prompt_tokens // 2, settings.followup_steps)
     running: dict[str, Any] = {**parts.prompt_arguments(), "max_steps": settings.history_steps}
+    places = memory, parts.environment, parts.journal
+    excerpts = parts.excerpts(memory, settings.followup_steps, settings.max_state_chars)
     view = PrecedentsPrompt(excerpts=excerpts, **running) if mode.shows_precedents else StrategyPrompt(**running)
     makers: dict[str, Callable[[], Node]] = {
         "consider": lambda: parts.acting_policy(StrategyPrompt(**running), mode.draft),
         "draft": lambda: Choose(settings.temperature),
         "decide": lambda: CheckTriggers(
-            memory,
-            parts.environment,
-            parts.journal,
+            *places,
             triggers=settings.triggers,
             min_confidence=settings.min_confidence,
             stall_steps=settings.stall_steps,
             min_key_similarity=settings.drift_threshold,
         ),
         "recollect": lambda: Recollect(
-            memory,
-            parts.environment,
-            parts.journal,
+            *places,
             k=settings.k,
             kind=settings.outcomes,
             min_similarity=settings.min_similarity,
@@ -381,22 +380,18 @@ def _deciding_nodes(parts: MethodInputs, settings: AdaMEM, memory: Trajectories,
 
 
 def _synthesize(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, excerpts: Excerpts, prompt: str) -> Node:
-    """The node that writes strategies.
-
-    A scoring model continues a prompt that ends with `Strategy:`. A model that writes is asked for a line that begins so.
-    """
+    """The node that writes strategies. A scoring model continues a prompt that ends with `Strategy:`; others write that line."""
     writes = parts.make_writing_policy is not None
     writer = StrategyWriter(
-        memory=memory,
-        environment=parts.environment,
-        journal=parts.journal,
-        excerpts=excerpts,
+        *(memory, parts.environment, parts.journal, excerpts),
         layout=parts.prompt_arguments()["layout"],
         count=parts.count_tokens,
         window=parts.max_prompt_tokens,
         prompt=Prompt.load(prompt if writes else "adamem/line", parts.prompts),
         needs_marker=writes,
         recent=settings.history_steps,
+        doubt=Prompt.load("adamem/doubt", parts.prompts),
+        admissible=parts.admissible_prompt(),
     )
     if settings.author == "rule":
         return RecallStrategy(writer)

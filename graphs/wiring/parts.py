@@ -19,7 +19,7 @@ from ...memory.errors import UserError
 from ...memory.experiences import TrajectoryStore
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
-from ...nodes.act.episode import Environment
+from ...nodes.act.episode import Environment, takes_unlisted_actions
 from ...nodes.act.policies import (
     LocalPolicy,
     PromptView,
@@ -34,6 +34,7 @@ from ...nodes.evaluate.judge import EnvironmentJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import EpisodePrompt, Layout
 from ...nodes.retrieve.chat_layout import MAX_OBSERVATION_TOKENS, ChatLayout
+from ...nodes.retrieve.recollect import Excerpts, PrecedentMemory, SituationExcerpts
 from .banks import load_bank, reaches_return
 from .flow import Node
 
@@ -190,7 +191,7 @@ class MethodInputs:
         """
         prompts = more.get("prompts")
         read = None if stepwise else getattr(environment, "read", None)
-        free_text = bool(getattr(environment, "free_text", hasattr(environment, "read")))
+        free_text = takes_unlisted_actions(environment)
 
         def write(view: PromptView, style: WritingStyle = _PLAIN) -> Node:
             by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1
@@ -330,6 +331,27 @@ class MethodInputs:
         in_bank = reaches_return(self.bank_success_threshold(given))
         in_run = reaches_return(self.success_threshold(given))
         return lambda attempt: (in_bank if attempt.id in ids else in_run)(attempt)
+
+    def excerpts(self, memory: PrecedentMemory, following_steps: int | None, max_state_chars: int | None) -> Excerpts:
+        """The layout of remembered steps in prompts, as suits the model; all of them take half the prompt at most.
+
+        Args:
+            memory: holds the steps.
+            following_steps: steps shown of those that followed one; None: all.
+            max_state_chars: characters of a past state, at most 400 for a model that only scores; None: all.
+        """
+        room = self.max_prompt_tokens // 2
+        if self.make_writing_policy is None:
+            return Excerpts(memory, self.count_tokens, room, following_steps, min(max_state_chars or 400, 400))
+        layout = self.prompt_arguments()["layout"]
+        return SituationExcerpts(memory, self.count_tokens, room, following_steps, max_state_chars, layout=layout)
+
+    def admissible_prompt(self) -> Prompt | None:
+        """The text with which prompts list the admissible actions; None where they do not, or the world lists none."""
+        if self.make_writing_policy is None:
+            return None
+        name = "act/suggested" if takes_unlisted_actions(self.environment) else "act/admissible"
+        return Prompt.load(name, self.prompts)
 
     @property
     def max_prompt_tokens(self) -> int:

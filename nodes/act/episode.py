@@ -201,3 +201,9 @@ def build_trajectory(state: FinishedEpisode, environment: Environment, journal: 
         used=tuple(state.get("used", ())),
         last_observation=state["observation"].text if steps else "",
     )
+
+
+def takes_unlisted_actions(environment: Environment) -> bool:
+    """True if a model may write actions that the world does not list: it takes any text, and its list is not complete."""
+    free_text = bool(getattr(environment, "free_text", hasattr(environment, "read")))
+    return free_text and not getattr(environment, "lists_all_actions", False)

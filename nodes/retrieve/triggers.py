@@ -23,11 +23,20 @@ from typing import Any, ClassVar, Literal
 from ...memory.records import Candidate, Transition
 from ...memory.search.similarity import jaccard, shingles
 from ...memory.storage.journal import Journal
-from ..act.episode import Environment
+from ..act.episode import Environment, takes_unlisted_actions
 from ..state import ChoiceChannels, DraftChannels, EpisodeChannels, StrategyChannels
 from .recollect import PrecedentMemory, key_of
 
-__all__ = ["REASONS", "CheckTriggers", "DraftedActionState", "Trigger", "is_hesitant", "is_repeated", "is_stalled", "route_memory_request"]
+__all__ = [
+    "REASONS",
+    "CheckTriggers",
+    "DraftedActionState",
+    "Trigger",
+    "is_hesitant",
+    "is_repeated",
+    "is_stalled",
+    "route_memory_request",
+]
 
 Trigger = Literal["vote", "stalled", "repeated", "refused", "drift", "subgoal"]
 
@@ -110,9 +119,8 @@ class CheckTriggers:
 
     def _is_refused(self, state: DraftedActionState) -> bool:
         shown, refused = state["observation"], getattr(self.environment, "is_refused", None)
-        free = getattr(self.environment, "free_text", False)  # the world understands more than it lists
         listed = not shown.actions or state["action"] in shown.actions
-        return (refused is not None and refused(shown)) or not (listed or free)
+        return (refused is not None and refused(shown)) or not (listed or takes_unlisted_actions(self.environment))
 
     def _has_drifted(self, state: DraftedActionState) -> bool:
         strategy = state["strategy"]

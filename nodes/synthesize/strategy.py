@@ -101,7 +101,7 @@ class StrategyWriter:
         frame = "\n".join([around, *used.values()])
         room = self.window - self.max_strategy_tokens
         past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
-        if self.admissible is not None:  # for a model that chats, whose prompt says so
+        if "now" in used:  # such a prompt is for models that chat, and says that a step without a reward earned nothing
             past = without_zero_rewards(past)
         steps = fit_steps(past, self.layout, frame, self.count, room)
         if steps is None:
@@ -109,6 +109,8 @@ class StrategyWriter:
                 f"task {state['task'].id}, its precedents and the present state take {self.count(frame)} tokens, and there is "
                 f"room for {room}; use a model with a larger window"
             )
+        if "now" in used:
+            steps = steps or "none\n"
         return self.prompt.messages(steps=steps, **used)
 
     def _place_in_episode(self, state: State) -> str:

@@ -49,9 +49,9 @@ class Chat(BaseChatModel):
         return "scripted"
 
     def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> ChatResult:
-        system, user = str(messages[0].content), str(messages[1].content)
-        mark = re.search(r"^(Memory|Refresh): yes or no$", system, re.MULTILINE)
-        if "Strategy: ..." in system:
+        user = str(messages[1].content)
+        mark = re.search(r"^(Memory|Refresh): yes or no$", user, re.MULTILINE)
+        if "- if ... : ..." in user:
             kind, reply = "strategy", f"Both are doors.\nStrategy: {self.advice}"
         else:
             shown = re.findall(r"^(?:door|gate|fork|chest|exit) \w+$", user, re.MULTILINE)[-1]
@@ -101,7 +101,7 @@ def test_high_drops_the_strategy_after_its_action_and_never_shows_the_experience
     _, rows = play(AdaMEM(mode="high", bank=bank), chat)
     for kind, prompt in chat.asked:
         assert (f"Strategy: {ADVICE.rstrip('.')}" in prompt) == (kind == "act")
-        assert ("Experience 1: success" in prompt) == (kind == "strategy")
+        assert ("Earlier situation 1 (this very task" in prompt) == (kind == "strategy")
     for n, row in enumerate(rows):
         assert row["tentative"] == row["action"]
         if n % 2:
@@ -133,7 +133,7 @@ def test_the_other_modes_ask_the_same_at_every_step(mode: Any, each: list[str], 
     assert chat.kinds() == each * out["step"]
     for kind, prompt in chat.asked:
         shown = "strategy" if mode == "max" else "act" if mode == "raw" else ""
-        assert ("Experience 1: success" in prompt) == (kind == shown)
+        assert ("Earlier situation 1 (this very task" in prompt) == (kind == shown)
 
 
 @pytest.mark.parametrize("mode", ["high", "low", "max"])
@@ -308,6 +308,7 @@ def test_modes_are_separate_graphs_and_presets_name_them() -> None:
     assert "propose" in drawn["raw"]
     assert "synthesize" not in drawn["raw"]
     paper = AdaMEM.paper_high()
+    assert (paper.followup_steps, paper.max_state_chars) == (None, None), "the whole state, and all that followed"
     assert (paper.k, paper.outcomes, paper.min_similarity, paper.retrieval_key, paper.online) == (
         1,
         "success",

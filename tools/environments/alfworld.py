@@ -104,6 +104,8 @@ class AlfWorld:
 
     free_text = True
     """Any text may be an action, also one that is not listed."""
+    lists_all_actions = True
+    """No other text but `help` does anything: a model that writes one is asked again before a step is lost."""
     solved: float = 1.0
     """Lowest score that counts as solved."""
 

@@ -15,7 +15,7 @@ from learngraph.memory.records import Candidate, Observation, Precedent, Strateg
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.retrieve.attempts import ContextError, Layout
-from learngraph.nodes.retrieve.recollect import Excerpts
+from learngraph.nodes.retrieve.recollect import Excerpts, SituationExcerpts
 from learngraph.nodes.retrieve.triggers import CheckTriggers, is_hesitant, is_repeated, is_stalled
 from learngraph.nodes.synthesize.strategy import (
     StrategyPrompt,
@@ -165,6 +165,81 @@ def test_experiences_stand_in_prompts_with_state_action_rest_and_outcome() -> No
         "room 7 with many things in it\n> move 7\n= 0.25\ntotal 2\n"
     )
     assert Excerpts(Bank(LONG), max_following_steps=0)([Precedent("a/0", 7, 0.9, None)]).startswith("Experience 1:\nroom 7")
+
+
+HELD = Trajectory(
+    "b/0",
+    Task("u", "put a mug in the safe", 7),
+    (
+        Transition("shelf: mug 1", "take mug 1", 0.0, "You see a shelf. On it is a mug."),
+        Transition("have mug 1", "go to safe 1", 0.0, "You take the mug. It is chipped."),
+        Transition("safe 1 closed", "open safe 1", 0.5),
+        Transition("safe 1 open", "put mug 1 in safe 1", 0.5),
+    ),
+)
+
+
+def test_models_that_chat_are_told_the_task_the_way_there_and_the_end() -> None:
+    excerpts = SituationExcerpts(Bank(HELD), max_following_steps=1, layout=Layout(clip=None))
+    assert excerpts([Precedent("b/0", 1, 0.456, True)], TASK) == (
+        "Earlier situation 1 (another task: put a mug in the safe; step 2 of 4; the attempt succeeded, total reward 1; "
+        "similarity 0.46)\nDone before it: take mug 1\nYou take the mug. It is chipped.\n> go to safe 1\n"
+        "What followed:\nsafe 1 closed\n> open safe 1\n= 0.5\n(1 more step)\n\n"
+    )
+    (failed,) = [excerpts([Precedent("b/0", 0, 1.0, False)], HELD.task)]
+    assert failed.startswith("Earlier situation 1 (this very task; step 1 of 4; the attempt did not succeed, total reward 1;")
+    assert "Done before" not in failed
+    elsewhere = Task("u", HELD.task.instruction, 8)
+    assert "(a task of the same words in another place;" in excerpts([Precedent("b/0", 0, 1.0)], elsewhere)
+
+
+def test_the_whole_state_of_the_paper_has_its_history_and_all_that_followed() -> None:
+    told = SituationExcerpts(Bank(HELD), max_following_steps=None, clip=None, layout=Layout(clip=None))(
+        [Precedent("b/0", 2, 1.0, True)], TASK
+    )
+    assert "The steps before it:\nYou see a shelf. On it is a mug.\n> take mug 1\nYou take the mug. It is chipped." in told
+    assert told.endswith(
+        "The situation:\nsafe 1 closed\n> open safe 1\n= 0.5\nWhat followed:\nsafe 1 open\n> put mug 1 in safe 1\n= 0.5\n\n"
+    )
+    assert "= 0\n" not in told
+
+
+def test_the_writer_is_told_where_the_agent_is_what_it_may_do_and_why_it_asks() -> None:
+    bank = Bank(HELD)
+    excerpts = SituationExcerpts(bank, layout=Layout(clip=None))
+    writer = StrategyWriter(
+        memory=bank,
+        environment=World(),
+        journal=Journal(),
+        excerpts=excerpts,
+        layout=Layout(clip=None),
+        count=len,
+        window=50_000,
+        prompt=Prompt.load("adamem/strategy"),
+        doubt=Prompt.load("adamem/doubt"),
+        admissible=Prompt.load("act/admissible"),
+    )
+    found = [Precedent("b/0", 1, 0.9, True)]
+    state = situation(writer.journal, step("a"), step("b", reward=1.0), precedents=found, reasons=[], tentative=None)
+    system, user = (message.text for message in writer.messages(state))
+    assert "Reward" not in system
+    now = user.index("# The present situation")
+    assert user.index("Earlier situation 1") < now < user.index(f"Task: {TASK.instruction}")
+    assert "Steps taken so far:\na\n> x\nb\n> x\n= 1\n" in user, "rewards of 0 are left out"
+    assert "Now, step 3 of at most 10, the agent sees:\nhere\n" in user
+    assert "The world understands only these actions; use their exact words:\n- mist\n- fern\n" in user
+    assert "draft" not in user
+    again = {**state, "reasons": ["vote", "repeated"], "tentative": "fern", "strategy": Strategy("try mist", step=1)}
+    user = writer.messages(again)[1].text
+    assert (
+        "Its strategy so far: try mist (written at step 2)\nIts draft of the next action, not carried out yet: fern\n" in user
+    )
+    assert "Why memory is asked: the agent itself asks for advice; it was in this situation before.\n" in user
+
+
+def test_a_strategy_may_stand_in_tags_or_below_its_mark() -> None:
+    for said in ("hm\n<strategy>\n- if a: b\n- if c: d\n</strategy>", "hm\nStrategy:\n- if a: b\n- if c: d"):
+        assert replies(writing(2_000, LONG), said)["strategy"].text == "if a: b. if c: d"
 
 
 @given(room=st.integers(0, 900), count=st.integers(0, 4))

@@ -19,7 +19,7 @@ import pytest
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Observation, Task
-from learngraph.nodes.act.episode import replay_actions
+from learngraph.nodes.act.episode import replay_actions, takes_unlisted_actions
 from learngraph.nodes.extract.rollouts import max_score
 from learngraph.tools.environments.alfworld import SPLITS, TASK_TYPES, AlfWorld
 from learngraph.tools.environments.catalogue import open_environment
@@ -183,6 +183,10 @@ def test_what_a_walkthrough_is_too_long_for_is_no_optimum(tree: Path) -> None:
     task = short.task(0)
     assert (short.optimum(task), short.knows_optimum(task)) == (0.0, False)
     assert max_score(short, task) == 1.0
+
+
+def test_its_list_of_actions_is_complete() -> None:
+    assert not takes_unlisted_actions(AlfWorld())
 
 
 def test_the_abstract_state_does_not_depend_on_order() -> None:
