@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,12 @@ FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """Method -> setting -> what it was, by default or for want of it, in folders whose settings have no `margin`. A run's settings
 record names the last three only where they are not 0."""
 
+NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
+    "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)}
+}
+"""Method -> setting -> (its default in versions that lack one of these settings, or None; today's). A run of such a version goes on
+with today's default, as it does with today's comparison of states, whose scale differs."""
+
 DIGESTS: Mapping[str, str] = {"0a66e803a722ee81": "66696dadfd1d334e", "76d0c07178537b18": "24e148dd8c1db270"}
 """Old digest of a file -> today's. The pocket model's was once taken over its card, too, which is prose; that of the prompts over
 all of them, also where actions are scored and two are read, which have not changed."""
@@ -133,14 +140,32 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 def with_todays_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by today's names."""
-    return _rename(settings, OPTIONS, METHODS, SETTINGS, VALUES, DIGESTS)
+    renamed = _rename(settings, OPTIONS, METHODS, SETTINGS, VALUES, DIGESTS)
+    for fields, new in _method_defaults(renamed):
+        if not new.keys() <= fields.keys():
+            fields |= {name: today for name, (former, today) in new.items() if fields.get(name) == former}
+    return renamed
+
+
+def _method_defaults(settings: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]]:
+    """The settings of each method, to be changed in place, with its `NEW_DEFAULTS`."""
+    for method, fields in (settings.get("methods") or {}).items():
+        if new := NEW_DEFAULTS.get(method.partition(":")[0]):
+            yield fields, new
 
 
 def with_first_names(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run folder, by the names that the first version gave them."""
     names = {method: _swap(renamed) for method, renamed in SETTINGS.items()}
     values = {method: {name: _swap(renamed) for name, renamed in fields.items()} for method, fields in VALUES.items()}
-    return _rename(settings, _swap(OPTIONS), _swap(METHODS), names, values, _swap(DIGESTS))
+    former_settings = deepcopy(dict(settings))
+    for fields, new in _method_defaults(former_settings):
+        for name, (former, today) in new.items():
+            if fields.get(name) == today:
+                fields[name] = former
+            if fields.get(name) is None:
+                fields.pop(name, None)
+    return _rename(former_settings, _swap(OPTIONS), _swap(METHODS), names, values, _swap(DIGESTS))
 
 
 def run_stem(folder: Path, method: str, seed: int) -> str:

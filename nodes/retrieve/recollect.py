@@ -129,11 +129,10 @@ class SituationExcerpts(Excerpts):
 
     Earlier situation 1 (another task: put a plate in the fridge; step 3 of 6; the attempt succeeded, total reward 1; similarity 0.64)
     Done before it: go to shelf 1; take plate 1 from shelf 1
-    door black                    the rest in the layout of steps, without rewards of 0
-    > mist
-    What followed:
-    gate troll
-    > lamp
+    Step 3. You saw:              from here on in the layout of steps, without rewards of 0
+    door black
+    Action: mist
+    Step 4. …
     """
 
     layout: Layout = _LAYOUT
@@ -146,21 +145,20 @@ class SituationExcerpts(Excerpts):
         after = steps[at + 1 : rest if rest is None else at + 1 + rest]
         left = len(steps) - at - 1 - len(after)
         if clip is None:
-            before = f"The steps before it:\n{self._steps(steps[:at], clip)}The situation:\n" if at else ""
+            before = ""
         else:
             before = f"Done before it: {'; '.join(' '.join(step.action.split()) for step in steps[:at])}\n" if at else ""
         return (
             f"Earlier situation {number} ({_whose_task(trajectory.task, task)}; step {at + 1} of {len(steps)}; "
             f"{_outcome(precedent, trajectory)}; similarity {precedent.similarity:.2f})\n{before}"
-            f"{self._steps(steps[at : at + 1], clip)}"
-            + (f"What followed:\n{self._steps(after, clip)}" if after else "")
+            f"{self._steps(steps, 0 if clip is None else at, at + 1 + len(after), clip)}"
             + (f"({left} more step{'s' * (left != 1)})\n" if left else "")
             + "\n"
         )
 
-    def _steps(self, steps: Sequence[Transition], clip: int | None) -> str:
-        shown = [replace(step, state=_shorten(step.observation_text, clip), observation="") for step in steps]
-        return self.layout.steps(without_zero_rewards(shown))
+    def _steps(self, steps: Sequence[Transition], first: int, end: int, clip: int | None) -> str:
+        shown = [replace(step, state=_shorten(step.observation_text, clip), observation="") for step in steps[first:end]]
+        return self.layout.steps(without_zero_rewards(shown), first + 1)
 
 
 def without_zero_rewards(steps: Sequence[Transition]) -> list[Transition]:
