@@ -103,7 +103,8 @@ class StrategyWriter:
         past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
         if "now" in used:  # such a prompt is for models that chat, and says that a step without a reward earned nothing
             past = without_zero_rewards(past)
-        steps = fit_steps(past, self.layout, frame, self.count, room)
+        first = state.get("step", len(past)) - len(past) + 1
+        steps = fit_steps(past, self.layout, frame, self.count, room, first)
         if steps is None:
             raise ContextError(
                 f"task {state['task'].id}, its precedents and the present state take {self.count(frame)} tokens, and there is "

@@ -15,6 +15,7 @@ from learngraph.memory.records import Candidate, Observation, Precedent, Strateg
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
 from learngraph.nodes.retrieve.attempts import ContextError, Layout
+from learngraph.nodes.retrieve.chat_layout import ChatLayout
 from learngraph.nodes.retrieve.recollect import Excerpts, SituationExcerpts
 from learngraph.nodes.retrieve.triggers import CheckTriggers, is_hesitant, is_repeated, is_stalled
 from learngraph.nodes.synthesize.strategy import (
@@ -180,11 +181,11 @@ HELD = Trajectory(
 
 
 def test_models_that_chat_are_told_the_task_the_way_there_and_the_end() -> None:
-    excerpts = SituationExcerpts(Bank(HELD), max_following_steps=1, layout=Layout(clip=None))
+    excerpts = SituationExcerpts(Bank(HELD), max_following_steps=1, layout=ChatLayout())
     assert excerpts([Precedent("b/0", 1, 0.456, True)], TASK) == (
         "Earlier situation 1 (another task: put a mug in the safe; step 2 of 4; the attempt succeeded, total reward 1; "
-        "similarity 0.46)\nDone before it: take mug 1\nYou take the mug. It is chipped.\n> go to safe 1\n"
-        "What followed:\nsafe 1 closed\n> open safe 1\n= 0.5\n(1 more step)\n\n"
+        "similarity 0.46)\nDone before it: take mug 1\nStep 2. You saw:\nYou take the mug. It is chipped.\nAction: go to safe 1\n"
+        "Step 3. You saw:\nsafe 1 closed\nAction: open safe 1\nReward: 0.5\n(1 more step)\n\n"
     )
     (failed,) = [excerpts([Precedent("b/0", 0, 1.0, False)], HELD.task)]
     assert failed.startswith("Earlier situation 1 (this very task; step 1 of 4; the attempt did not succeed, total reward 1;")
@@ -194,25 +195,24 @@ def test_models_that_chat_are_told_the_task_the_way_there_and_the_end() -> None:
 
 
 def test_the_whole_state_of_the_paper_has_its_history_and_all_that_followed() -> None:
-    told = SituationExcerpts(Bank(HELD), max_following_steps=None, clip=None, layout=Layout(clip=None))(
-        [Precedent("b/0", 2, 1.0, True)], TASK
+    excerpts = SituationExcerpts(
+        Bank(HELD), max_following_steps=None, clip=None, layout=ChatLayout(max_observation_tokens=None)
     )
-    assert "The steps before it:\nYou see a shelf. On it is a mug.\n> take mug 1\nYou take the mug. It is chipped." in told
-    assert told.endswith(
-        "The situation:\nsafe 1 closed\n> open safe 1\n= 0.5\nWhat followed:\nsafe 1 open\n> put mug 1 in safe 1\n= 0.5\n\n"
-    )
-    assert "= 0\n" not in told
+    told = excerpts([Precedent("b/0", 2, 1.0, True)], TASK)
+    assert "Step 1. You saw:\nYou see a shelf. On it is a mug.\nAction: take mug 1\nStep 2. You saw:\n" in told
+    assert told.endswith("Step 4. You saw:\nsafe 1 open\nAction: put mug 1 in safe 1\nReward: 0.5\n\n")
+    assert "Reward: 0\n" not in told
 
 
 def test_the_writer_is_told_where_the_agent_is_what_it_may_do_and_why_it_asks() -> None:
     bank = Bank(HELD)
-    excerpts = SituationExcerpts(bank, layout=Layout(clip=None))
+    excerpts = SituationExcerpts(bank, layout=ChatLayout())
     writer = StrategyWriter(
         memory=bank,
         environment=World(),
         journal=Journal(),
         excerpts=excerpts,
-        layout=Layout(clip=None),
+        layout=ChatLayout(),
         count=len,
         window=50_000,
         prompt=Prompt.load("adamem/strategy"),
@@ -225,7 +225,9 @@ def test_the_writer_is_told_where_the_agent_is_what_it_may_do_and_why_it_asks() 
     assert "Reward" not in system
     now = user.index("# The present situation")
     assert user.index("Earlier situation 1") < now < user.index(f"Task: {TASK.instruction}")
-    assert "Steps taken so far:\na\n> x\nb\n> x\n= 1\n" in user, "rewards of 0 are left out"
+    assert "Steps taken so far:\nStep 1. You saw:\na\nAction: x\nStep 2. You saw:\nb\nAction: x\nReward: 1\n" in user, (
+        "rewards of 0 are left out"
+    )
     assert "Now, step 3 of at most 10, the agent sees:\nhere\n" in user
     assert "The world understands only these actions; use their exact words:\n- mist\n- fern\n" in user
     assert "draft" not in user
