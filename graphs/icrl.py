@@ -34,6 +34,7 @@ from ..nodes.state import (
     EpisodeChannels,
     EpisodeInput,
     EpisodeResult,
+    NoteChannels,
     PlanChannels,
     PromptChannels,
     RewardChannels,
@@ -49,8 +50,8 @@ flowchart LR
 """
 
 
-class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels):
-    """The channels of an ICRL round."""
+class ICRLState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+    """The channels of an ICRL round; its note is what a judge said in words, if it says any."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def build(
     """
     settings = settings or ICRL()
     buffer = Buffer(parts.shelf)
-    layout = parts.layout(settings.rewards, settings.max_state_chars)
+    layout = parts.layout(settings.rewards, settings.max_state_chars, notes=parts.chats)
     brief = _brief(parts, settings)
     tell_best = settings.rewards != "none"
     instructions = round_instructions(buffer, parts.prompts, tell_best=tell_best) if parts.chats else None

@@ -197,8 +197,12 @@ def judge_node(options: RunOptions, environment: Any, model: Any, journal: Any) 
     made: Mapping[str, Callable[[], Any]] = {
         "environment": lambda: judge.EnvironmentJudge(journal),
         "rule": lambda: judge.RuleJudge(environment.verify, journal),
-        "self": lambda: judge.self_judge(model, journal, prompts),
-        "self:sparse": lambda: judge.self_judge(model, journal, prompts, sparse=True),
+        # A world that reads a written answer says at its end whether it is right: its own rewards in words.
+        "self": lambda: judge.self_judge(model, journal, prompts, shows_end=not hasattr(environment, "read")),
+        "self:sparse": lambda: judge.self_judge(
+            model, journal, prompts, sparse=True, shows_end=not hasattr(environment, "read")
+        ),
+        "rubric": lambda: judge.rubric_judge(model, journal, prompts),
         "pairwise": lambda: judge.pairwise_judge(model, journal, _reference(options, environment), prompts),
         "model": lambda: judge.model_judge(model, journal, prompts),
     }
@@ -231,4 +235,4 @@ def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
 
 def asks_model(judge: str) -> bool:
     """True if judging asks a model, whose answers may differ the next time."""
-    return any(name.partition(":")[0] in ("self", "pairwise", "model") for name in judge.split("+"))
+    return any(name.partition(":")[0] in ("self", "rubric", "pairwise", "model") for name in judge.split("+"))

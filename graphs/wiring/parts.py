@@ -242,7 +242,7 @@ class MethodInputs:
             notes=notes,
             count_tokens=self.count_tokens,
             max_observation_tokens=None if clip is None else MAX_OBSERVATION_TOKENS,
-            full_success=self.success_threshold(None),
+            full_success=getattr(self.judge, "full_success", None) if self.judge else self.success_threshold(None),
             horizon=getattr(self.environment, "horizon", None) if self.list_actions else None,
             # A world that reads a written answer says at its end whether that is right.
             show_end="always" if not hasattr(self.environment, "read") else "never" if self.judge else "with rewards",

@@ -10,11 +10,16 @@ is None, never 0: a zero would be evidence against the actions.
 | `model_judge` (JitRL's, in hindsight, sees the world's rewards) | -10 to 10 | -10 to 10 | |
 | `self_judge` (ICRL's, sees no rewards) | 0 to 3 | 0 to 10, for the whole attempt | 0 to 3 (T - 1) + 10 |
 | `self_judge`, sparse | 0 | 0 to 10 | 0 to 10 |
+| `rubric_judge` (grades by criteria, and criticises in words) | 0 | 0 to 10 | 0 to 10 |
 | `pairwise_judge` (against a reference answer, which is worth 5) | 0 | .5 to 9.5 | .5 to 9.5 |
 | `Ensemble` | the mean, median or least of several judges' | | |
 
 In a sparse scheme a step without a reward of its own has the reward 0, by definition of the scheme. A judgement that fails is
-missing for every step. Every attempt is judged, also the first.
+missing for every step; where a judge leaves out a step, or gives it no number, only that step's is. Every attempt is judged, also the
+first.
+
+A judge may have two attributes. `credits_future`: its reward of a step already counts what followed from the step, so that adding up
+or discounting later rewards would count that twice. `full_success`: the return that a perfect attempt has on its scale.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from numbers import Real
 from pathlib import Path
@@ -33,18 +38,21 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
-from ...memory.records import Task, Transition, Usage
+from ...memory.records import Task, Usage
 from ...memory.storage.journal import Journal
-from ..act.policies import json_object, steps_text
+from ..act.policies import json_object
 from ..ask import Ask, BadReply, State, Unreadable, text
 from ..prompt import Prompt
+from ..retrieve.chat_layout import ChatLayout
 from ..state import EpisodeChannels, RewardChannels
+from .step_rewards import read_step_rewards
 
 __all__ = [
     "NO_REWARDS_REASON",
     "Ensemble",
     "EnvironmentJudge",
     "Judge",
+    "ModelJudge",
     "NoJudge",
     "ReferenceAnswer",
     "RewardRule",
@@ -52,6 +60,7 @@ __all__ = [
     "ZeroJudge",
     "model_judge",
     "pairwise_judge",
+    "rubric_judge",
     "self_judge",
 ]
 
@@ -162,6 +171,16 @@ class ZeroJudge:
         return {"rewards": [0.0] * state["step"], "unjudged": ""}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelJudge(Ask):
+    """A judge that asks a model."""
+
+    credits_future: bool = False
+    """True if its reward of a step counts all that followed from the step (hindsight)."""
+    full_success: float | None = None
+    """The return of a perfect attempt on its scale; None: it depends on the number of steps."""
+
+
 @dataclass(frozen=True)
 class NoJudge:
     """Give no step a reward: for methods without rewards."""
@@ -172,8 +191,8 @@ class NoJudge:
         return {"rewards": [None] * state["step"], "unjudged": NO_REWARDS_REASON}
 
 
-def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> Ask:
-    """Ask a model for a reward per step, in [-10, 10], in hindsight (JitRL).
+def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> ModelJudge:
+    """Ask a model for a reward per step, in [-10, 10], in hindsight (JitRL): it counts all that followed from the step.
 
     If no reply can be read, the rewards are missing: the episode leaves no experience, and `unjudged` says why.
 
@@ -185,19 +204,25 @@ def model_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | Non
     prompt = Prompt.load("jitrl/judge", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        steps = journal.history(state["head"])
-        instruction = state["task"].instruction
+        steps = _attempt_text(journal, state, rewards=True)
         return prompt.messages(
-            instruction=instruction, count=len(steps), score=f"{state['score']:g}", steps=_number_steps(steps)
+            instruction=state["task"].instruction, count=state["step"], score=f"{state['score']:g}", steps=steps
         )
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        return {"rewards": _rewards(reply, [_HINDSIGHT] * state["step"]), "unjudged": ""}
+    def limits(state: State) -> list[tuple[float, float]]:
+        return [_HINDSIGHT] * state["step"]
 
-    return Ask("jitrl/judge", model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_missing_rewards)
+    return _ask_for_steps("jitrl/judge", model, messages, limits, prompts, credits_future=True)
 
 
-def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None, *, sparse: bool = False) -> Ask:
+def self_judge(
+    model: Runnable[Any, Any],
+    journal: Journal,
+    prompts: Path | None = None,
+    *,
+    sparse: bool = False,
+    shows_end: bool = True,
+) -> ModelJudge:
     """ICRL's self-evaluation: the model judges its own attempt without seeing the environment's rewards.
 
     Dense: 3 (the task can surely still be done), 1 (it may be) or 0 (it cannot) for every step but the last, which gets 0 to
@@ -214,20 +239,86 @@ def self_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None
         journal: holds the attempt.
         prompts: a directory whose files override ours.
         sparse: one reward for the whole attempt.
+        shows_end: show the world's answer to the last action; False for worlds that say there whether the answer is right.
     """
     name = "judge/self_sparse" if sparse else "judge/self"
     prompt = Prompt.load(name, prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        steps = [replace(step, reward=None) for step in journal.history(state["head"])]
-        return prompt.messages(instruction=state["task"].instruction, count=len(steps), steps=_number_steps(steps))
+        steps = _attempt_text(journal, state, rewards=False, end=shows_end)
+        return prompt.messages(instruction=state["task"].instruction, count=state["step"], steps=steps)
+
+    def limits(state: State) -> list[tuple[float, float]]:
+        return [_STEP] * (state["step"] - 1) + [_WHOLE]
+
+    if not sparse:
+        return _ask_for_steps(name, model, messages, limits, prompts)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        if sparse:
-            return _last(_score(reply, _WHOLE), state)
-        return {"rewards": _rewards(reply, [_STEP] * (state["step"] - 1) + [_WHOLE]), "unjudged": ""}
+        return _last(_score(reply, _WHOLE), state)
 
-    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_missing_rewards)
+    again = Prompt.load("ask/again", prompts)
+    return ModelJudge(name, model, messages, read, again, on_bad_reply=_missing_rewards, full_success=_WHOLE[1])
+
+
+def _ask_for_steps(
+    name: str,
+    model: Runnable[Any, Any],
+    messages: Callable[[State], list[BaseMessage]],
+    limits: Callable[[State], Sequence[tuple[float, float]]],
+    prompts: Path | None,
+    *,
+    credits_future: bool = False,
+) -> ModelJudge:
+    """Ask for a reward of each step. Gaps are asked for again; those that stay cost their steps alone."""
+
+    def parse(reply: str, state: State) -> tuple[list[float | None], str]:
+        found = json_object(reply)
+        return read_step_rewards(found.get("rewards", found), limits(state))
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        rewards, wrong = parse(text(reply), state)
+        if wrong:
+            raise Unreadable(wrong)
+        return {"rewards": rewards, "unjudged": ""}
+
+    def keep_what_is_there(bad: BadReply, state: State) -> RewardChannels:
+        try:
+            rewards, _ = parse(bad.reply, state)
+        except Unreadable:
+            return _missing_rewards(bad, state)
+        return {"rewards": rewards, "unjudged": str(bad)}
+
+    again = Prompt.load("ask/again", prompts)
+    return ModelJudge(name, model, messages, read, again, on_bad_reply=keep_what_is_there, credits_future=credits_future)
+
+
+def rubric_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> ModelJudge:
+    """Grade written work by the criteria that the prompt names, each from 0 to 10; the reward, on the last step, is their mean.
+
+    The judge's criticism in words goes into the channel `note`, from where it is kept with the attempt.
+
+    Args:
+        model: the judge.
+        journal: holds the attempt.
+        prompts: a directory whose files override ours, also with criteria of your own.
+    """
+    prompt = Prompt.load("judge/rubric", prompts)
+
+    def messages(state: State) -> list[BaseMessage]:
+        work = _answer_text([step.action for step in journal.history(state["head"])])
+        return prompt.messages(instruction=state["task"].instruction, steps=work)
+
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        found = json_object(text(reply))
+        scores = found.get("scores")
+        if not isinstance(scores, dict) or not scores:
+            raise Unreadable(f'asked for {{"scores": {{...}}, "criticism": "..."}}, got {text(reply)[-80:]!r}')
+        grades = [_parse_number(score, _WHOLE, f"a score of {name}") for name, score in scores.items()]
+        return {**_last(fmean(grades), state), "note": str(found.get("criticism") or "").strip()}
+
+    again = Prompt.load("ask/again", prompts)
+    return ModelJudge("judge/rubric", model, messages, read, again, on_bad_reply=_missing_rewards, full_success=_WHOLE[1])
 
 
 def pairwise_judge(
@@ -269,8 +360,12 @@ def _answer_text(answer: Sequence[str]) -> str:
     return answer if isinstance(answer, str) else "\n".join(answer)
 
 
-def _number_steps(steps: Sequence[Transition]) -> str:
-    return "\n".join(f"Step {t}\n{steps_text([step])}" for t, step in enumerate(steps, 1))
+def _attempt_text(journal: Journal, state: State, *, rewards: bool, end: bool = True) -> str:
+    """The attempt as judges see it: its steps by number, and the world's answer to the last action."""
+    steps, layout = journal.history(state["head"]), ChatLayout("dense" if rewards else "none", max_observation_tokens=None)
+    answer = state.get("observation")
+    seen = f"After the last step:\n{answer.text.strip()}\n" if end and answer is not None else ""
+    return (layout.steps(steps) + seen).rstrip()
 
 
 def _last(reward: float, state: State) -> RewardChannels:
@@ -281,15 +376,6 @@ def _last(reward: float, state: State) -> RewardChannels:
 
 def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
     return {"rewards": [None] * state["step"], "unjudged": str(bad)}
-
-
-def _rewards(reply: AIMessage, limits: Sequence[tuple[float, float]]) -> list[float]:
-    """The numbers under `rewards` in a reply's JSON object, each within its limits."""
-    rewards = json_object(text(reply)).get("rewards")
-    if not isinstance(rewards, list) or len(rewards) != len(limits):
-        came = len(rewards) if isinstance(rewards, list) else "none"
-        raise Unreadable(f"asked for {len(limits)} rewards, got {came}: {text(reply)[:60]!r}")
-    return [_parse_number(reward, limit, "rewards") for reward, limit in zip(rewards, limits, strict=True)]
 
 
 def _score(reply: AIMessage, limits: tuple[float, float]) -> float:
@@ -328,6 +414,11 @@ class Ensemble(Runnable[Any, Any]):
             )
 
     @property
+    def credits_future(self) -> bool:
+        """True if the rewards of one of its judges count all that followed from a step."""
+        return any(getattr(judge, "credits_future", False) for judge in self.judges)
+
+    @property
     def role(self) -> str:
         """`model` if a judge asks a model, else `compute`; for pictures."""
         return "model" if any(getattr(judge, "role", "") == "model" for judge in self.judges) else "compute"
@@ -354,7 +445,9 @@ class Ensemble(Runnable[Any, Any]):
             if len(one["rewards"]) != steps:
                 columns[-1] = [None] * steps
                 reasons.append(f"asked a judge for {steps} rewards, got {len(one['rewards'])}")
+        notes = [one["note"] for one in judged if one.get("note")]
         return {
+            **({"note": "\n".join(notes)} if notes else {}),
             "rewards": [self._combine_step(rewards) for rewards in zip(*columns, strict=True)],
             "unjudged": "; ".join(dict.fromkeys(filter(None, reasons))),
             "usage": sum((one.get("usage", Usage()) for one in judged), Usage()),

@@ -6,6 +6,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -24,17 +25,19 @@ from learngraph.graphs.cli.play import asks_model, judge_node
 from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
-from learngraph.memory.records import Task, Transition, Usage
+from learngraph.memory.records import Observation, Task, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.ask import Ask, text
 from learngraph.nodes.evaluate.judge import (
     Ensemble,
     EnvironmentJudge,
+    ModelJudge,
     NoJudge,
     RuleJudge,
     model_judge,
     pairwise_judge,
+    rubric_judge,
     self_judge,
 )
 from learngraph.nodes.prompt import Prompt
@@ -244,34 +247,98 @@ def test_a_model_judges_its_own_steps(ask: Any) -> None:
     assert judged == {"rewards": [3.0, 1.0, 10.0], "unjudged": "", "usage": Usage(1, 10, 2)}
     (asked,) = judge.heard
     assert "Task: make 24 of 4 4 6 8" in asked
-    assert "Step 1\nstate 0\n> one\n\nStep 2\nstate 1\n> two\n" in asked
+    assert "Step 1. You saw:\nstate 0\nAction: one\nStep 2. You saw:\nstate 1\nAction: two\n" in asked
     assert "77" not in asked  # neither the score nor what the world paid
 
 
 @pytest.mark.parametrize(
-    ("reply", "why"),
+    ("reply", "why", "kept"),
     [
-        ('{"rewards": [4, 1, 10]}', "asked for rewards from 0 to 3, got 4"),
-        ('{"rewards": [3, 1, 11]}', "asked for rewards from 0 to 10, got 11"),
-        ('{"rewards": [3, 1, -1]}', "asked for rewards from 0 to 10, got -1"),
-        ('{"rewards": [3, true, 1]}', "got True"),
-        ('{"rewards": [3, null, 1]}', "got None"),
-        ('{"rewards": [3, NaN, 1]}', "got nan"),
-        ('{"rewards": [3, 10]}', "asked for 3 rewards, got 2"),
-        ('{"score": 3}', "asked for 3 rewards, got none"),
-        ("all of it was fine", "asked for a JSON object"),
+        ('{"rewards": [4, 1, 10]}', "asked for rewards from 0 to 3, got 4 for step 1", [None, 1.0, 10.0]),
+        ('{"rewards": [3, 1, 11]}', "asked for rewards from 0 to 10, got 11", [3.0, 1.0, None]),
+        ('{"rewards": [3, true, 1]}', "got True", [3.0, None, 1.0]),
+        ('{"rewards": [3, null, 1]}', "got None", [3.0, None, 1.0]),
+        ('{"rewards": [3, NaN, 1]}', "got nan", [3.0, None, 1.0]),
+        ('{"rewards": {"1": 3, "3": 9}}', "got no reward for step 2", [3.0, None, 9.0]),
+        ('{"1": 3, "3": 9}', "got no reward for step 2", [3.0, None, 9.0]),
+        (
+            '{"rewards": [{"step": 1, "reason": "fine", "reward": 3}, {"step": 3, "reward": 9}, {"step": 4, "reward": 1}]}',
+            "got no reward for step 2",
+            [3.0, None, 9.0],
+        ),
+        ('{"rewards": [3, 10]}', "asked for 3 rewards, got 2 without numbers", [None, None, None]),
+        ('{"score": 3}', "got no reward for step 1", [None, None, None]),
+        ("all of it was fine", "asked for a JSON object", [None, None, None]),
     ],
 )
-def test_an_unreadable_judgement_is_asked_for_again_and_then_missing(reply: str, why: str, ask: Any) -> None:
+def test_a_step_without_a_reward_is_asked_for_again_and_then_missing_alone(
+    reply: str, why: str, kept: list[float | None], ask: Any
+) -> None:
     journal, state = THREE
-    judge = model(reply, '{"rewards": [0, 0, 0]}')
-    assert ask(self_judge(judge, journal), state)["rewards"] == [0.0, 0.0, 0.0]
+    judge = model(reply, '{"rewards": [{"step": 2, "reward": 0}, {"step": 1, "reward": 1}, {"step": "3", "reward": 2}]}')
+    assert ask(self_judge(judge, journal), state)["rewards"] == [1.0, 0.0, 2.0]
     assert why in judge.heard[1]
     judged = ask(self_judge(model(reply), journal), state)
-    assert judged["rewards"] == [None, None, None]
+    assert judged["rewards"] == kept
     assert judged["unjudged"].startswith("judge/self: ")
     assert why in judged["unjudged"]
     assert judged["usage"] == Usage(3, 30, 6)
+
+
+def test_a_judge_in_hindsight_says_so_and_sees_how_the_attempt_ended() -> None:
+    journal, state = THREE
+    judge = model(
+        '{"rewards": [{"step": 1, "reason": "found it", "reward": 10}, {"step": 2, "reward": -3}, {"step": 3, "reward": 0}]}'
+    )
+    node = model_judge(judge, journal)
+    judged = node.invoke({**state, "observation": Observation("The ice breaks. You have died.", over=True)})
+    assert judged["rewards"] == [10.0, -3.0, 0.0]
+    assert "Reward: 77\nAfter the last step:\nThe ice breaks. You have died.\n" in judge.heard[0]
+    assert "The world paid 777 in all." in judge.heard[0]
+    assert node.credits_future
+    assert Ensemble((EnvironmentJudge(journal), node)).credits_future
+    assert not self_judge(judge, journal).credits_future
+    assert not Ensemble((EnvironmentJudge(journal), self_judge(judge, journal))).credits_future
+
+
+def test_the_self_judge_is_not_told_a_verdict_of_the_world() -> None:
+    journal, state = THREE
+    ended = {**state, "observation": Observation("wrong: it makes 10, not 24", over=True)}
+    judge = model('{"score": 1}')
+    for shows_end in (False, True):
+        self_judge(judge, journal, sparse=True, shows_end=shows_end).invoke(ended)
+    assert [("wrong" in asked) for asked in judge.heard] == [False, True]
+    for world, shown in ((Game24(), False), (TextOnly(), True)):
+        judge.heard.clear()
+        judge_node(RunOptions(env="any", judge="self:sparse"), world, judge, journal).invoke(ended)
+        assert ("wrong" in judge.heard[0]) == shown
+
+
+class TextOnly:
+    """A world that is played step by step."""
+
+
+def test_a_rubric_judge_grades_by_criteria_and_its_words_are_kept() -> None:
+    """The reward is the mean of the grades; the criticism stands with the attempt, and in icrl's next prompt."""
+    journal, state = attempt("the whole passage")
+    reply = '{"scores": {"demands": 10, "coherence": 6, "language": 8, "depth": 4}, "criticism": "The second paragraph is padding."}'
+    judge = model(reply)
+    judged = rubric_judge(judge, journal).invoke(state)
+    assert judged["rewards"] == [7.0]
+    assert judged["note"] == "The second paragraph is padding."
+    assert "The work:\nthe whole passage\n" in judge.heard[0]
+    wrong = rubric_judge(model('{"scores": {"demands": 11}}'), journal).invoke(state)
+    assert wrong["rewards"] == [None]
+    assert "asked for a score of demands from 0 to 10, got 11" in wrong["unjudged"]
+
+    world = Writing()
+    writer = model(lambda asked: reply if '"criticism"' in asked else "Passage:\nA text.")
+    parts = MethodInputs.with_chat_model(world, Journal(), writer)
+    parts = replace(parts, judge=judge_node(RunOptions(env="writing", judge="rubric"), world, writer, parts.journal))
+    run.build(icrl.build(parts)).invoke(run.RunInput(task=world.task(0), run="r", episode=0, episodes=2))
+    second = writer.heard[2]
+    assert "Result: success" not in second
+    assert "Total reward: 7 (a full success is 10).\nFeedback on it: The second paragraph is padding.\n</attempt>" in second
 
 
 def test_a_judgement_of_the_whole_stands_on_the_last_step(ask: Any) -> None:
@@ -481,7 +548,7 @@ def test_judges_by_name() -> None:
     assert judged_by("pairwise", game, llm).allow_partial is False
     several = judged_by("rule+environment+self+self", game, llm)
     assert isinstance(several, Ensemble)
-    assert [type(judge) for judge in several.judges] == [RuleJudge, EnvironmentJudge, Ask, Ask]
+    assert [type(judge) for judge in several.judges] == [RuleJudge, EnvironmentJudge, ModelJudge, ModelJudge]
     assert several.aggregate == "mean"
 
 
@@ -497,7 +564,7 @@ def test_judges_by_name() -> None:
             "self:dense",
             KeywordKeep(),
             object(),
-            "self:sparse, pairwise, model, or several of them, joined by \\+; got 'self:dense'",
+            "self:sparse, rubric, pairwise, model, or several of them, joined by \\+; got 'self:dense'",
         ),
         ("rule+", Game24(), None, "got 'rule\\+'"),
         ("", Game24(), None, "got ''"),
@@ -510,19 +577,29 @@ def test_a_judge_that_cannot_work_is_an_error(name: str, env: Any, llm: Any, wor
 
 @pytest.mark.parametrize(
     ("name", "asks"),
-    [("environment", False), ("rule", False), ("self", True), ("rule+self:sparse", True), ("pairwise", True), ("model", True)],
+    [
+        ("environment", False),
+        ("rule", False),
+        ("self", True),
+        ("rule+self:sparse", True),
+        ("rubric", True),
+        ("pairwise", True),
+        ("model", True),
+    ],
 )
 def test_which_judges_ask_a_model(name: str, asks: bool) -> None:
     assert asks_model(name) is asks
 
 
-@pytest.mark.parametrize("name", ["self", "self_sparse", "pairwise"])
-def test_the_example_in_a_prompt_is_in_the_form_that_is_read(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "field"), [("self", "rewards"), ("self_sparse", "score"), ("pairwise", "score"), ("rubric", "criticism")]
+)
+def test_the_example_in_a_prompt_is_in_the_form_that_is_read(name: str, field: str) -> None:
     """And the prompt fills without values left over."""
     prompt = Prompt.load(f"judge/{name}")
     values: Mapping[str, Any] = dict.fromkeys(prompt.placeholders, "1")
-    last = re.findall(r"\{.*\}", text(prompt.messages(**values)[0]))[-1]
-    assert ('"score"' if name != "self" else '"rewards"') in last
+    last = re.findall(r"\{.*\}", "\n".join(map(text, prompt.messages(**values))))[-1]
+    assert f'"{field}"' in last
 
 
 def test_the_judge_of_jitrl_is_what_it_was() -> None:
@@ -530,5 +607,5 @@ def test_the_judge_of_jitrl_is_what_it_was() -> None:
     judge = model('{"rewards": [-10, 0, 10]}')
     judged = model_judge(judge, journal).invoke(state)
     assert judged == {"rewards": [-10.0, 0.0, 10.0], "unjudged": "", "usage": Usage(1, 10, 2)}
-    assert "777 points in all" in judge.heard[0]  # it is told what the world paid
-    assert "= 77\n" in judge.heard[0]
+    assert "paid 777 in all" in judge.heard[0]  # it is told what the world paid
+    assert "Reward: 77\n" in judge.heard[0]
