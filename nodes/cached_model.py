@@ -28,7 +28,7 @@ from ..memory.records import Usage
 from ..memory.storage.cache import Cache, cache_key
 from .ask import estimate_tokens, has_no_callbacks, text
 
-__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit"]
+__all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit", "chat_messages"]
 
 PASSED_THROUGH = ("score", "window", "get_num_tokens")
 """Attributes of a model in this process that are passed on: they cost nothing and always return the same, so they are not stored."""
@@ -120,7 +120,7 @@ class SpendingLimit:
             return
         raise BudgetSpent(
             f"the budget of {limit} is spent: {usage.calls:,} calls, {usage.input_tokens:,} tokens read and "
-            f"{usage.output_tokens:,} written, ${cost:.4f}; all replies are kept, and the same run with a larger budget goes on "
+            f"{usage.output_tokens:,} written, ${cost:.4f}; what was played is kept, and the same run with a larger budget goes on "
             "from here"
         )
 
@@ -226,7 +226,7 @@ class CachedChatModel(Runnable[Any, Any]):
     `LocalChatModel` have. False: for servers that refuse requests with a seed."""
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        messages = _messages(input)
+        messages = chat_messages(input)
         place = self._cache_key(messages, kwargs)
         if (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
@@ -236,7 +236,7 @@ class CachedChatModel(Runnable[Any, Any]):
         return self._store_reply(place, messages, reply, start)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AIMessage:
-        messages = _messages(input)
+        messages = chat_messages(input)
         place = self._cache_key(messages, kwargs)
         if (known := self.cache.get(place)) is not None:
             return AIMessage(**known)
@@ -321,7 +321,7 @@ class CachedChatModel(Runnable[Any, Any]):
         return AIMessage(**self.cache.put(place, kept, self.stage, usage, time.perf_counter() - start))
 
 
-def _messages(input: Any) -> list[BaseMessage]:
+def chat_messages(input: Any) -> list[BaseMessage]:
     """The input of a chat model as a list of messages; the input may be messages, a text, or a prompt value."""
     if isinstance(input, PromptValue):
         return input.to_messages()

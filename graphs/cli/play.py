@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +43,16 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
     Returns:
         The runs that failed, if the user can put it right; None if none did.
     """
+    from ...nodes.cached_model import BudgetSpent
     from ..studies.sweep import RunFailure
 
     setup, jobs = work
+    _note_waits(jobs[0].folder.parent)
     for number, job in enumerate(jobs):
         try:
             _play_job(setup, job)
+        except BudgetSpent as error:
+            failed = RunFailure(job.method, job.seed, str(error), kind="stopped")
         except UserError as error:
             failed = RunFailure(job.method, job.seed, str(error), error.fails_again)
         except OSError as error:
@@ -65,20 +70,29 @@ def play(work: tuple[SweepSetup, Sequence[Job]]) -> list[RunFailure] | None:
     return None
 
 
+def _note_waits(folder: Path) -> None:
+    """Let this process say in the run folder when it waits before it asks a server again."""
+    from ...tools.models import api_posts
+    from ..studies.waits import note_wait
+
+    api_posts.wait_listeners[:] = [partial(note_wait, folder)]
+
+
 def _play_job(setup: SweepSetup, job: Job) -> None:
     from ..studies import sweep
+    from ..studies.costs import open_ledger
 
     with _open_lock:
         environment = shared_environment(setup.options.env, setup.options.horizon)
     task = environment.task(job.seed, setup.options.split)
-    with sweep.open_run(job) as files:
-        graph = _run_graph(setup, job, environment, files)
+    with sweep.open_run(job) as files, open_ledger(job.folder.parent) as ledger:
+        graph = _run_graph(setup, job, environment, files, ledger)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
         solved = getattr(environment, "solved", None)
         sweep.play_run(graph, files, job, task, environment.optimum(task), solved, is_walkthrough=not known)
 
 
-def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any:
+def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, ledger: Any) -> Any:
     """The graph of a whole run: episodes of the method, one after the other."""
     from ..methods import find_method
     from ..wiring import run
@@ -88,7 +102,7 @@ def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any
     model = None
     if loads_model(job.method, options):
         with _open_lock:
-            model = shared_model(options.model, setup.model_options(job.method))
+            model = _metered(shared_model(options.model, setup.model_options(job.method)), setup.options, job, ledger)
     judging = model.bind(temperature=0) if setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, shelf=files.shelf, run=job.run)
@@ -99,6 +113,19 @@ def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any) -> Any
     # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.
     judge = inputs.judge if asks_model(options.judge) else None
     return run.build(episode, files.log, commit=method.commit, judge=judge, checkpointer=files.saver)
+
+
+def _metered(model: Any, options: RunOptions, job: Job, ledger: Any) -> Any:
+    """The model with its calls counted and limited; as it is in this process, where calls cost nothing, without a budget."""
+    from ...nodes.cached_model import Prices, SpendingLimit
+    from ...nodes.metered_model import MeteredChatModel
+
+    limited = options.token_budget or options.dollar_budget
+    if not limited and not options.model.startswith("openai:"):
+        return model
+    prices = Prices(options.price_in, options.price_out)
+    limit = SpendingLimit(ledger, prices, max_dollars=options.dollar_budget or None, max_tokens=options.token_budget or None)
+    return MeteredChatModel(model, ledger, job.folder.name, limit if limited else None)
 
 
 @lru_cache(maxsize=1)

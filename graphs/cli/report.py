@@ -1,29 +1,31 @@
-"""Reports of a run: its progress while it is played, and at the end its table, curves and pictures of graphs."""
+"""The report of a run: its table, curves and pictures of graphs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.errors import UserError
+from ...memory.records import Usage
+from ..studies.costs import row_usage
 from ..studies.old_names import run_stem
 from .draw import blueprint
 from .options import SweepSetup
 from .play import needs_model
 
 if TYPE_CHECKING:
+    from ..studies.benchmark import MethodSummary
     from ..studies.sweep import Job, RunFailure
 
-__all__ = ["bank_overlap_warnings", "report", "say", "show_progress"]
+__all__ = ["bank_overlap_warnings", "report", "say"]
 
 
 class ScoreFollower:
-    """Reads the scores of a run while another process writes them.
+    """Reads the scores and the costs of a run while another process writes them.
 
     Args:
         job: the run.
@@ -31,7 +33,10 @@ class ScoreFollower:
 
     def __init__(self, job: Job) -> None:
         self.path = job.folder / "episodes.jsonl"
+        self.name = job.folder.name
         self.scores: list[float] = []
+        self.usage = Usage()
+        """The usage of the finished episodes."""
         self._at = 0
 
     def read_scores(self) -> list[float]:
@@ -43,7 +48,9 @@ class ScoreFollower:
                     if not line.endswith(b"\n"):
                         break
                     self._at += len(line)
-                    self.scores.append(json.loads(line)["score"])
+                    row = json.loads(line)
+                    self.scores.append(row["score"])
+                    self.usage += row_usage(row)
         return self.scores
 
 
@@ -66,6 +73,7 @@ def report(
     Raises:
         UserError: no run was finished.
     """
+    from ...nodes.cached_model import Prices
     from ..studies import benchmark, sweep
 
     options, failed = setup.options, failures or ()
@@ -79,8 +87,10 @@ def report(
     titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
     results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in finished]
     results = benchmark.with_common_optimum(results)
+    prices = Prices(options.price_in, options.price_out)
+    price = (lambda run: prices.cost(Usage(0, run.input_tokens, run.output_tokens))) if options.has_prices else None
     rows = [
-        benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none")
+        benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none", price)
         for attempts, batch in zip(results, finished, strict=True)
     ]
     sweep.write_json(folder / "results.json", [row.as_dict() for row in rows])
@@ -95,6 +105,7 @@ def report(
         *bank_overlap_warnings(setup, tasks),
         *benchmark.bank_cost_notes(rows),
         *_missing_reward_lines(folder),
+        *_cost_lines(rows),
         *lines,
     ]
     if options.json:
@@ -113,6 +124,22 @@ def report(
     return 2 if failed else 0
 
 
+def _cost_lines(rows: Sequence[MethodSummary]) -> list[str]:
+    """A line for each method about what its calls cost, with what is in no finished episode."""
+    lines = []
+    for row in rows:
+        if not row.calls_per_run:
+            continue
+        runs = len(row.seeds)
+        dollars = "" if row.dollars_per_run is None else f", ${row.dollars_per_run * runs:,.4g}"
+        unused = f"; {row.unused_tokens:,} of these tokens are in no finished episode" if row.unused_tokens else ""
+        lines.append(
+            f"{row.method} cost {row.calls_per_run * runs:,.0f} calls, {row.input_tokens_per_run * runs:,.0f} tokens read, "
+            f"{row.output_tokens_per_run * runs:,.0f} written{dollars}{unused}"
+        )
+    return lines
+
+
 def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
     """Write failures.json, or remove that of an earlier command."""
     from ..studies import sweep
@@ -125,12 +152,12 @@ def _write_failures(folder: Path, failures: Sequence[RunFailure]) -> None:
 
 def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
     """A line for each method and reason, and what to do; the reason alone where it is the only one."""
-    seeds: dict[tuple[str, str], list[int]] = {}
+    seeds: dict[tuple[str, str, str], list[int]] = {}
     for failure in failures:
-        seeds.setdefault((failure.method, failure.reason), []).append(failure.seed)
+        seeds.setdefault((failure.method, failure.kind, failure.reason), []).append(failure.seed)
     lines = [
-        f"{method}, seed{'s' * (len(of) > 1)} {', '.join(map(str, sorted(of)))}: failed: {reason}"
-        for (method, reason), of in seeds.items()
+        f"{method}, seed{'s' * (len(of) > 1)} {', '.join(map(str, sorted(of)))}: {kind}: {reason}"
+        for (method, kind, reason), of in seeds.items()
     ]
     if lines and not all(failure.fails_again for failure in failures):
         lines[-1] += f"; finished episodes are in {folder}, and the same command goes on from there"
@@ -174,62 +201,3 @@ def _draw_into(folder: Path, method: str, settings: Any) -> Path:
         path = path.with_suffix(".mmd")
     picture.save(blueprint(method, settings), path)
     return path
-
-
-@contextmanager
-def show_progress(followers: Mapping[str, Sequence[Any]], episodes: int) -> Iterator[Callable[[], None]]:
-    """Show how far each method is, and its mean score so far: bars on a terminal, else a line at most every 10 s.
-
-    Args:
-        followers: method -> a `ScoreFollower` for each of its runs.
-        episodes: of each run.
-
-    Yields:
-        A function that shows the present state.
-    """
-    from rich.console import Console
-
-    def state(method: str) -> tuple[int, str]:
-        scores = [score for follower in followers[method] for score in follower.read_scores()]
-        return len(scores), f"{sum(scores) / len(scores):.3g}" if scores else "–"
-
-    totals = {method: episodes * len(runs) for method, runs in followers.items()}
-    console = Console(stderr=True)
-    with _progress_bars(console, totals, state) if console.is_terminal else _progress_lines(totals, state) as tick:
-        yield tick
-
-
-@contextmanager
-def _progress_bars(
-    console: Any, totals: Mapping[str, int], state: Callable[[str], tuple[int, str]]
-) -> Iterator[Callable[[], None]]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = TextColumn("{task.description:<12}"), BarColumn(), MofNCompleteColumn(), TextColumn("episodes")
-    with Progress(*columns, TextColumn("mean score {task.fields[score]}"), TimeElapsedColumn(), console=console) as bars:
-        tasks = {name: bars.add_task(name, total=total, score="–") for name, total in totals.items()}
-
-        def tick() -> None:
-            for name, task in tasks.items():
-                done, score = state(name)
-                bars.update(task, completed=done, score=score)
-
-        yield tick
-
-
-@contextmanager
-def _progress_lines(totals: Mapping[str, int], state: Callable[[str], tuple[int, str]]) -> Iterator[Callable[[], None]]:
-    from time import monotonic
-
-    last_time, last_text = monotonic(), ""
-
-    def tick() -> None:
-        nonlocal last_time, last_text
-        states = {name: (state(name), total) for name, total in totals.items()}
-        text = ", ".join(f"{name} {done}/{total} mean {score}" for name, ((done, score), total) in states.items())
-        finished = all(done == total for (done, _), total in states.values())
-        if text != last_text and (finished or monotonic() - last_time > 10):
-            say(text)
-            last_time, last_text = monotonic(), text
-
-    yield tick

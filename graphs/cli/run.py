@@ -16,7 +16,8 @@ from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
 from .play import judge_node, loads_model, play
-from .report import ScoreFollower, bank_overlap_warnings, report, say, show_progress
+from .progress import show_progress
+from .report import ScoreFollower, bank_overlap_warnings, report, say
 from .run_folder import make_job, parse_seeds, run_folder_name, settings_record, shares_memory
 from .training_free import learn_and_test
 
@@ -70,6 +71,11 @@ def play_sweep(setup: SweepSetup) -> int:
     _concurrency(setup)
     settings = settings_record(setup, seeds)
     folder = options.out or Path("runs") / run_folder_name(setup, settings)
+    if options.dry_run:
+        from .dry_run import dry_run
+
+        _check(options, [], needs_model=False)
+        return dry_run(setup, folder)
     batches = [[make_job(setup, folder, name, seed) for seed in seeds] for name in setup.methods]
     failures: list[RunFailure] | None = None
     with sweep.claim_folder(folder, settings):
@@ -109,7 +115,7 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFa
         left = tuple(job for job in batch if not sweep.is_finished(job))
         in_turn = shares_memory(setup, batch[0].method)
         work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
-    with show_progress(followers, setup.options.episodes) as tick:
+    with show_progress(setup, batches[0][0].folder.parent, followers) as tick:
         failed = workers.run_workers(work, play, setup.options.workers, tick, _concurrency(setup))
         tick()
     return [failure for some in failed for failure in some]

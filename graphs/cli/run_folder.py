@@ -11,7 +11,7 @@ from typing import Any
 
 from ..studies.old_names import run_stem
 from ..studies.sweep import Job, first_digest, settings_digest
-from ..wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
+from ..wiring.flags import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model
 
@@ -36,7 +36,7 @@ def parse_seeds(text: str) -> list[int]:
 def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
-    for name in ("out", "workers", "concurrency", "json", "compare", *REQUEST_OPTIONS):
+    for name in ("out", "workers", "concurrency", "json", "compare", *REQUEST_OPTIONS, *COST_OPTIONS):
         del options[name]
     for name in DRAW_OPTIONS:  # a folder of an earlier version has none of them
         if options[name] is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,14 @@ class SeedResult:
     """Steps taken in each episode."""
     tokens: int = 0
     """Input and output tokens of all model calls."""
+    calls: int = 0
+    """Calls of the model, with those of attempts that did not get to their end."""
+    input_tokens: int = 0
+    """Tokens that these calls read."""
+    output_tokens: int = 0
+    """Tokens that these calls wrote."""
+    episode_tokens: int = 0
+    """Input and output tokens of the finished episodes alone."""
     seconds: tuple[float | None, ...] = ()
     """Wall time of each episode; None where it was not measured."""
     answer: int | None = None
@@ -98,10 +106,23 @@ class MethodSummary:
     """The same for the last episodes."""
     steps: float
     """Steps per episode."""
-    tokens_per_task: float
-    """Input and output tokens of all model calls, all episodes of a seed's task together; mean over seeds."""
+    calls_per_run: float
+    """Calls of the model in all episodes of a seed, with those of attempts that did not get to their end; mean over seeds."""
+    input_tokens_per_run: float
+    """Tokens that these calls read."""
+    output_tokens_per_run: float
+    """Tokens that these calls wrote."""
+    tokens_per_run: float
+    """Input and output tokens of all model calls in all episodes of a seed; mean over seeds."""
+    unused_tokens: int
+    """Tokens of calls that are part of no finished episode: of attempts that failed, and of ties that were judged again; sum over
+    seeds."""
+    dollars_per_run: float | None
+    """The price of a run's calls, mean over seeds; None without prices."""
+    tokens_per_episode: float
+    """`tokens_per_run` divided by the episodes, mean over seeds."""
     tokens_per_step: float | None
-    """`tokens_per_task` divided by the steps taken; None without any step."""
+    """`tokens_per_run` divided by the steps taken; None without any step."""
     seconds_per_step: float | None
     """Wall time per step, over the episodes whose time was measured, mean over seeds; None without any."""
     refreshes: float
@@ -142,13 +163,16 @@ def interval(numbers: Sequence[float], level: float = 0.95) -> Interval | None:
     return middle - half, middle + half
 
 
-def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSummary:
+def summary(
+    attempts: Sequence[SeedResult], env: str, model: str, price: Callable[[SeedResult], float] | None = None
+) -> MethodSummary:
     """Summarise one method.
 
     Args:
         attempts: the method's results, one per seed.
         env: name of the environment.
         model: name of the model.
+        price: a seed's result -> the dollars that its calls cost; None: unknown.
     """
     averages = [mean(a.scores) for a in attempts]
     finals = [mean(a.scores[-final_count(len(a.scores)) :]) for a in attempts]
@@ -179,7 +203,13 @@ def summary(attempts: Sequence[SeedResult], env: str, model: str) -> MethodSumma
         avg_of_optimum=mean([x / a.optimum for x, a in zip(averages, attempts, strict=True)]) if fractions else None,
         final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
         steps=mean([mean(a.steps) for a in attempts]),
-        tokens_per_task=mean([a.tokens for a in attempts]),
+        calls_per_run=mean([a.calls for a in attempts]),
+        input_tokens_per_run=mean([a.input_tokens for a in attempts]),
+        output_tokens_per_run=mean([a.output_tokens for a in attempts]),
+        tokens_per_run=mean([a.tokens for a in attempts]),
+        unused_tokens=sum(max(0, a.tokens - a.episode_tokens) for a in attempts if a.calls),
+        dollars_per_run=mean([price(a) for a in attempts]) if price else None,
+        tokens_per_episode=mean([a.tokens / len(a.scores) for a in attempts]),
         tokens_per_step=_mean_or_none([_ratio(a.tokens, sum(a.steps)) for a in attempts]),
         seconds_per_step=_mean_or_none(timed),
         refreshes=mean([sum(a.refreshes) / len(a.scores) for a in attempts]),
@@ -239,8 +269,11 @@ def table(rows: Sequence[MethodSummary]) -> str:
         ("steps/episode", [f"{r.steps:.1f}" for r in rows], "–"),
         ("refreshes/episode", [format_number(r.refreshes or None, ".1f") for r in rows], "–"),
         ("unreadable decisions", [format_number(r.malformed or None, ",") for r in rows], "–"),
-        ("tokens/task", [format_number(r.tokens_per_task or None, ",.0f") for r in rows], "–"),
+        ("calls/run", [format_number(r.calls_per_run or None, ",.0f") for r in rows], "–"),
+        ("tokens/run", [format_number(r.tokens_per_run or None, ",.0f") for r in rows], "–"),
+        ("tokens/episode", [format_number(r.tokens_per_episode or None, ",.0f") for r in rows], "–"),
         ("tokens/step", [format_number(r.tokens_per_step or None, ",.0f") for r in rows], "–"),
+        ("$/run", [format_number(r.dollars_per_run or None, ",.4g") for r in rows], "–"),
         ("s/step", [format_number(r.seconds_per_step, ".3g") for r in rows], "–"),
     ]
     columns = [column for column in columns if set(column[1]) != {"–"}]

@@ -20,13 +20,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...memory.errors import UserError
 from ...memory.records import Task
 from ...memory.storage.journal import Journal, JournalError
 from ...memory.storage.rows import Rows
 from .benchmark import SeedResult
+from .costs import run_usage
 from .old_names import read_settings, with_first_names
 
 if TYPE_CHECKING:  # LangGraph and Chroma load only where a run is played: results are read quickly
@@ -70,6 +71,8 @@ class RunFailure:
     """One line for the user."""
     fails_again: bool = False
     """True if the same command would fail in the same way."""
+    kind: Literal["failed", "stopped"] = "failed"
+    """`stopped`: the budget was spent."""
 
 
 @contextmanager
@@ -359,6 +362,7 @@ def seed_result(job: Job) -> SeedResult:
         raise UserError(
             f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
         )
+    usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
     times = job.folder / "seconds.jsonl"
     seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
     return SeedResult(
@@ -368,7 +372,12 @@ def seed_result(job: Job) -> SeedResult:
         scores=tuple(row["score"] for row in rows),
         bests=tuple(row["best"] for row in rows),
         steps=tuple(row["steps"] for row in rows),
-        tokens=result["tokens"],
+        # The ledger counts what finished episodes do not: replies of an attempt that failed, and further judgements of ties.
+        tokens=max(result["tokens"], usage.input_tokens + usage.output_tokens - studied),
+        calls=usage.calls,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        episode_tokens=sum(row.get("input_tokens", 0) + row.get("output_tokens", 0) for row in rows),
         # The time of an episode that began with reading a bank is mostly the reading.
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
@@ -376,7 +385,7 @@ def seed_result(job: Job) -> SeedResult:
         is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
         refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
         malformed=sum(row.get("malformed", 0) for row in rows),
-        studied=sum(row.get("studied", 0) for row in rows),
+        studied=studied,
     )
 
 

@@ -97,6 +97,8 @@ class ModelOptions:
 
 REQUEST_OPTIONS = ("request_timeout", "retries")
 """Options of requests that change no result."""
+COST_OPTIONS = ("token_budget", "dollar_budget", "price_in", "price_out", "dry_run")
+"""Options of costs, which change no result."""
 DRAW_OPTIONS = ("model_temperature", "max_tokens", "model_seed", "reasoning_effort", "extra_body")
 """Options of requests that results depend on."""
 
@@ -126,8 +128,35 @@ class SharedOptions(ModelOptions):
     concurrency: int | None = None
     """Work that each process waits for at the same time: runs, or in training-free-grpo calls of a model. If not given, 16 for a model
     behind an API, and 1 for a model in this process, which can do one thing at a time."""
+    token_budget: int = 0
+    """Tokens that this folder may pay for, read and written, of all seeds and methods. Then the run stops with what it has; with a
+    larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
+    exceed it. 0: no limit."""
+    dollar_budget: float = 0.0
+    """The same in dollars. 0: no limit."""
+    price_in: float = 0.0
+    """Dollars per million tokens that the model reads."""
+    price_out: float = 0.0
+    """Dollars per million tokens that it writes."""
+    dry_run: bool = False
+    """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
     json: bool = False
     """Print JSON, one object a line, and nothing else."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("token_budget", "dollar_budget", "price_in", "price_out"):
+            if not 0 <= (given := getattr(self, name)) < math.inf:
+                raise CommandError(f"--{name.replace('_', '-')} is at least 0, got {given:g}")
+        if self.dollar_budget and not self.has_prices:
+            raise CommandError(
+                f"--dollar-budget {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
+            )
+
+    @property
+    def has_prices(self) -> bool:
+        """True if a price of the model is known."""
+        return bool(self.price_in or self.price_out)
 
 
 def parse_flags(form: type[Options], args: Sequence[str], prog: str, about: str = "") -> Options:

@@ -154,6 +154,19 @@ class Cache:
                 raise
         return json.loads(text)
 
+    def add_cost(self, stage: str, usage: Usage, seconds: float = 0.0) -> None:
+        """Add up the cost of something that is not stored."""
+        costs = [(stage, what, amount) for what, amount in _costs(usage, seconds) if amount]
+        with self._user_errors(), self._lock:
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                self._base.executemany(ADD_COST, costs)
+                self._base.execute("COMMIT")
+            except BaseException:
+                if self._base.in_transaction:
+                    self._base.execute("ROLLBACK")
+                raise
+
     def usage_by_stage(self) -> dict[str, Usage]:
         """The cost of all values, by stage, over all processes and runs that used this file. Cached values cost nothing."""
         found: dict[str, dict[str, int]] = {}

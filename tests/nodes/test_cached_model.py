@@ -586,7 +586,7 @@ def test_a_spent_budget_ends_the_run_and_a_larger_one_resumes_it(way: str, tmp_p
             play(budget)
         assert len(model.told) == made, "asked before each call, and what is stored costs nothing"
     assert str(stopped.value) == (
-        "the budget of 500 tokens is spent: 5 calls, 500 tokens read and 50 written, $0.0055; all replies are kept, and the same "
+        "the budget of 500 tokens is spent: 5 calls, 500 tokens read and 50 written, $0.0055; what was played is kept, and the same "
         "run with a larger budget goes on from here"
     )
     assert play(5000) == play(None) == play(1) == [str(n) for n in range(1, 11)]

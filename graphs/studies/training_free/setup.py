@@ -90,22 +90,10 @@ class TrainingFreeOptions(SharedOptions):
     mathematics, 20 for the web."""
     critic_base_url: str | None = None
     """The server behind the critic; the same if not given."""
-    token_budget: int = 0
-    """Tokens that this folder may pay for, read and written, of all seeds and arms. Then the run stops with what it has; with a
-    larger budget the same command goes on. It is asked before each call: up to --workers times --concurrency calls in flight may
-    exceed it. 0: no limit."""
-    dollar_budget: float = 0.0
-    """The same in dollars. 0: no limit."""
-    price_in: float = 0.0
-    """Dollars per million tokens that the model reads."""
-    price_out: float = 0.0
-    """Dollars per million tokens that it writes."""
     critic_price_in: float | None = None
     """The same for the critic; those of the model if not given."""
     critic_price_out: float | None = None
     """See --critic-price-in."""
-    dry_run: bool = False
-    """Ask no model: say how many calls, tokens and dollars the run would take, and on what assumptions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,10 +112,6 @@ class TrainingFreeOptions(SharedOptions):
             "window": 1,
             "critic_temperature": 0,
             "test_temperature": 0,
-            "token_budget": 0,
-            "dollar_budget": 0,
-            "price_in": 0,
-            "price_out": 0,
             "critic_price_in": 0,
             "critic_price_out": 0,
         }
@@ -135,10 +119,6 @@ class TrainingFreeOptions(SharedOptions):
             given = getattr(self, name)
             if given is not None and not low <= given < math.inf:
                 raise CommandError(f"--{name.replace('_', '-')} is at least {low:g}, got {given:g}")
-        if self.dollar_budget and not (self.price_in or self.price_out or self.critic_price_in or self.critic_price_out):
-            raise CommandError(
-                f"--dollar-budget {self.dollar_budget:g} needs --price-in and --price-out, in dollars per million tokens"
-            )
         for tool in self.tool_names:
             if tool not in TOOL_NAMES:
                 raise CommandError(
@@ -156,6 +136,11 @@ class TrainingFreeOptions(SharedOptions):
     def folds(self) -> tuple[str, ...]:
         """The splits of the problems that are learned on, held out, and unseen."""
         return tuple(name.strip() for name in self.splits.split(","))
+
+    @property
+    def has_prices(self) -> bool:
+        """True if a price of the model or of the critic is known."""
+        return bool(super().has_prices or self.critic_price_in or self.critic_price_out)
 
     @property
     def critic_model(self) -> str:

@@ -45,7 +45,7 @@ def test_summary_by_hand() -> None:
     assert row.optimum == 3
     assert row.regret == pytest.approx((5 + 0) / 2)  # 2 + 2 + 1 + 0, and nothing
     assert row.avg_of_optimum == pytest.approx((0.375 + 1) / 2)
-    assert (row.steps, row.tokens_per_task, row.seconds_per_step) == (10, 7, 0.05)
+    assert (row.steps, row.tokens_per_run, row.seconds_per_step) == (10, 7, 0.05)
     assert row.tokens_per_step == pytest.approx(7 / 40)
     assert (row.success, row.solved, row.refreshes, row.malformed, row.studied) == (None, None, 0, 0, 0)
 
@@ -55,14 +55,14 @@ def test_costs_by_hand() -> None:
     one = replace(attempts(0, [1, 0], 1.0), tokens=100, steps=(10, 30), seconds=(1.0, 3.0), refreshes=(2, 4), malformed=1)
     two = replace(attempts(1, [0, 0], 1.0), tokens=60, steps=(10, 10), seconds=(None, 2.0), refreshes=(), malformed=2)
     row = benchmark.summary([one, two], "toy", "pocket")
-    assert row.tokens_per_task == 80
+    assert row.tokens_per_run == 80
     assert row.tokens_per_step == pytest.approx((100 / 40 + 60 / 20) / 2)
     assert row.seconds_per_step == pytest.approx((4 / 40 + 2 / 10) / 2)
     assert (row.refreshes, row.malformed) == (1.5, 3)
     assert benchmark.summary([replace(two, steps=(0, 0), seconds=())], "toy", "pocket").tokens_per_step is None
     table = [line.split(" | ") for line in benchmark.table([row]).splitlines()]
     cells = {head.strip(" |"): cell.strip(" |") for head, cell in zip(table[0], table[2], strict=True)}
-    assert {"tokens/task": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
+    assert {"tokens/run": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
     assert cells["unreadable decisions"] == "3"
 
 

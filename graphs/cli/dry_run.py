@@ -1,0 +1,205 @@
+"""`learngraph run METHOD --dry-run`: the calls, tokens and dollars that a run would take, without a call.
+
+The numbers come from the method's drawing: a node that asks the model and lies on the way from step to step asks once a step,
+any other once an episode.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...memory.records import Usage
+from ...nodes.ask import Ask
+from ..studies.benchmark import markdown_table
+from ..wiring.run import CommitAttempt
+from .draw import blueprint
+from .options import RunOptions, SweepSetup
+from .play import asks_model, loads_model, shared_environment
+from .run_folder import make_job, parse_seeds
+
+__all__ = ["dry_run"]
+
+TYPICAL_TOKENS = (1_200, 250)
+"""Tokens read and written by a call, where none were measured."""
+REPLY_TOKENS = 4_096
+"""Tokens of the longest reply where --max-tokens does not say it."""
+SHARE_OF_HORIZON = 0.5
+"""Assumed share of the horizon that an episode takes, where none was measured."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Calls and tokens, with their price."""
+
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    dollars: float
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """The estimated costs of a method over all its seeds."""
+
+    method: str
+    expected: Amount
+    most: Amount
+    """If every episode lasts its horizon, every reply takes all its tries, and every prompt fills the window."""
+    measured: int = 0
+    """Episodes in the folder that the expectation is taken from; 0: from assumptions."""
+
+
+def dry_run(setup: SweepSetup, folder: Path) -> int:
+    """Print the estimated costs of a run, method by method. Returns the exit status."""
+    options = setup.options
+    estimates = [_estimate(setup, folder, name) for name in setup.methods]
+    if options.json:
+        for one in estimates:
+            print(json.dumps(asdict(one)))
+        return 0
+    print(f"{folder}: no model was asked. From the first episode to the last the run would take about\n")
+    print(_table(estimates, with_dollars=options.has_prices))
+    print(f"\nassumed: {_assumptions(setup, estimates)}")
+    expected = [one.expected for one in estimates]
+    tokens, dollars = sum(a.input_tokens + a.output_tokens for a in expected), sum(a.dollars for a in expected)
+    if options.token_budget and tokens > options.token_budget:
+        print(f"--token-budget {options.token_budget:,} may not last: {tokens:,} tokens")
+    if options.dollar_budget and dollars > options.dollar_budget:
+        print(f"--dollar-budget {options.dollar_budget:g} may not last: ${dollars:.2f}")
+    return 0
+
+
+def _table(estimates: Sequence[CostEstimate], with_dollars: bool) -> str:
+    head = ["method", "calls", "tokens read", "tokens written", "dollars", "calls at most", "tokens at most", "dollars at most"]
+    lines = [head]
+    for one in estimates:
+        now, most = one.expected, one.most
+        numbers = [now.calls, now.input_tokens, now.output_tokens]
+        lines.append(
+            [
+                one.method,
+                *(f"{number:,}" for number in numbers),
+                f"{now.dollars:,.2f}",
+                f"{most.calls:,}",
+                f"{most.input_tokens + most.output_tokens:,}",
+                f"{most.dollars:,.2f}",
+            ]
+        )
+    return markdown_table(
+        lines if with_dollars else [[cell for n, cell in enumerate(line) if n not in (4, 7)] for line in lines]
+    )
+
+
+def _assumptions(setup: SweepSetup, estimates: Sequence[CostEstimate]) -> str:
+    horizon, tries = _horizon(setup.options), Ask.max_tries
+    measured = ", ".join(f"{one.method} ({one.measured} episodes)" for one in estimates if one.measured)
+    read, written = TYPICAL_TOKENS
+    said = [
+        f"steps and tokens as measured in this folder for {measured}" if measured else "",
+        f"an episode takes {SHARE_OF_HORIZON:.0%} of its horizon of {horizon} steps, and a call reads {read:,} tokens and "
+        f"writes {written}" + (" (the other methods)" if measured else ""),
+        f"at most: every step of the horizon, {tries} tries for each reply, a full window for each prompt",
+    ]
+    return "; ".join(filter(None, said))
+
+
+def _estimate(setup: SweepSetup, folder: Path, name: str) -> CostEstimate:
+    """The costs of one method."""
+    options, seeds = setup.options, parse_seeds(setup.options.seeds)
+    nothing = Amount(0, 0, 0, 0.0)
+    if not loads_model(name, options):
+        return CostEstimate(name, nothing, nothing)
+    by_step, by_episode = _asking_nodes(setup, name)
+    episodes, horizon = options.episodes * len(seeds), _horizon(options)
+    judges = sum(asks_model(judge) for judge in options.judge.split("+"))
+    ties = judges * CommitAttempt.judgements * CommitAttempt.max_ties * len(seeds)
+    most_calls = ((by_step * horizon + by_episode) * episodes + ties) * Ask.max_tries
+    reply = options.max_tokens or REPLY_TOKENS
+    most = _amount(options, most_calls, _window(options) - min(reply, _window(options) // 2), reply if _writes(options) else 0)
+    rows = _episode_rows(setup, folder, name, seeds)
+    if rows:
+        paid = sum((Usage(row["calls"], row["input_tokens"], row["output_tokens"]) for row in rows), Usage())
+        share = episodes / len(rows)
+        expected = _priced(options, *(round(share * n) for n in (paid.calls, paid.input_tokens, paid.output_tokens)))
+        return CostEstimate(name, expected, most, len(rows))
+    steps = max(1, math.ceil(horizon * SHARE_OF_HORIZON))
+    read, written = TYPICAL_TOKENS if _writes(options) else (200, 0)
+    return CostEstimate(name, _amount(options, (by_step * steps + by_episode) * episodes, read, written), most)
+
+
+def _amount(options: RunOptions, calls: int, read: int, written: int) -> Amount:
+    """Calls that read and write so many tokens each."""
+    return _priced(options, calls, calls * read, calls * written)
+
+
+def _priced(options: RunOptions, calls: int, read: int, written: int) -> Amount:
+    return Amount(calls, read, written, (options.price_in * read + options.price_out * written) / 1e6)
+
+
+def _writes(options: RunOptions) -> bool:
+    """True if calls write text; a model in this process mostly scores the listed actions."""
+    return options.model.startswith("openai:")
+
+
+def _window(options: RunOptions) -> int:
+    from ..wiring.parts import DEFAULT_WINDOW
+
+    return options.window or DEFAULT_WINDOW
+
+
+def _horizon(options: RunOptions) -> int:
+    """The greatest number of steps of an episode."""
+    return int(getattr(shared_environment(options.env, options.horizon), "horizon", 1))
+
+
+def _asking_nodes(setup: SweepSetup, name: str) -> tuple[int, int]:
+    """The nodes of a method that ask the model: those on the way from step to step, and the others with the judges."""
+    graph = blueprint(name, setup.methods[name])
+    after = _successors(graph.builder)
+    asking = {node for node, spec in graph.builder.nodes.items() if _asks(spec.runnable)}
+    loop = {node for node in after if node in _reachable(after, node)}
+    if "act" in after:  # another loop, such as one over a bank, is no way from step to step
+        loop = {node for node in loop if "act" in _reachable(after, node)} & _reachable(after, "act")
+    judges = sum(asks_model(judge) for judge in setup.options.judge.split("+"))
+    return len(asking & loop), len(asking - loop) + judges
+
+
+def _asks(part: Any) -> bool:
+    return getattr(getattr(part, "func", None) or part, "role", "") == "model"
+
+
+def _successors(builder: Any) -> Mapping[str, set[str]]:
+    """Node -> the nodes that may follow it."""
+    after: dict[str, set[str]] = {name: set() for name in builder.nodes}
+    for source, target in builder.edges:
+        after.setdefault(source, set()).add(target)
+    for source, branches in builder.branches.items():
+        for branch in branches.values():
+            after.setdefault(source, set()).update((branch.ends or {}).values())
+    return after
+
+
+def _reachable(after: Mapping[str, set[str]], start: str) -> set[str]:
+    """The nodes that can follow a node, at once or later."""
+    found: set[str] = set()
+    frontier = list(after.get(start, ()))
+    while frontier:
+        node = frontier.pop()
+        if node not in found:
+            found.add(node)
+            frontier += after.get(node, ())
+    return found
+
+
+def _episode_rows(setup: SweepSetup, folder: Path, name: str, seeds: Sequence[int]) -> list[Mapping[str, Any]]:
+    """The rows of the episodes of this method that are in the folder already."""
+    from ..studies.sweep import read_rows
+
+    asked = replace(setup, options=replace(setup.options, memory=None, checkpoints=None))
+    paths = [make_job(asked, folder, name, seed).folder / "episodes.jsonl" for seed in seeds]
+    return [row for path in paths if path.exists() for row in read_rows(path) if row.get("calls")]

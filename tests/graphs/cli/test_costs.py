@@ -1,0 +1,180 @@
+"""Costs of every method: calls, tokens and dollars while it plays and at the end, budgets, and what a run would take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import play_in_process
+from openai_server import OpenAIServer, Said
+
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.studies import waits
+from learngraph.graphs.studies.costs import ledger_usage
+from learngraph.memory.records import Usage
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+ASK = ["--env", "toy", "--model", "openai:me", "--horizon", "2", "--episodes", "2"]
+PRICES = ["--price-in", "2", "--price-out", "10"]
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    return play_in_process(monkeypatch, tmp_path)
+
+
+def waits(request: dict[str, Any]) -> Said:
+    return "Action: wait"
+
+
+def read(server: OpenAIServer) -> int:
+    """Tokens that the server counted in its prompts."""
+    return sum(len(str(message.get("content")).split()) for request in server.requests for message in request["messages"])
+
+
+def paid(*command: str, server: OpenAIServer) -> int:
+    return main(["run", *command, *ASK, "--base-url", server.url, "--out", "run"])
+
+
+def results(here: Path) -> dict[str, dict[str, Any]]:
+    return {row["method"]: row for row in json.loads((here / "run" / "results.json").read_text())}
+
+
+def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OpenAIServer(waits) as server:
+        assert paid("react", "--seeds", "2", *PRICES, "--compare", "random", server=server) == 0
+        calls, tokens = len(server.requests), read(server)
+    row = results(here)["react"]
+    assert calls == 2 * 2 * 2
+    assert (row["calls_per_run"], row["input_tokens_per_run"], row["output_tokens_per_run"]) == (4, tokens / 2, 4 * 2)
+    assert row["tokens_per_run"] == tokens / 2 + 8
+    assert row["tokens_per_episode"] == row["tokens_per_run"] / 2
+    assert row["tokens_per_step"] == row["tokens_per_run"] / 4
+    assert row["dollars_per_run"] == pytest.approx((2 * tokens + 10 * calls * 2) / 2e6)
+    assert results(here)["random"]["calls_per_run"] == 0
+    shown = capsys.readouterr()
+    for column in ("calls/run", "tokens/run", "tokens/episode", "tokens/step", "$/run"):
+        assert column in shown.out
+    assert f"react cost 8 calls, {tokens:,} tokens read, 16 written, $" in shown.out
+    assert "8 calls" in shown.err  # while it played
+    assert "random cost" not in shown.out
+
+
+def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OpenAIServer(["Action: wait", "nonsense", "nonsense", "nonsense", "Action: wait"]) as server:
+        assert paid("react", "--seeds", "1", server=server) == 2
+        assert paid("react", "--seeds", "1", server=server) == 0
+        calls, tokens = len(server.requests), read(server) + sum(2 if n in (0, 4, 5, 6) else 1 for n in range(7))
+    row = results(here)["react"]
+    assert calls == 7
+    assert (row["calls_per_run"], row["tokens_per_run"]) == (7, tokens)
+    assert 0 < row["unused_tokens"] < tokens
+    assert f"; {row['unused_tokens']:,} of these tokens are in no finished episode" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("budget", [["--token-budget", "150"], ["--dollar-budget", "0.0004", *PRICES]])
+def test_a_budget_ends_the_run_in_words_and_a_larger_one_goes_on(
+    budget: list[str], here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with OpenAIServer(waits) as server:
+        assert paid("react", "--seeds", "2", *budget, server=server) == 2
+        said, before = capsys.readouterr(), len(server.requests)
+        assert "stopped: the budget of " in said.err + said.out
+        assert "the same run with a larger budget goes on from here" in said.err + said.out
+        assert 0 < before < 8
+        assert paid("react", "--seeds", "2", server=server) == 0
+        assert len(server.requests) == 8  # no step was paid for twice
+    assert results(here)["react"]["calls_per_run"] == 4
+
+
+def test_a_budget_holds_for_a_model_in_this_process(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "static", "--env", "toy", "--episodes", "2", "--seeds", "1", "--out", "run", "--json"]
+    assert main([*command, "--token-budget", "100"]) == 2
+    assert "stopped: the budget of 100 tokens is spent" in capsys.readouterr().err
+    assert main(command) == 0
+    (row,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert main([*command[:-3], "--out", "free", "--json"]) == 0
+    (free,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (row["avg"], row["steps"]) == (free["avg"], free["steps"])
+    assert free["tokens_per_run"] == free["input_tokens_per_run"] + free["output_tokens_per_run"] > 0
+
+
+def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "react", *ASK, "--dollar-budget", "1"]) == 2
+    assert "--dollar-budget 1 needs --price-in and --price-out" in capsys.readouterr().err
+
+
+def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Path) -> None:
+    with OpenAIServer(waits) as server:
+        assert paid("react", "--seeds", "1", server=server) == 0
+        counted = results(here)["react"]
+        assert ledger_usage(here / "run")["react-s0"] == Usage(4, read(server), 8)
+        (here / "run" / "costs.sqlite").unlink()
+        assert paid("react", "--seeds", "1", server=server) == 0
+    assert results(here)["react"] == counted
+
+
+def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    note = waits.note_wait
+
+    def look(folder: Path, wait: Any) -> None:
+        note(folder, wait)
+        seen.append(waits.wait_text(folder))
+
+    monkeypatch.setattr(waits, "note_wait", look)
+    with OpenAIServer([{"status": 429, "text": "slow down"}, {"status": 500, "text": "oops"}, "Action: wait"]) as server:
+        assert paid("react", "--seeds", "1", server=server) == 0
+    assert seen[0] == "waiting 0 s after try 1: rate-limited"
+    assert seen[1].startswith("waiting 0.") or seen[1].startswith("waiting 1")
+    assert seen[1].endswith(" s after try 2: error 500")
+
+
+# What a run would take
+
+
+def dry(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, dict[str, Any]]:
+    assert main(["run", *command, "--dry-run", "--json", "--out", "run"]) == 0
+    return {row["method"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+
+
+def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OpenAIServer(waits) as server:
+        command = ["react", *ASK, "--seeds", "2", "--base-url", server.url, *PRICES, "--compare", "random", "adamem"]
+        found = dry(capsys, *command, "--max-tokens", "100")
+        assert server.requests == []
+        assert not (here / "run").exists()
+        assert set(found) == {"react", "random", "adamem"}
+        react = found["react"]
+        assert react["most"]["calls"] == 2 * 2 * 2 * 3  # seeds, episodes, steps, tries
+        assert react["most"]["output_tokens"] == 24 * 100
+        assert 0 < react["expected"]["calls"] <= 8
+        assert 0 < react["expected"]["dollars"] < react["most"]["dollars"]
+        assert found["random"]["most"]["calls"] == 0
+        assert found["adamem"]["most"]["calls"] > react["most"]["calls"]
+        assert main(["run", *command, "--out", "run"]) in (0, 2)
+        assert len(server.requests) <= sum(row["most"]["calls"] for row in found.values())
+
+
+def test_a_dry_run_of_a_folder_expects_what_was_measured_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with OpenAIServer(waits) as server:
+        assert paid("react", "--seeds", "1", server=server) == 0
+        capsys.readouterr()
+        found = dry(capsys, "react", *ASK[:-1], "10", "--seeds", "1", "--base-url", server.url)
+        row = results(here)["react"]
+    assert found["react"]["expected"]["calls"] == 20
+    assert found["react"]["expected"]["input_tokens"] == 5 * row["input_tokens_per_run"]
+
+
+def test_a_dry_run_says_its_assumptions_and_whether_the_budget_may_not_last(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["run", "icrl", "--env", "toy", "--model", "openai:me", "--base-url", "http://127.0.0.1:1/v1", "--judge", "self"]
+    assert main([*command, "--token-budget", "9", "--dry-run", "--out", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "no model was asked" in shown
+    assert "assumed: " in shown
+    assert "--token-budget 9 may not last" in shown
+    assert f"its horizon of {KeywordKeep().horizon} steps" in shown
