@@ -25,7 +25,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return play_in_process(monkeypatch, tmp_path)
 
 
-def waits(request: dict[str, Any]) -> Said:
+def wait(request: dict[str, Any]) -> Said:
     return "Action: wait"
 
 
@@ -43,7 +43,7 @@ def results(here: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with OpenAIServer(waits) as server:
+    with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "2", *PRICES, "--compare", "random", server=server) == 0
         calls, tokens = len(server.requests), read(server)
     row = results(here)["react"]
@@ -78,7 +78,7 @@ def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys:
 def test_a_budget_ends_the_run_in_words_and_a_larger_one_goes_on(
     budget: list[str], here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with OpenAIServer(waits) as server:
+    with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "2", *budget, server=server) == 2
         said, before = capsys.readouterr(), len(server.requests)
         assert "stopped: the budget of " in said.err + said.out
@@ -107,7 +107,7 @@ def test_a_budget_in_dollars_needs_prices(here: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_old_folder_without_a_ledger_has_its_costs_from_its_episodes(here: Path) -> None:
-    with OpenAIServer(waits) as server:
+    with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "1", server=server) == 0
         counted = results(here)["react"]
         assert ledger_usage(here / "run")["react-s0"] == Usage(4, read(server), 8)
@@ -120,8 +120,8 @@ def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypat
     seen: list[str] = []
     note = waits.note_wait
 
-    def look(folder: Path, wait: Any) -> None:
-        note(folder, wait)
+    def look(folder: Path, pause: Any) -> None:
+        note(folder, pause)
         seen.append(waits.wait_text(folder))
 
     monkeypatch.setattr(waits, "note_wait", look)
@@ -141,7 +141,7 @@ def dry(capsys: pytest.CaptureFixture[str], *command: str) -> dict[str, dict[str
 
 
 def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with OpenAIServer(waits) as server:
+    with OpenAIServer(wait) as server:
         command = ["react", *ASK, "--seeds", "2", "--base-url", server.url, *PRICES, "--compare", "random", "adamem"]
         found = dry(capsys, *command, "--max-tokens", "100")
         assert server.requests == []
@@ -159,7 +159,7 @@ def test_a_dry_run_asks_nothing_and_bounds_what_the_run_takes(here: Path, capsys
 
 
 def test_a_dry_run_of_a_folder_expects_what_was_measured_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with OpenAIServer(waits) as server:
+    with OpenAIServer(wait) as server:
         assert paid("react", "--seeds", "1", server=server) == 0
         capsys.readouterr()
         found = dry(capsys, "react", *ASK[:-1], "10", "--seeds", "1", "--base-url", server.url)
