@@ -99,7 +99,7 @@ def report(
         prior = options.model if options.prior == "model" else "uniform prior"
         benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
-    tasks = [sweep.task_id(job) for job in finished[0]]
+    tasks = [sweep.played_task(job) for job in finished[0]]
     remarks = [
         *benchmark.walkthrough_notes(rows),
         *bank_overlap_warnings(setup, tasks),
@@ -170,13 +170,18 @@ def _table_name(method: str, settings: Any) -> str:
     return f"{method} ({remark})" if remark else method
 
 
-def bank_overlap_warnings(setup: SweepSetup, played: Sequence[str]) -> list[str]:
-    """A line for each bank with trajectories of tasks (by id) that are played: methods may know these by heart."""
+def bank_overlap_warnings(setup: SweepSetup, played: Sequence[tuple[str, int | None]]) -> list[str]:
+    """A line for each bank with trajectories of tasks that are played: methods may know these by heart.
+
+    Tasks are given by id and `Task.seed`, which names the instance: one game has several ids where specs name it differently.
+    """
     from ...memory.trajectories import read_bank
 
     tasks, lines = set(played), list[str]()
     for bank in dict.fromkeys(filter(None, (getattr(settings, "bank", "") for settings in setup.methods.values()))):
-        if known := tasks & {trajectory.task.id for trajectory in read_bank(bank)}:
+        held = [trajectory.task for trajectory in read_bank(bank)]
+        ids, seeds = {task.id for task in held}, {task.seed for task in held}
+        if known := [id for id, seed in tasks if id in ids or seed in seeds]:
             lines.append(f"{len(known)} of {len(tasks)} played tasks are in the bank {bank}: these scores are no test")
     return lines
 

@@ -83,28 +83,28 @@ def play_sweep(setup: SweepSetup) -> int:
             say(f"finished already; these are its results (remove {folder} or give another --out to play again)")
         else:
             bank_seeds = seeds if any(getattr(settings, "bank", "") for settings in setup.methods.values()) else []
-            task_ids = _check(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
-            for line in bank_overlap_warnings(setup, task_ids):
+            played = _check(options, bank_seeds, needs_model=any(loads_model(name, options) for name in setup.methods))
+            for line in bank_overlap_warnings(setup, played):
                 say(line)
             with _resume_hint(folder), workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):
                 failures = _play_all(setup, batches)
         return report(setup, folder, batches, failures)
 
 
-def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[str]:
-    """Find mistakes before workers start. Returns the ids of these seeds' tasks."""
+def _check(options: RunOptions, seeds: Sequence[int], needs_model: bool) -> list[tuple[str, int | None]]:
+    """Find mistakes before workers start. Returns the id and `Task.seed` of these seeds' tasks."""
     from ...tools.environments.catalogue import open_environment
     from ...tools.models.models import MODELS, open_model
 
     environment = open_environment(options.env, horizon=options.horizon)
     judge_node(options, environment, model=object(), journal=None)
-    task_ids = [environment.task(seed, options.split).id for seed in seeds]
+    tasks = [environment.task(seed, options.split) for seed in seeds]
     environment.close()
     kind = options.model.partition(":")[0]
     known = {name.partition(":")[0] for name in MODELS}
     if needs_model and (kind not in known or kind == "openai"):  # the others load their weights: in the workers
         open_model(options.model, **options.model_arguments())
-    return task_ids
+    return [(task.id, task.seed) for task in tasks]
 
 
 def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFailure]:

@@ -271,7 +271,14 @@ def play_run(
         graph.update_state(config, {"episodes": job.episodes, "tokens": job.max_run_tokens}, as_node="tally")
         _stream_episodes(graph, None, config, job, files.times)
         end = graph.get_state(config).values
-    result = {"method": job.method, "seed": job.seed, "task": task.id, "optimum": optimum, "solved": solved}
+    result = {
+        "method": job.method,
+        "seed": job.seed,
+        "task": task.id,
+        "task_seed": task.seed,
+        "optimum": optimum,
+        "solved": solved,
+    }
     result["is_walkthrough"] = is_walkthrough
     write_json(
         job.folder / "result.json",
@@ -345,9 +352,10 @@ def _result(job: Job) -> dict[str, Any]:
     return found
 
 
-def task_id(job: Job) -> str:
-    """The id of a finished run's task."""
-    return str(_result(job)["task"])
+def played_task(job: Job) -> tuple[str, int | None]:
+    """(id, `Task.seed`) of a finished run's task; the seed is None in a run of an earlier version."""
+    result = _result(job)
+    return str(result["task"]), result.get("task_seed")
 
 
 def seed_result(job: Job) -> SeedResult:

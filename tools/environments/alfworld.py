@@ -209,7 +209,13 @@ class AlfWorld:
                 found = [path for path in found if path.parts[-3].partition("-")[0] in TASK_TYPES]
                 if not found:
                     kind = f" of type {self.kind}" if self.kind else ""
-                    raise UserError(f"{self.name}: no games{kind} in {self._data() / folder}; get them with {_DOWNLOAD}")
+                    there = [name for name in _FOLDERS if (self._data() / name).is_dir() and name != folder]
+                    other = (
+                        f"there are {', '.join(there)}, and ?split=NAME plays another one as the split test; or "
+                        if there
+                        else ""
+                    )
+                    raise UserError(f"{self.name}: no games{kind} in {self._data() / folder}; {other}get them with {_DOWNLOAD}")
                 self._listed[folder] = tuple(sorted(found, key=_number))
                 self._known.update((_number(path), path) for path in found)
             return self._listed[folder]
