@@ -1,0 +1,71 @@
+"""What pages, notebooks and errors tell to install is what they need: extras exist, and hold the packages that are used."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+WORLDS = {"twx:": "twx", "alfworld": "alfworld", "math": "math", "reasoning:": "reasoning", "hotpot": "search", "webshop": "search"}
+"""Beginning of a world's name -> the extra that it needs."""
+FILES = [
+    path
+    for pattern in ("*.md", "*/**/*.md", "*/**/*.py", "notebooks/*.ipynb", "Makefile")
+    for path in ROOT.glob(pattern)
+    if path.parts[len(ROOT.parts)] in ("README.md", "Makefile", "graphs", "memory", "nodes", "tools", "notebooks")
+]
+
+
+def package(requirement: str) -> str:
+    """The normalised name of a requirement."""
+    return re.split(r"[\[<>=!~ ]", requirement.strip("'\"`"))[0].lower().replace("_", "-")
+
+
+def installed(extras: str) -> set[str]:
+    """The packages of the project with these extras, joined by commas."""
+    asked = [*PROJECT["dependencies"], *(one for extra in extras.split(",") for one in EXTRAS[extra])]
+    return {package(one) for one in asked}
+
+
+def test_every_extra_that_is_named_exists() -> None:
+    named = {
+        (path.name, extra)
+        for path in FILES
+        for found in re.findall(r"(?:pip install[^\n`]*\.|learngraph)\[([a-z,]+)\]", path.read_text(encoding="utf-8"))
+        for extra in found.split(",")
+    }
+    assert len(named) > 10
+    assert {one for one in named if one[1] not in EXTRAS} == set()
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_installs_what_it_imports_and_opens(notebook: Path) -> None:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code, prose = (
+        "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == kind) for kind in ("code", "markdown")
+    )
+    (extras,) = re.findall(r"pip install -e '\.\[([a-z,]+)\]'", prose)
+    there, owners = installed(extras), packages_distributions()
+    for module in set(re.findall(r"^\s*(?:from|import) (\w+)", code, re.MULTILINE)) - {"learngraph"}:
+        needed = {package(name) for name in owners.get(module, [])} - {"ipython"}  # which ipykernel brings
+        assert module in sys.stdlib_module_names or not needed or needed & there, module
+    for opened in re.findall(r'open_environment\("([^"]+)"', code):
+        extra = next((extra for name, extra in WORLDS.items() if opened.startswith(name)), "")
+        assert not extra or extra in extras.split(","), opened
+
+
+def test_packages_that_worlds_ask_for_are_those_of_the_extras() -> None:
+    known = {package(one) for extra in EXTRAS.values() for one in extra} | installed("twx")
+    catalogue = (ROOT / "tools" / "environments" / "catalogue.py").read_text(encoding="utf-8")
+    asked = re.findall(r"pip install ((?!--no-deps)[\w' \[\]-]+?)(?:[\"(]|$)", catalogue, re.MULTILINE)
+    assert len(asked) > 5
+    assert {package(name) for line in asked for name in line.split()} - known == set()
