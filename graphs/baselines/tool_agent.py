@@ -126,6 +126,7 @@ def build(
     dialogue = Dialogue(
         task_prompt=Prompt.load("tool_agent/solve", parts.prompts),
         last_turn_prompt=Prompt.load("tool_agent/last", parts.prompts),
+        turns_left_prompt=Prompt.load("tool_agent/left", parts.prompts),
         lessons_prompt=Prompt.load("training_free_grpo/lessons", parts.prompts) if lessons else None,
         versions=lessons,
         lessons_per_prompt=settings.lessons_per_prompt,

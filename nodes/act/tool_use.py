@@ -172,14 +172,20 @@ class BeginWithTools(Begin):
 # Think
 
 
+TURNS_TOLD = 5
+"""The number of turns left from which on prompts say how many there are."""
+
+
 @dataclass(frozen=True)
 class Dialogue:
     """Make the messages for the model: lessons of its library, the task, then the dialogue so far."""
 
     task_prompt: Prompt
-    """Needs $instruction and $observation (`tool_agent/solve`)."""
+    """Needs $instruction, $observation and $turns (`tool_agent/solve`)."""
     last_turn_prompt: Prompt
     """Added at the last turn (`tool_agent/last`)."""
+    turns_left_prompt: Prompt | None = None
+    """Added at the turns before it, from `TURNS_TOLD` turns left on; needs $left (`tool_agent/left`)."""
     lessons_prompt: Prompt | None = None
     """The text around lessons; needs $lessons (`training_free_grpo/lessons`)."""
     versions: LibraryVersions | None = field(default=None, repr=False)
@@ -210,7 +216,8 @@ class Dialogue:
     def head(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         """The system message and the task: the same at every turn."""
         task, first = state["task"], state["observation"].text
-        messages = self.task_prompt.messages(instruction=task.instruction, observation=first)
+        seen = "" if _repeats(first, task.instruction) else f"\n\n{first}"
+        messages = self.task_prompt.messages(instruction=task.instruction, observation=seen, turns=self.max_turns)
         if self.versions is None or self.lessons_prompt is None or not state.get("library"):
             return messages
         name = state["library"]
@@ -223,7 +230,19 @@ class Dialogue:
 
     def __call__(self, state: Mapping[str, Any]) -> list[BaseMessage]:
         messages = [*self.head(state), *state["messages"]]
-        return [*messages, *self.last_turn_prompt.messages()] if self.is_last(state) else messages
+        if self.is_last(state):
+            return [*messages, *self.last_turn_prompt.messages()]
+        left = self.max_turns - state["turn"]
+        if self.turns_left_prompt is None or not state["messages"] or left > TURNS_TOLD:
+            return messages
+        return [*messages, *self.turns_left_prompt.messages(left=left)]
+
+
+def _repeats(observation: str, instruction: str) -> bool:
+    """True if a first observation only repeats the beginning of the task, perhaps after a word or two such as `to solve:`."""
+    shown, task = " ".join(observation.split()), " ".join(instruction.split())
+    ends = {shown, shown.partition(": ")[2]}
+    return any(part and task.startswith(part.removesuffix("…").rstrip()) for part in ends)
 
 
 @dataclass(frozen=True)

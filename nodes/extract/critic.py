@@ -49,8 +49,8 @@ __all__ = [
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 # fmt: off
 _PROMPT_NAMES = (
-    "summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "propose", "consolidate", "cheatsheet",
-    "invent", "discriminate",
+    "summary", "summary_blind", "contrast", "contrast_blind", "contrast_hard", "contrast_single", "propose", "consolidate",
+    "cheatsheet", "invent", "discriminate",
 )
 # fmt: on
 
@@ -206,10 +206,12 @@ class Critic:
                 worth = f"reward {rewards[rollout.number]:.3g}"
             case "majority":
                 worth = f"its answer {'agrees' if plain[rollout.number] >= 0.5 else 'does not agree'} with most"
+            case "implicit":
+                worth = ""
             case _:
                 worth = f"an examiner without the answer gave it {plain[rollout.number]:.3g}"
         took = [f"{n} {what}" for n, what in ((rollout.steps, "actions"), (rollout.tool_calls, "tool calls")) if n > 1]
-        return ", ".join([worth, *took])
+        return ", ".join(filter(None, [worth, *took]))
 
     def attempts(self, state: State, room: int) -> str:
         """The reports of the group's attempts, or the attempts themselves, each under its label, in at most `room` tokens."""
@@ -323,10 +325,15 @@ class SkipSummaries:
 # Summaries
 
 
+SHORT_ATTEMPT = 12
+"""Words of an attempt of one action up to which it needs no report."""
+
+
 def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
     """The node that writes a report of rollout `number` of the group: what it did, and where it went right or wrong.
 
-    If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks.
+    If no reply can be read, the rollout's shortened transcript takes the place of the report, so a group never shrinks. So does an
+    attempt of one line, which a report could only make longer.
     """
     if critic.line_only:
         return SkipSummaries()
@@ -357,7 +364,13 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
         failure = f"rollout {rollout.number} of {rollout.task.id} has no summary, its transcript stands in: {bad}"
         return {"summaries": [Summary(rollout.number, short, False)], "failures": [failure]}
 
-    return critic.ask("summary", model, messages, read, on_bad_reply)
+    def known_update(state: State) -> Mapping[str, Any] | None:
+        rollout = _current_rollout(state)
+        transcript = critic.transcript(rollout)
+        is_short = len(transcript.split()) <= SHORT_ATTEMPT and len(re.findall(r"^> ", transcript, re.MULTILINE)) <= 1
+        return {"summaries": [Summary(rollout.number, transcript, False)]} if is_short else None
+
+    return AskUnlessKnown(known_update, critic.ask("summary", model, messages, read, on_bad_reply))
 
 
 def _current_rollout(state: State) -> Rollout:
@@ -377,8 +390,10 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         return _contrast_by_line(model, critic)
 
     def prompt(state: State) -> Prompt:
+        if critic.truth != "given":
+            return critic.prompts["contrast_blind"]
         hard = state["kind"] == "hard" and critic.answer(state["task"])
-        return critic.prompts["contrast_blind" if critic.truth != "given" else "contrast_hard" if hard else "contrast"]
+        return critic.prompts["contrast_single" if state["kind"] == "single" else "contrast_hard" if hard else "contrast"]
 
     def messages(state: State) -> list[BaseMessage]:
         asked, task = prompt(state), state["task"]
@@ -433,7 +448,7 @@ def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[st
 def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Node:
     """The node that compares, for a model that only writes a line: it is shown the attempts with the reward of each step."""
     prompt = critic.prompts["line"]
-    layout = Layout() if critic.truth == "given" else Layout(rewards="sparse")
+    layout = Layout() if critic.truth == "given" else Layout(rewards="none" if critic.truth == "implicit" else "sparse")
 
     def messages(state: State) -> list[BaseMessage]:
         room = critic.remaining_tokens(prompt)
@@ -487,7 +502,8 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
         return [id for id, vote in state["votes"] if vote < 0]
 
     def provenance(state: State) -> dict[str, Any]:
-        rewards = tuple(reward for reward in state["rewards"] if reward is not None)
+        labelled = critic.truth != "implicit"
+        rewards = tuple(reward for reward in state["rewards"] if reward is not None) if labelled else ()
         return {"problems": (state["task"].id,), "rewards": rewards, "step": state["step"]}
 
     def additions(state: State) -> list[Edit]:

@@ -8,6 +8,9 @@ group teaches nothing. Here the advantage is put into words instead of weights, 
 | `given` | the environment: its score as a share of the best possible score |
 | `majority` | no ground truth: 1 for the most frequent answer, if enough rollouts agree, else 0 |
 | `self` | no ground truth: a model's grades of the attempts, side by side |
+| `implicit` | no ground truth, and no rewards: every group is compared, and the model has to judge for itself (the paper's ablation) |
+
+A group of one rollout (the paper's "without group computation") has no advantage; the rollout is studied by itself.
 
 In all three cases tokens and actions may cost reward (`net_reward`).
 """
@@ -30,6 +33,7 @@ from ..cached_model import BudgetSpent
 from ..state import GroupChannels
 
 __all__ = [
+    "COMPARABLE_KINDS",
     "AssignRewards",
     "BudgetedGroup",
     "EmitComparison",
@@ -51,7 +55,7 @@ __all__ = [
     "sort_rollouts",
 ]
 
-Truth = Literal["given", "majority", "self"]
+Truth = Literal["given", "majority", "self", "implicit"]
 _SAME = 1e-9
 """Standard deviation up to which rewards count as equal: sums of floats are not exact."""
 
@@ -63,7 +67,7 @@ class RewardSettings:
     truth: Truth = "given"
     """The source of rewards: the environment, or without ground truth the agreement of the group's answers, or a model's
     opinion. Without ground truth no label decides anything: it goes with `accept="always"` and `keep_best=False` only. Paper:
-    given; in an ablation none, without a rule for what takes its place."""
+    given; in an ablation none, without a rule for what takes its place: `implicit`, which compares every group unlabelled."""
     min_agreement: float = 0.6
     """Share of a group's answers that a majority needs. Paper: not given."""
     min_reward_std: float = 0.0
@@ -285,14 +289,20 @@ class AssignRewards(Runnable[Any, Any]):
             found = list(grades.get("rewards") or [])
             known = len(found) == len(rollouts)
             return found if known else [None] * len(rollouts), known
+        if self.truth == "implicit":  # 0 stands for a rollout that can be read; no prompt shows it
+            return [0.0 if self._has_result(rollout) else None for rollout in rollouts], True
         answers = [self.answer(rollout.answer) if self._has_result(rollout) else "" for rollout in rollouts]
         most, share = majority(answers)
         return [float(given == most) if given else None for given in answers], share >= self.min_agreement
 
     def _kind(self, task: Task, rewards: Sequence[float | None], plain: Sequence[float | None], agreed: bool) -> str:
         known = [reward for reward in plain if reward is not None]
-        if len(known) < 2:
+        if len(known) < min(2, len(plain)) or not known:
             return "failed"
+        if self.truth == "implicit":
+            return "unlabelled"
+        if len(plain) == 1:
+            return "single"
         if not agreed:
             return "disagreed"
         if has_spread(rewards, self.min_reward_std):
@@ -306,9 +316,13 @@ def _tokens(usage: Usage) -> int:
     return usage.input_tokens + usage.output_tokens
 
 
+COMPARABLE_KINDS = ("mixed", "hard", "single", "unlabelled")
+"""Kinds of groups from which something can be learned."""
+
+
 def route_comparison(state: GroupChannels) -> Literal["compare", "no lesson"]:
     """`compare` if the group has something to compare, else `no lesson`."""
-    return "compare" if state["kind"] in ("mixed", "hard") else "no lesson"
+    return "compare" if state["kind"] in COMPARABLE_KINDS else "no lesson"
 
 
 @dataclass(frozen=True)
@@ -325,7 +339,7 @@ class EmitComparison:
             "comparisons": [
                 Comparison(
                     state["task"].id,
-                    rewards=tuple(state["rewards"]),
+                    rewards=tuple(None if state["kind"] == "unlabelled" else reward for reward in state["rewards"]),
                     truths=tuple(rollout.reward for rollout in rollouts),
                     kind=state["kind"],
                     insights=tuple(state["insights"]),

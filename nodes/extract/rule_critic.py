@@ -32,7 +32,7 @@ __all__ = [
     "with_final_reward",
 ]
 
-Truth = Literal["given", "majority", "self"]
+Truth = Literal["given", "majority", "self", "implicit"]
 """Source of rewards: the environment's verifier, agreement with the group's answers, or a model's grades."""
 
 

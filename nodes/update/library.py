@@ -24,7 +24,7 @@ from ...memory.storage.rows import Rows
 from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
-from ..extract.groups import StopWhenBudgetSpent
+from ..extract.groups import COMPARABLE_KINDS, StopWhenBudgetSpent
 from ..extract.rollouts import RolloutPlayer
 from ..extract.rule_critic import as_library, random_lessons, shuffle_lessons
 from ..state import GroupInput, LearningChannels
@@ -53,8 +53,6 @@ __all__ = [
 Node = Callable[[Any], Any] | Runnable[Any, Any]
 REJECTED_SHOWN = 3
 """Rejected candidates that the next proposals are shown, the last ones."""
-COMPARABLE_KINDS = ("mixed", "hard")
-"""Kinds of groups that have something to compare."""
 
 
 class LearningRunInput(TypedDict):

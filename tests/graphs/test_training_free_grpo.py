@@ -53,6 +53,12 @@ LESSON = "When a riddle asks for the secret of a word, write the word backwards.
 WORDS = "lamp rope bell coin mask door gate fork gem key moon star".split()  # noqa: SIM905
 
 
+@pytest.fixture(autouse=True)
+def reports_of_short_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Riddles are answered in a word, and reports of attempts are part of what is tested here."""
+    monkeypatch.setattr("learngraph.nodes.extract.critic.SHORT_ATTEMPT", 0)
+
+
 class Riddles:
     """A world of one written answer: the secret of a word is the word backwards."""
 
@@ -99,6 +105,7 @@ KINDS = {
     "You solve": "act",
     "You study how": "summary",
     "You compare attempts": "contrast",
+    "You study an attempt": "contrast",
     "Several reviewers": "consolidate",
     "You keep a library": "propose",
     "You examine attempts": "discriminate",
@@ -995,6 +1002,30 @@ def test_e7_two_runs_in_one_process_have_their_own_verifiers() -> None:
 # Without ground truth
 
 
+def test_one_rollout_a_problem_is_enough_where_nothing_is_compared() -> None:
+    bench = Bench(settings=TrainingFreeGRPO(epochs=1).one_attempt())
+    out = bench.run()
+    assert set(bench.rows[0]["groups"].values()) == {"single"}
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+    with pytest.raises(UserError, match="truth=majority needs 2 or more"):
+        replace(TrainingFreeGRPO().no_truth(), group_size=1)
+    with pytest.raises(UserError, match="author=rule needs 2 or more"):
+        TrainingFreeGRPO(group_size=1, author="rule")
+
+
+def test_without_labels_every_group_is_compared_and_no_verdict_is_told() -> None:
+    bench = Bench(settings=TrainingFreeGRPO(group_size=3, epochs=1).implicit())
+    out = bench.run()
+    assert bench.rows[0]["groups"] == {f"train-{n}": "unlabelled" for n in range(4)}, "those that agree, too"
+    assert all(rewards == [None] * 3 for rewards in bench.rows[0]["rewards"].values())
+    assert [lesson.text for lesson in bench.product(out).lessons] == [LESSON]
+    asked = [told for kind, told, _ in bench.chat.asked if kind != "act"]
+    assert asked
+    assert not [told for told in asked if "VERDICT" in told]
+    with pytest.raises(UserError, match="truth=implicit has none"):
+        replace(TrainingFreeGRPO().implicit(), author="rule")
+
+
 def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() -> None:
     bench = Bench(Chat(luck=0.7), replace(TrainingFreeGRPO(group_size=5, epochs=1).no_truth(), min_agreement=0.6))
     bench.run()
@@ -1410,7 +1441,7 @@ def test_where_nothing_is_summarised_the_group_is_drawn_without() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"group_size": 1}, "group_size is at least 2, got 1: a rollout has nothing to be compared with"),
+        ({"group_size": 0}, "group_size is at least 1, got 0"),
         ({"accept": "maybe"}, "accept is one of not-worse, better, always"),
         ({"truth": "none"}, "truth is one of given, majority, self"),
         ({"truth": "majority"}, "truth=majority is learning without labels, and the accept test needs them"),

@@ -52,6 +52,7 @@ import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -609,7 +610,14 @@ def python_tool(interpreter: Interpreter) -> BaseTool:
     async def arun(code: str) -> str:
         return (await interpreter.arun(_strip_fence(code))).text or "[No output.]"
 
-    return StructuredTool.from_function(run, arun, name="python", description=DESCRIPTION)
+    return StructuredTool.from_function(run, arun, name="python", description=_describe_tool(interpreter))
+
+
+def _describe_tool(interpreter: Interpreter) -> str:
+    """The tool's description for the model: what persists, which libraries there are, how long a call may take."""
+    there = [name for name in ("numpy", "scipy", "sympy") if find_spec(name)]
+    libraries = f" Installed are {', '.join(there)}." if there else ""
+    return f"{DESCRIPTION}{libraries} A call may take {interpreter.seconds:g} seconds."
 
 
 @dataclass(frozen=True)

@@ -323,6 +323,7 @@ def sums(here: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A world of sums with a model that writes: flags."""
     pytest.importorskip("math_verify", reason="NOT TESTED: pip install math-verify")
     problems = [{"problem": f"What is {17 * n + 5} + {n}?", "answer": str(18 * n + 5)} for n in range(1, 41)]
+    monkeypatch.setattr("learngraph.nodes.extract.critic.SHORT_ATTEMPT", 0)  # reports are asked for here, too
     (here / "sums.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     # A verifier's processes take a second to start; what they do is tested elsewhere.
     return (
@@ -461,7 +462,7 @@ def test_folds_may_be_the_same_and_no_problem_is_in_two_parts(
         ("--model nobody", "there are pocket"),
         ("--critic nobody", "there are pocket"),
         ("--problems 0", "problems is at least 1"),
-        ("--group-size 1", "nothing to be compared with"),
+        ("--group-size 1 --author rule", "nothing to be compared with"),
         ("--truth rumour", "majority"),
         ("--test-problems 0", "--test-problems is at least 1, got 0"),
         ("--test-rollouts 0", "--test-rollouts is at least 1, got 0"),

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda
 from langgraph.graph import StateGraph
 from typing_extensions import TypedDict
 
 from learngraph.graphs import training_free_grpo
-from learngraph.graphs.baselines import lesson_react
+from learngraph.graphs.baselines import lesson_react, tool_agent
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring.fingerprint import group_fingerprint, rollout_fingerprint
 from learngraph.graphs.wiring.flow import compile_graph, wire
@@ -24,7 +25,9 @@ from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.library import LibraryVersions
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.prompt import Prompt
+from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.environments.keyword_keep import KeywordKeep
+from learngraph.tools.models.models import open_model
 
 
 class State(TypedDict):
@@ -178,3 +181,38 @@ def test_a_group_is_known_by_the_texts_of_its_critics_prompts(tmp_path: Path) ->
 
 def test_settings_that_a_groups_key_leaves_out_are_settings() -> None:
     assert {item.name for item in fields(TrainingFreeGRPO)} >= NOT_IN_GROUP_KEY
+
+
+def prompts_of_a_rollout(kind: str, folder: Path | None) -> Any:
+    """The graph of a rollout, with the prompt files of a folder."""
+    chat: Any = FakeListChatModel(responses=["look"])
+    if kind == "scored":
+        parts = MethodInputs.with_scoring_model(KeywordKeep(), Journal(), open_model("pocket"), prompts=folder)
+        return parts, lesson_react.build(parts, lessons=LibraryVersions())
+    if kind == "tools":
+        parts = MethodInputs.with_chat_model(open_environment("game24"), Journal(), chat, prompts=folder)
+        return parts, tool_agent.build(parts, lessons=LibraryVersions())
+    parts = MethodInputs.with_chat_model(KeywordKeep(), Journal(), chat, stepwise=kind == "stepwise", prompts=folder)
+    return parts, lesson_react.build(parts, lessons=LibraryVersions())
+
+
+@pytest.mark.parametrize("kind", ["scored", "written", "stepwise", "tools"])
+def test_every_prompt_that_a_rollout_reads_is_in_its_key(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: dict[str, Prompt] = {}
+    load = Prompt.load.__func__  # type: ignore[attr-defined]
+
+    def note(cls: Any, name: str, overrides: Path | None = None) -> Prompt:
+        read[name] = load(cls, name, overrides)
+        return read[name]
+
+    with monkeypatch.context() as noted:
+        noted.setattr(Prompt, "load", classmethod(note))
+        before = rollout_fingerprint(*prompts_of_a_rollout(kind, None))
+    assert read
+    for name, held in read.items():
+        folder = tmp_path / name.replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
+        assert rollout_fingerprint(*prompts_of_a_rollout(kind, folder)) == before, "an empty folder changes nothing"
+        parts = [f"## {role}\n{template.template}" for role, template in held.parts]
+        (folder / f"{name}.md").write_text("\n".join([*parts[:-1], f"{parts[-1]} Mind the cat."]))
+        assert rollout_fingerprint(*prompts_of_a_rollout(kind, folder)) != before, name

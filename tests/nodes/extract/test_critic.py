@@ -86,7 +86,10 @@ def critic(*lessons: str, **more: Any) -> Critic:
 
 
 BOTH = ("L0", "L1")
-TWO = [rollout(0, 1.0, "> add\n= 1\n", "42", shown=BOTH), rollout(1, 0.0, "> guess\n= 0\n", "41", shown=BOTH)]
+TWO = [
+    rollout(0, 1.0, "> add\n= 1\n> say 42\n", "42", shown=BOTH),
+    rollout(1, 0.0, "> guess\n= 0\n> say 41\n", "41", shown=BOTH),
+]
 
 
 # Summaries
@@ -102,11 +105,35 @@ def test_a_summary_is_asked_with_problem_lessons_transcript_grade_and_answer() -
         assert told in prompt, told
 
 
+def test_an_attempt_of_one_line_needs_no_report() -> None:
+    model = Scripted("It guessed.")
+    short = [rollout(0, 1.0, "> 42\n", "42"), rollout(1, 0.0, "> add\n= 0\n> guess\n= 0\n", "41")]
+    out = summarise(model, critic()).invoke({**group(short), "number": 0})
+    assert (out["summaries"], model.asked) == ([Summary(0, "> 42\n", written=False)], [])
+    summarise(model, critic()).invoke({**group(short), "number": 1})
+    assert len(model.asked) == 1
+
+
+def test_without_labels_and_alone_an_attempt_is_studied_as_it_is() -> None:
+    """The paper's ablations: no ground truth without a rule in its place, and no group computation."""
+    model = Scripted('{"lessons": ["when a sum is asked, add"]}')
+    unlabelled = group([secret(0, 0.8125), secret(1, 0.8125)], rewards=[0.0, 0.0], kind="unlabelled")
+    found = critic(truth="implicit", reference=lambda task: "TRUEANSWER")
+    assert contrast(model, found).invoke(unlabelled)["insights"] == ["when a sum is asked, add"]
+    assert "Attempt 1:\n" in model.prompts[0]
+    assert not [canary for canary in (*CANARIES, "reward 0") if canary in model.prompts[0]]
+    one = Scripted('{"lessons": []}')
+    contrast(one, critic(reference=lambda task: "forty-two")).invoke(group(TWO[:1], kind="single"))
+    assert "There is no other attempt to compare it with" in one.prompts[0]
+    assert "Attempt 1 (reward 1):" in one.prompts[0]
+    assert "True answer: forty-two" in one.prompts[0]
+
+
 def test_a_group_does_not_shrink_when_a_summary_fails() -> None:  # D16
     model, known = Scripted(" "), critic()
     node = summarise(model, known)
     out = node.invoke({**group(TWO), "number": 1})
-    assert out["summaries"] == [Summary(1, "> guess\n= 0\n", written=False)]
+    assert out["summaries"] == [Summary(1, "> guess\n= 0\n> say 41\n", written=False)]
     assert len(model.asked) == 3
     assert "rollout 1 of sum-1" in out["failures"][0]
     asked = Scripted('{"lessons": []}')
@@ -209,7 +236,8 @@ def test_insights_and_votes_are_read() -> None:
 
 
 def test_only_lessons_that_rollouts_were_shown_are_told_of_and_voted_on() -> None:
-    rollouts = [rollout(0, 1.0, shown=("L2",)), rollout(1, 0.0, shown=("L0",))]
+    lines = "> look\n> say it\n"
+    rollouts = [rollout(0, 1.0, lines, shown=("L2",)), rollout(1, 0.0, lines, shown=("L0",))]
     known = critic("guess", "add up", "draw it")
     reply = '{"lessons": [], "helpful": ["L1", "L2"], "harmful": ["L0"]}'
     model = Scripted(reply)
@@ -389,7 +417,7 @@ def secret(number: int, reward: float) -> Rollout:
     return rollout(number, reward, told, f"say {number}", trajectory=lived, error="VERDICT" if number else "")
 
 
-@pytest.mark.parametrize("truth", ["majority", "self"])
+@pytest.mark.parametrize("truth", ["majority", "self", "implicit"])
 @pytest.mark.parametrize("plain", [False, True])
 def test_without_ground_truth_no_prompt_holds_what_the_verifier_said(truth: Any, plain: bool) -> None:
     replies = {
