@@ -60,7 +60,7 @@ def skip_in_what_if(
     """Decorator: a method that adds to a memory does nothing while a what-if is played."""
 
     @wraps(add)
-    def add_unless_what_if(self: Memory, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+    def add_unless_what_if(self: Memory, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
         if _current.get() is None:
             add(self, *args, **kwargs)
 

@@ -15,7 +15,14 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-WORLDS = {"twx:": "twx", "alfworld": "alfworld", "math": "math", "reasoning:": "reasoning", "hotpot": "search", "webshop": "search"}
+WORLDS = {
+    "twx:": "twx",
+    "alfworld": "alfworld",
+    "math": "math",
+    "reasoning:": "reasoning",
+    "hotpot": "search",
+    "webshop": "search",
+}
 """Beginning of a world's name -> the extra that it needs."""
 FILES = [
     path

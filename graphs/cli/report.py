@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -105,6 +106,7 @@ def report(
         *bank_overlap_warnings(setup, tasks),
         *benchmark.bank_cost_notes(rows),
         *_missing_reward_lines(folder),
+        *_empty_look_up_lines(rows),
         *_cost_lines(rows),
         *lines,
     ]
@@ -122,6 +124,18 @@ def report(
         for line in remarks:
             print(line)
     return 2 if failed else 0
+
+
+def _empty_look_up_lines(rows: Sequence[MethodSummary]) -> list[str]:
+    """A line for each method whose memory held nothing alike at some steps; it is logged, too."""
+    lines = [
+        f"{row.method} found nothing alike in its memory at {row.empty_look_ups:,} of {row.look_ups:,} steps after the first episode"
+        for row in rows
+        if row.empty_look_ups
+    ]
+    for line in lines:
+        logging.getLogger(__name__).info(line)
+    return lines
 
 
 def _cost_lines(rows: Sequence[MethodSummary]) -> list[str]:

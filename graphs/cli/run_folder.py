@@ -9,8 +9,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..studies.folder_settings import first_digest, settings_digest
 from ..studies.old_names import run_stem
-from ..studies.sweep import Job, first_digest, settings_digest
+from ..studies.sweep import Job
 from ..wiring.flags import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
 from .options import RunOptions, SweepSetup
 from .play import needs_model

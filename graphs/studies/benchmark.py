@@ -57,6 +57,10 @@ class SeedResult:
     """Yes-or-no decisions that could not be parsed and were taken as no."""
     studied: int = 0
     """Tokens spent on reading a bank before the first attempt; not part of `tokens`."""
+    look_ups: int = 0
+    """Steps after the first episode that looked something up in memory, where the method notes it."""
+    empty_look_ups: int = 0
+    """Those that found nothing."""
     is_walkthrough: bool = False
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
 
@@ -131,6 +135,10 @@ class MethodSummary:
     """Decisions that could not be parsed, sum over all episodes."""
     studied: float
     """Tokens spent on reading a bank before the first attempt, mean over seeds; not part of the other costs."""
+    look_ups: int
+    """Steps after the first episode that looked something up in memory, sum over seeds, where the method notes it."""
+    empty_look_ups: int
+    """Those that found nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dictionary for JSON."""
@@ -215,6 +223,8 @@ def summary(
         refreshes=mean([sum(a.refreshes) / len(a.scores) for a in attempts]),
         malformed=sum(a.malformed for a in attempts),
         studied=mean([a.studied for a in attempts]),
+        look_ups=sum(a.look_ups for a in attempts),
+        empty_look_ups=sum(a.empty_look_ups for a in attempts),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ....memory.errors import UserError
 from ....memory.records import Usage
 from ...wiring.flags import CommandError
+from ..folder_settings import check_settings
 from .digests import initial_libraries
 from .models import SeedModels
 from .report import print_line
@@ -241,10 +242,9 @@ def _calls_per_rollout(setup: TrainingFreeSetup, environment: Any) -> int:
 def dry_run(setup: TrainingFreeSetup, settings: Mapping[str, Any]) -> int:
     """Print the estimated calls, tokens and dollars of the run, stage by stage; returns the exit code."""
     from ....memory.storage.cache import Cache
-    from .. import sweep
     from ..evaluation_tables import usage_table
 
-    sweep.check_settings(setup.folder, settings)
+    check_settings(setup.folder, settings)
     options = setup.options
     place, known, measured = setup.folder / "cache.sqlite", dict[str, Usage](), ""
     if place.exists():

@@ -178,3 +178,16 @@ def test_a_dry_run_says_its_assumptions_and_whether_the_budget_may_not_last(
     assert "assumed: " in shown
     assert "--token-budget 9 may not last" in shown
     assert f"its horizon of {KeywordKeep().horizon} steps" in shown
+
+
+def test_steps_at_which_memory_held_nothing_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["run", "jitrl", "--env", "toy", "--prior", "uniform", "--episodes", "3", "--seeds", "1", "--out", "run"]
+    assert main([*command, "--compare", "random"]) == 0
+    row = results(here)["jitrl"]
+    steps = [json.loads(line) for line in (here / "run" / "jitrl-s0" / "steps.jsonl").read_text().splitlines()]
+    later = [step for step in steps if step["episode"]]
+    empty = [step for step in later if not any(one["count"] for one in step["estimates"])]
+    assert (row["look_ups"], row["empty_look_ups"]) == (len(later), len(empty))
+    line = f"jitrl found nothing alike in its memory at {len(empty):,} of {len(later):,} steps after the first episode"
+    assert (line in capsys.readouterr().out) == bool(empty)
+    assert results(here)["random"]["look_ups"] == 0
