@@ -103,7 +103,7 @@ def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, ledger
     if loads_model(job.method, options):
         with _open_lock:
             model = _metered(shared_model(options.model, setup.model_options(job.method)), setup.options, job, ledger)
-    judging = model.bind(temperature=0) if setup.asks_at_paper_temperature(job.method) else model
+    judging = model.bind(temperature=0) if model is not None and setup.asks_at_paper_temperature(job.method) else model
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, shelf=files.shelf, run=job.run)
     episode: Any = method.build(inputs, setup.methods[job.method], chain=True)

@@ -154,10 +154,10 @@ class UnboundedGraph(CompiledStateGraph[Any, Any, Any, Any]):
     given it, and 25 super-steps are two moves of a game. So 25 counts as not given here; any other limit holds.
     """
 
-    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:  # type: ignore[override]
+    def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
         return super().stream(input, _without_default_limit(config), **options)
 
-    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:  # type: ignore[override]
+    def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         return super().astream(input, _without_default_limit(config), **options)
 
 
