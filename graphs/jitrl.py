@@ -4,36 +4,48 @@ The agent plays a task again and again. Before every action it recalls what simi
 or worse than usual each candidate action turned out (the advantage), and adds that to the model's logits. After every episode
 each step is credited with its discounted return and remembered. No gradients: it learns by what it can look up.
 
-The default estimator, `shrunk`. G_i: mean return of neighbour i over its n_i visits; w_i: its similarity; a ranges over the
+The default estimator, `guarded`. G_i: mean return of neighbour i over its n_i visits; w_i: its similarity; a ranges over the
 candidates; G_avg and S^2: mean and variance of all returns in scope.
 
     recall    N(s): the k most similar remembered states of earlier episodes: Jaccard over the words,
               pairs and triples of Environment.abstract(observation), at least min_similarity        Eq. 24
+              m(a): how often this episode took a in this very state since its last progress
     propose   candidates with logits z(s, a) in nats, from the policy                                Sec. 4
     augment   + admissible actions that only the memory knows, at the lowest logit                   Eq. 23
     advise    n(a)    = sum of w_i n_i over the neighbours with action a
-              Q(s, a) = (sum of w_i n_i G_i + kappa G_avg) / (n(a) + kappa)                          Eq. 5'
-              V(s)    = mean of Q(s, a) over the candidates                                          Eq. 4'
-              A(s, a) = Q(s, a) - V(s)                                                               Eq. 7
+              U(s)    = min(G_avg, sum of w_i n_i G_i / sum of w_i n_i over N(s))                    Eq. 4'
+              Q(s, a) = (sum of w_i n_i G_i + kappa U(s)) / (n(a) + kappa)                           Eq. 5'
+              A(s, a) = Q(s, a) - mean of Q(s, .) over the candidates                                Eq. 7'
               sigma^2 = (sum of squared deviations within the neighbours + S^2) / (sum of (n_i - 1) + 1)
               A~(s, a) = A(s, a) / (max |A| + sigma / sqrt(n(a*) + kappa)),  a* = argmax |A|         Eq. 25'
                          + bonus / sqrt(1 + n(a))                                                    Eq. 6'
-    modulate  z'(s, a) = max(z(s, a), log min_prior) + beta A~(s, a);                                Eq. 10
-              with N(s) empty the policy stays as it is: no min_prior, the same shift for all
+                         - rho (m(a) + share of the visits to a that lost an episode)                Eq. 26'
+    modulate  z'(s, a) = z(s, a) + beta A~(s, a); an action with n(a) > 0 and A(s, a) > 0
+              has at least z = log min_prior; with N(s) empty A~ is -rho m(a) alone                  Eq. 10
     choose    draw from softmax(z' / temperature)
     judge     r_t of every step, once the episode is over
-    remember  G_t = r_t + gamma G_{t+1}                                                              Eq. 3
+    remember  G_t = r_t + gamma G_{t+1}; G_t = r_t if the judge's r_t counts what followed           Eq. 3
 
-A prime marks our replacement of the paper's equation with that number: few visits count for little, and an action that was never
-tried is worth the average. kappa is `shrinkage_visits`, bonus `exploration_bonus`. `JitRL.paper()` has the paper's equations over
-single visits: V is the mean return of N(s) (Eq. 4), Q the mean return of the action (Eq. 5); an untried action has
-Q = V + alpha / |N(s)| with probability lambda, else Q = 0 (Eq. 6); A~ = A / max |A| (Eq. 25); no min_prior; logit 0 for an action
-that only the memory knows. The arithmetic stands in nodes/act/decide.py and nodes/act/advantage.py.
+A prime marks our replacement of the paper's equation with that number; Eq. 26' is new. Why each:
+
+- Eq. 4' is what an untried action is worth. The average of all returns, which is the usual choice where rewards are sparse, is
+  wrong where they are dense: the last, winning step returns little by nature, and every untried action would look better. The
+  state's own mean is right there, and too high where a state has paid well: what works must be kept. Hence the lower of the two.
+- Eq. 5' and 25': few visits count for little, a gap that the visits confirm counts fully, however small.
+- Eq. 6': an untried action gains a little, so that a near-certain prior is not overturned out of curiosity.
+- Eq. 26': within an episode, an action that led back to the same state without progress (memory/progress.py) will do so again;
+  and an end before the step limit that earned nothing is a loss even where it costs no points. Returns show neither.
+
+kappa is `shrinkage_visits`, bonus `exploration_bonus`, rho `repeat_penalty`. They were chosen on other tasks than those that are
+reported on (graphs/studies/jitrl_values.py). `JitRL.paper()` has the paper's equations over single visits: V is the mean return
+of N(s) (Eq. 4), Q the mean return of the action (Eq. 5); an untried action has Q = V + alpha / |N(s)| with probability lambda,
+else Q = 0 (Eq. 6); A~ = A / max |A| (Eq. 25); no min_prior; logit 0 for an action that only the memory knows. The arithmetic
+stands in nodes/act/decide.py and nodes/act/advantage.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -41,10 +53,11 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
-from ..memory.experiences import Experiences, TrajectoryStore, reference_returns
+from ..memory.experiences import Experiences, TrajectoryStore, reference_returns, returns
 from ..memory.search.similarity import bag, ngrams, reference_words, words
+from ..memory.storage.journal import Journal
 from ..nodes.act.choose import Choose
-from ..nodes.act.decide import Augment, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
+from ..nodes.act.decide import Augment, GuardedAdvice, Modulate, PaperAdvice, ReferenceAdvice, ReferenceModulate, ShrunkAdvice
 from ..nodes.act.episode import Act, Begin, Environment, route_episode_end
 from ..nodes.retrieve.recall import Recall, RecallVisits, ReferenceRecall, Remember
 from ..nodes.state import (
@@ -81,13 +94,15 @@ class JitRL:
     """Hyper-parameters. The defaults are what we found best; `paper` and `reference` are the published ones."""
 
     # Which formulas
-    advantage_estimator: Literal["shrunk", "paper", "reference"] = "shrunk"
-    """The formulas from returns to advantages: `shrunk` (ours), `paper` (Eq. 4 to 7 and 25 to the letter), `reference` (the
-    authors' code, with its defects)."""
+    advantage_estimator: Literal["guarded", "shrunk", "paper", "reference"] = "guarded"
+    """The formulas from returns to advantages: `guarded` (ours), `paper` (Eq. 4 to 7 and 25 to the letter), `reference` (the
+    authors' code, with its defects); `shrunk` is what our default was: U(s) = G_avg, a bonus of .5, no Eq. 26', every
+    action lifted."""
 
     # Memory: what is recalled, and what a step is worth
     k: int = field(default=10, metadata=SHARED)
-    """k, Eq. 24: the largest number of neighbours. `shrunk` counts distinct states, the others single visits. Paper: 10."""
+    """k, Eq. 24: the largest number of neighbours. `guarded` and `shrunk` count distinct states, the others
+    single visits. Paper: 10."""
     min_similarity: float = 0.95
     """The least Jaccard similarity of a neighbour, in [0, 1]. Paper: 0.95 (Jericho), 0.8 (WebArena)."""
     cross_task: bool = field(default=False, metadata=SHARED)
@@ -97,21 +112,26 @@ class JitRL:
 
     # Decision: from logits to an action
     beta: float = 10.0
-    """beta, Eq. 10: nats per unit of A~. In `shrunk` the largest advantage reaches A~ = 1 as its visits confirm it. Paper: not given.
+    """beta, Eq. 10: nats per unit of A~. In `guarded` the largest advantage reaches A~ = 1 as its visits confirm it. Paper: not
+    given.
     `reference` has a weight of its own, which grows from 1 to 1.5."""
     temperature: float = field(default=1.0, metadata=SHARED)
     """The temperature of the softmax that the action is drawn from; 0 takes the best. Paper: 1; reference code: 0."""
     min_prior: float = 0.01
-    """The least prior probability of a candidate: how far the model may rule an action out (`shrunk` only)."""
+    """The least prior probability of an action that memory found better: how far the model may rule it out (`guarded`; in
+    `shrunk` that of every candidate)."""
 
     # Untried actions
     shrinkage_visits: float = 0.5
-    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards the average (`shrunk` only)."""
-    exploration_bonus: float = 0.5
-    """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)); 1 is the shift of a largest advantage without doubt (`shrunk`
+    """kappa, Eq. 5': pseudo-visits by which a mean return is shrunk towards U(s) (`guarded`, `shrunk`)."""
+    exploration_bonus: float = 0.25
+    """bonus, Eq. 6': added to every A~ as bonus / sqrt(1 + n(a)); 1 is the shift of a largest advantage without doubt (`guarded`
     only)."""
+    repeat_penalty: float = 0.5
+    """rho, Eq. 26': taken from A~ for each visit that led nowhere, in the same unit (`guarded` only)."""
     unseen_bonus: float = 5.0
-    """alpha, Eq. 6: an untried action gets alpha / |N(s)| on top of V, in reward units times visits (`paper`: 5; `reference`: 1)."""
+    """alpha, Eq. 6: an untried action gets alpha / |N(s)| on top of V, in reward units times visits (`paper`: 5; `reference`:
+    1). It is in units of returns: with rewards of at most 1, .1 to .5 does better than the paper's 5."""
     unseen_bonus_probability: float = 0.65
     """lambda, Eq. 6: probability that an untried action gets the bonus (`paper` only: Jericho 0.65, WebArena 0.05)."""
 
@@ -127,13 +147,17 @@ class JitRL:
                     f"jitrl: {name} has no effect with advantage_estimator='{self.advantage_estimator}'; leave it at {usual}"
                 )
 
-    def memory(self, shelf: TrajectoryStore | None = None) -> Experiences:
+    def memory(self, shelf: TrajectoryStore | None = None, *, credits_future: bool = False) -> Experiences:
         """A memory that discounts returns and compares states as these settings say.
 
         Args:
             shelf: the store that keeps it for good; None keeps it in this process.
+            credits_future: True if the judge's reward of a step counts what followed from it (nodes/evaluate/judge.py). Then
+                `guarded` takes the reward as the return, where Eq. 3 would count the same steps again.
         """
         match self.advantage_estimator:
+            case "guarded":
+                return Experiences(shelf, gamma=self.gamma, credit=_rewards_as_returns if credits_future else returns)
             case "shrunk":
                 return Experiences(shelf, gamma=self.gamma)
             case "paper":  # Eq. 24 is about sets of tokens
@@ -179,17 +203,23 @@ _RANGES = {
     "min_similarity": (0, 1),
     "shrinkage_visits": (1e-9, 1e9),
     "exploration_bonus": (0, 1e6),
+    "repeat_penalty": (0, 1e6),
     "min_prior": (0, 1),
     "unseen_bonus": (-1e9, 1e9),
     "unseen_bonus_probability": (0, 1),
     "temperature": (0, 1e6),
 }
 _UNUSED = {
-    "shrunk": ("unseen_bonus", "unseen_bonus_probability"),
-    "paper": ("shrinkage_visits", "exploration_bonus", "min_prior"),
-    "reference": ("beta", "shrinkage_visits", "exploration_bonus", "min_prior", "unseen_bonus_probability"),
+    "guarded": ("unseen_bonus", "unseen_bonus_probability"),
+    "shrunk": ("exploration_bonus", "unseen_bonus", "unseen_bonus_probability", "repeat_penalty"),
+    "paper": ("shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior"),
+    "reference": ("beta", "shrinkage_visits", "exploration_bonus", "repeat_penalty", "min_prior", "unseen_bonus_probability"),
 }
 """Estimator -> the settings that have no effect with it."""
+
+
+def _rewards_as_returns(rewards: Sequence[float | None], gamma: float) -> list[float | None]:
+    return returns(rewards, gamma=0)
 
 
 def _reference_tokens(state: str) -> list[Hashable]:
@@ -217,7 +247,10 @@ def build(
         UserError: the memory discounts returns by another gamma than the settings say.
     """
     settings = settings or JitRL()
-    memory = settings.memory(parts.shelf) if experiences is None else experiences
+    if experiences is None:
+        memory = settings.memory(parts.shelf, credits_future=getattr(parts.judge, "credits_future", False))
+    else:
+        memory = experiences
     if memory.gamma != settings.gamma:
         raise UserError(
             f"jitrl: the settings say gamma={settings.gamma}, the memory has gamma={memory.gamma}; "
@@ -234,23 +267,33 @@ def build(
         ),
         "judge": parts.judge_node(),
         "remember": Remember(memory, parts.environment, parts.journal),
-        **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment),
+        **VARIANT_NODES[settings.advantage_estimator](settings, memory, parts.environment, parts.journal),
     }
     builder = StateGraph(JitRLState, input_schema=EpisodeInput, output_schema=EpisodeResult)
     return compile_graph(wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "jitrl", **compile})
 
 
-def _shrunk_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _guarded_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
+    return {
+        "recall": Recall(memory, environment, **_recall_arguments(settings), journal=journal),
+        "augment": Augment(),
+        "advise": GuardedAdvice(settings.shrinkage_visits, settings.exploration_bonus, settings.repeat_penalty),
+        "modulate": Modulate(beta=settings.beta, min_prior=settings.min_prior, lift_only_proven=True),
+        "choose": Choose(settings.temperature),
+    }
+
+
+def _shrunk_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
     return {
         "recall": Recall(memory, environment, **_recall_arguments(settings)),
         "augment": Augment(),
-        "advise": ShrunkAdvice(kappa=settings.shrinkage_visits, bonus=settings.exploration_bonus),
+        "advise": ShrunkAdvice(kappa=settings.shrinkage_visits, bonus=0.5),
         "modulate": Modulate(beta=settings.beta, min_prior=settings.min_prior),
         "choose": Choose(settings.temperature),
     }
 
 
-def _paper_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _paper_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
     return {
         "recall": RecallVisits(memory, environment, **_recall_arguments(settings)),
         "augment": Augment(logit="zero"),
@@ -260,7 +303,7 @@ def _paper_nodes(settings: JitRL, memory: Experiences, environment: Environment)
     }
 
 
-def _reference_nodes(settings: JitRL, memory: Experiences, environment: Environment) -> Mapping[str, Node]:
+def _reference_nodes(settings: JitRL, memory: Experiences, environment: Environment, journal: Journal) -> Mapping[str, Node]:
     return {
         "recall": ReferenceRecall(memory, environment, **_recall_arguments(settings)),
         # The authors' code also tries what the world does not admit here; environments that list actions refuse that.
@@ -275,7 +318,8 @@ def _recall_arguments(settings: JitRL) -> dict[str, Any]:
     return {"k": settings.k, "threshold": settings.min_similarity, "cross_task": settings.cross_task}
 
 
-VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment], Mapping[str, Node]]] = {
+VARIANT_NODES: Mapping[str, Callable[[JitRL, Experiences, Environment, Journal], Mapping[str, Node]]] = {
+    "guarded": _guarded_nodes,
     "shrunk": _shrunk_nodes,
     "paper": _paper_nodes,
     "reference": _reference_nodes,

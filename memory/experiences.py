@@ -97,10 +97,12 @@ class _Tally:
     count: int = 0
     mean: float = 0.0
     m2: float = 0.0
+    losses: int = 0
 
     def add(self, experience: Experience) -> None:
         self.newest = experience.id
         self.count += 1
+        self.losses += experience.lost
         off = experience.value - self.mean
         self.mean += off / self.count
         self.m2 += off * (experience.value - self.mean)
@@ -316,7 +318,7 @@ class Experiences:
                     for experience in map(view.experiences.__getitem__, view.places(row, shown)):
                         tallies.setdefault(experience.action, _Tally()).add(experience)
                 neighbours += [
-                    Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2)
+                    Neighbour(tally.newest, similarity, action, tally.count, tally.mean, tally.m2, tally.losses)
                     for action, tally in tallies.items()
                 ]
             return tuple(neighbours)
@@ -386,6 +388,7 @@ class Experiences:
                 episode=trajectory.episode,
                 task=trajectory.task.id,
                 domain=trajectory.domain,
+                lost=trajectory.lost and step == len(rewards) - 1,
             )
             for step, (transition, value) in enumerate(
                 zip(trajectory.transitions, self._credit(rewards, self.gamma), strict=True)

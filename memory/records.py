@@ -116,6 +116,8 @@ class Neighbour:
     """Mean return, in reward units."""
     m2: float = 0.0
     """Sum of squared deviations from the mean, in reward units squared; the variance is m2 / (count - 1)."""
+    losses: int = 0
+    """Number of those visits with which an episode was lost (`Trajectory.lost`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +160,8 @@ class Trajectory:
     """Ids of the trajectories that the agent consulted on the way; their usefulness is derived from this."""
     last_observation: str = ""
     """The world's answer to the last action; empty where it was not recorded."""
+    lost: bool = False
+    """True if the world ended the attempt before its step limit, and the last step made no progress (`memory.progress`)."""
 
     def __post_init__(self) -> None:
         _tuple(self, "transitions", self.transitions)
@@ -455,6 +459,8 @@ class Experience:
     """Id of the task on which it was earned."""
     domain: str = field(default="")
     """The environment's name, which its tasks share: the scope of cross-task memory."""
+    lost: bool = False
+    """True if this step lost the episode (`Trajectory.lost`)."""
 
 
 @dataclass(frozen=True, slots=True)

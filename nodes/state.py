@@ -79,6 +79,8 @@ class RecallChannels(NeighbourChannels):
     """The mean return over everything in scope, in reward units: the expectation where nothing is known."""
     variance: float
     """The variance of those returns, in reward units squared."""
+    repeats: dict[str, int]
+    """Action -> how often the running episode has taken it in this very state since its last progress."""
 
 
 class CandidateChannels(TypedDict):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ...memory.errors import UserError
 from ..studies import sweep, workers
+from ..studies.old_names import former_defaults
 from ..wiring.flags import CommandError, parse_flags, parse_options_and_settings
 from .method_settings import ablation_names, method_settings, paper_temperature, preset_names, shared_settings, take_preset
 from .options import RunOptions, SweepSetup
@@ -56,6 +57,7 @@ def run(args: Sequence[str]) -> int:
             )
         if other != name:
             chosen[other] = method_settings(other, main=(name, settings), shared=shared)
+    chosen = {one: former_defaults(options.out, one, settings) for one, settings in chosen.items()}
     found = {one: paper_temperature(one, preset if one == name else "default") for one in chosen}
     return play_sweep(SweepSetup(options, chosen, {one: known for one, known in found.items() if known is not None}))
 

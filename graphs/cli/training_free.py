@@ -97,22 +97,11 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
 def _with_former_defaults(method: str, defaults: Any, args: Sequence[str]) -> Any:
     """The method's defaults; those of the version that made the folder of `--out`, if it is an earlier one: the same command goes
     on there."""
-    from ..studies.old_names import FORMER_DEFAULTS, read_settings
+    from ..studies.old_names import former_defaults
 
     named = [args[n + 1] for n, arg in enumerate(args[:-1]) if arg == "--out"]
     named += [arg.removeprefix("--out=") for arg in args if arg.startswith("--out=")]
-    path = Path(named[-1]) / "settings.json" if named else Path()
-    if not path.is_file():
-        return defaults
-    try:
-        arm = read_settings(path).get("arms", {}).get(method, {})
-    except ValueError:
-        return defaults  # refused later, with a message
-    if not arm or "margin" in arm:
-        return defaults
-    usual = type(defaults)()
-    former = FORMER_DEFAULTS.get(method, {})
-    return replace(defaults, **{name: old for name, old in former.items() if getattr(defaults, name) == getattr(usual, name)})
+    return former_defaults(Path(named[-1]) if named else None, method, defaults)
 
 
 def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:

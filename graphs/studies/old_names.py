@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMER_DEFAULTS", "read_settings", "run_stem", "with_first_names", "with_todays_names"]
+__all__ = ["former_defaults", "read_settings", "run_stem", "with_first_names", "with_todays_names"]
 
 OPTIONS: Mapping[str, str] = {
     "history": "policy_history_steps",
@@ -102,20 +103,19 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 VALUES: Mapping[str, Mapping[str, Mapping[str, str]]] = {"adamem": {"mode": {"ungrounded": "no-precedents"}}}
 """Method -> setting -> old value -> today's."""
 
-FORMER_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "training-free-grpo": {
-        "held_out": 20,
-        "trial_rollouts": 1,
-        "margin": 0.0,
-        "regression_share": 0.0,
-        "max_step_edits": 0,
-    }
+FORMER_DEFAULTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "jitrl": ("repeat_penalty", {"advantage_estimator": "shrunk"}),
+    "training-free-grpo": (
+        "margin",
+        {"held_out": 20, "trial_rollouts": 1, "margin": 0.0, "regression_share": 0.0, "max_step_edits": 0},
+    ),
 }
-"""Method -> setting -> what it was, by default or for want of it, in folders whose settings have no `margin`. A run's settings
-record names the last three only where they are not 0."""
+"""Method -> a setting that earlier versions lack, and what other settings were by default (or for want of them) in folders that
+lack it. Training-Free GRPO's record names the last three only where they are not 0."""
 
 NEW_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, Any]]] = {
-    "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)}
+    "adamem": {"min_similarity": (0.3, None), "max_state_chars": (None, 1500)},
+    "jitrl": {"repeat_penalty": (None, 0.5), "exploration_bonus": (0.5, 0.25)},
 }
 """Method -> setting -> (its default in versions that lack one of these settings, or None; today's). A run of such a version goes on
 with today's default, as it does with today's comparison of states, whose scale differs."""
@@ -145,6 +145,24 @@ def with_todays_names(settings: Mapping[str, Any]) -> dict[str, Any]:
         if not new.keys() <= fields.keys():
             fields |= {name: today for name, (former, today) in new.items() if fields.get(name) == former}
     return renamed
+
+
+def former_defaults(folder: Path | None, method: str, settings: Any) -> Any:
+    """The settings, with the defaults of the version that began the folder, so that the same command goes on there.
+
+    Only settings that have today's default change. A folder that is new, unreadable or of today's version changes nothing.
+    """
+    missing, former = FORMER_DEFAULTS.get(method, ("", {}))
+    path = folder / "settings.json" if folder and former else Path()
+    try:
+        record = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError:
+        return settings  # refused later, with a message
+    arm = next((record[table].get(method) for table in ("methods", "arms") if table in record), None)
+    if not arm or missing in arm:
+        return settings
+    usual = type(settings)()
+    return replace(settings, **{name: old for name, old in former.items() if getattr(settings, name) == getattr(usual, name)})
 
 
 def _method_defaults(settings: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], Mapping[str, tuple[Any, Any]]]]:

@@ -27,7 +27,7 @@ class CandidatesWithNeighbours(EpisodeChannels, NeighbourChannels, CandidateChan
 
 
 class CandidatesWithStatistics(EpisodeChannels, RecallChannels, CandidateChannels):
-    """Candidates, neighbours, and the mean and variance of all returns in scope."""
+    """Candidates, neighbours, the mean and variance of all returns in scope, and what the running episode repeats."""
 
 
 class CandidatesWithAdvice(EpisodeChannels, NeighbourChannels, CandidateChannels, AdviceChannels):
@@ -119,7 +119,7 @@ class ReferenceAdvice:
 
 @dataclass(frozen=True)
 class ShrunkAdvice:
-    """Our own advice: means shrunk by their evidence, and a bonus for untried actions.
+    """The advice that was our default before `GuardedAdvice`: means shrunk by their evidence, and a bonus for untried actions.
 
     - Q(s, a) = (n mean + kappa average) / (n + kappa): few visits count little, and an untried action has the average return of
       the task. So the place of zero on the reward scale does not matter.
@@ -141,13 +141,76 @@ class ShrunkAdvice:
         q, counts = shrunk_values(state["neighbours"], actions, self.kappa, state["average"])
         value = sum(q.values()) / len(q)
         a = advantages(q, value)
-        top = max(a, key=lambda action: abs(a[action]))
-        scale = abs(a[top]) + visit_std(state["neighbours"], state["variance"]) / (counts[top] + self.kappa) ** 0.5
+        ratios = _confidence_ratios(a, counts, state["neighbours"], state["variance"], self.kappa)
+        shifts = {action: ratios[action] + self.bonus / (1 + counts[action]) ** 0.5 for action in actions}
+        return _advice(state, value, q, a, shifts, counts, set())
+
+
+@dataclass(frozen=True)
+class GuardedAdvice:
+    """Our own advice: shrunk means, an untried action that is worth no more than usual here, and a guard against idle steps.
+
+    - Q(s, a) = (n mean + kappa U) / (n + kappa), with U = min(average, V(s)): few visits count little, and an untried action has
+      the value U. Where the state has paid less than the average, all of its actions start at the state's own mean V(s): the
+      last step before the end is worth little by nature, and so is every other action there. Where it has paid more, an
+      untried action is worth the average only: what works is kept.
+    - The advantage is divided by the largest |A| plus its standard error, as in `ShrunkAdvice`.
+    - The shift of an action grows by `bonus` / sqrt(1 + visits), and falls by `penalty` for each time that the running episode
+      took it in this very state without progress since, and by `penalty` times the share of its visits that lost an episode.
+    - Nothing is drawn at random. With a constant added to all returns the advantages stay what they are.
+    """
+
+    role: ClassVar[str] = "compute"
+
+    kappa: float
+    """Pseudo-visits with the value U that each action starts with, above 0."""
+    bonus: float
+    """Shift of an untried action, without unit: 1 is that of the largest certain advantage."""
+    penalty: float
+    """Fall of the shift for a visit that led nowhere, without unit."""
+
+    def __call__(self, state: CandidatesWithStatistics) -> AdviceChannels:
+        neighbours, repeats = state["neighbours"], state["repeats"]
+        actions = [c.action for c in state["candidates"]]
+        q, counts = shrunk_values(neighbours, actions, self.kappa, untried_value(neighbours, state["average"]))
+        value = sum(q.values()) / len(q)
+        a = advantages(q, value)
+        ratios = _confidence_ratios(a, counts, neighbours, state["variance"], self.kappa)
+        lost = loss_shares(neighbours)
         shifts = {
-            action: (a[action] / scale if scale > 1e-12 else 0.0) + self.bonus / (1 + counts[action]) ** 0.5
+            action: ratios[action]
+            + (self.bonus / (1 + counts[action]) ** 0.5 if neighbours else 0.0)
+            - self.penalty * (repeats.get(action, 0) + lost.get(action, 0.0))
             for action in actions
         }
         return _advice(state, value, q, a, shifts, counts, set())
+
+
+def untried_value(neighbours: Sequence[Neighbour], average: float) -> float:
+    """The value of an untried action, in reward units: min(average, V(s)), V(s) = sum(w n G) / sum(w n) over the neighbours.
+
+    `average` is the mean of all returns in scope; it is the value where there are no neighbours.
+    """
+    visits = sum(n.similarity * n.count for n in neighbours)
+    return min(average, sum(n.similarity * n.count * n.mean for n in neighbours) / visits) if visits else average
+
+
+def loss_shares(neighbours: Sequence[Neighbour]) -> dict[str, float]:
+    """Action -> the share of its remembered visits that lost an episode, in [0, 1], weighted by similarity."""
+    visits, losses = dict[str, float](), dict[str, float]()
+    for n in neighbours:
+        visits[n.action] = visits.get(n.action, 0.0) + n.similarity * n.count
+        losses[n.action] = losses.get(n.action, 0.0) + n.similarity * n.losses
+    return {action: losses[action] / visits[action] for action in visits if visits[action]}
+
+
+def _confidence_ratios(
+    a: Mapping[str, float], counts: Mapping[str, float], neighbours: Sequence[Neighbour], variance: float, kappa: float
+) -> dict[str, float]:
+    """A / (the largest |A| + its standard error), in [-1, 1]: Eq. 25 with a doubt that shrinks as visits add up."""
+    top = max(a, key=lambda action: abs(a[action]))
+    scale = abs(a[top]) + visit_std(neighbours, variance) / (counts[top] + kappa) ** 0.5
+    return {action: x / scale if scale > 1e-12 else 0.0 for action, x in a.items()}
 
 
 def shrunk_values(
@@ -202,11 +265,15 @@ class Modulate:
     min_prior: float = 0.0
     """The least prior probability of a candidate, so that an action which the model all but rules out can still be learned; 0
     leaves the prior unchanged."""
+    lift_only_proven: bool = False
+    """True: only actions that were tried and found better than the state's value are lifted to `min_prior`."""
 
     def __call__(self, state: CandidatesWithAdvice) -> LogitUpdateChannels:
         # Without neighbours there is no evidence against the model's prior, and it stays unchanged.
         lowest = math.log(self.min_prior) if self.min_prior and state["neighbours"] else -math.inf
-        return _update(state, [max(c.logit, lowest) for c in state["candidates"]], self.beta)
+        lifted = [not self.lift_only_proven or (e.count > 0 and e.advantage > 0) for e in state["estimates"]]
+        scores = [max(c.logit, lowest) if lift else c.logit for c, lift in zip(state["candidates"], lifted, strict=True)]
+        return _update(state, scores, self.beta)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal, NotRequired, Protocol
 from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
+from ...memory.progress import made_progress
 from ...memory.records import Observation, Task, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
@@ -200,7 +201,13 @@ def build_trajectory(state: FinishedEpisode, environment: Environment, journal: 
         note=note,
         used=tuple(state.get("used", ())),
         last_observation=state["observation"].text if steps else "",
+        lost=_is_lost(steps, getattr(environment, "horizon", None)),
     )
+
+
+def _is_lost(steps: Sequence[Transition], horizon: int | None) -> bool:
+    # A world that names no step limit leaves unknown who ended the episode.
+    return horizon is not None and 0 < len(steps) < horizon and not made_progress([step.reward for step in steps])[-1]
 
 
 def takes_unlisted_actions(environment: Environment) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ...memory.experiences import Experiences, ExperienceScope
+from ...memory.progress import last_progress
 from ...memory.records import Experience, Neighbour
 from ...memory.storage.journal import Journal
 from ..act.episode import EarnedReturn, Environment, FinishedEpisode, build_trajectory
@@ -42,18 +44,28 @@ class ExperienceQuery:
         return self.experiences.raw_neighbours(key, threshold=threshold, **self.scope(state))
 
 
+@dataclass(frozen=True)
 class Recall(ExperienceQuery):
     """Retrieve the k remembered states most similar to the present one (Jaccard, Eq. 24), with the returns of each action.
 
     The statistics are merged: one neighbour per remembered state and action, over all visits. Experiences of this run's
-    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did.
+    present and later episodes stay hidden, so that a resumed or forked episode decides as the first one did. Of the running
+    episode, the actions taken in this very state since its last progress are counted.
     """
+
+    journal: Journal | None = None
+    """The steps of the running episode; None: its repeats are not counted."""
 
     def __call__(self, state: EpisodeChannels) -> RecallChannels:
         key, scope = self.environment.abstract(state["observation"]), self.scope(state)
         found = self.experiences.neighbours(key, k=self.k, threshold=self.threshold, **scope)
         average, variance = self.experiences.moments(**scope)
-        return {"neighbours": list(found), "average": average, "variance": variance}
+        return {"neighbours": list(found), "average": average, "variance": variance, "repeats": self._repeats(state, key)}
+
+    def _repeats(self, state: EpisodeChannels, key: str) -> dict[str, int]:
+        steps = self.journal.history(state["head"]) if self.journal else ()
+        recent = steps[last_progress([step.reward for step in steps]) :]
+        return dict(Counter(step.action for step in recent if step.state == key))
 
 
 class RecallVisits(ExperienceQuery):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.memory.experiences import Experiences
 from learngraph.memory.records import Candidate, Neighbour, Observation, Task
+from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.advantage import (
     action_values,
     advantages,
@@ -22,7 +23,17 @@ from learngraph.nodes.act.advantage import (
     update_logits,
 )
 from learngraph.nodes.act.choose import sample_index, seeded_random, softmax
-from learngraph.nodes.act.decide import Augment, PaperAdvice, ReferenceAdvice, ShrunkAdvice, shrunk_values
+from learngraph.nodes.act.decide import (
+    Augment,
+    GuardedAdvice,
+    Modulate,
+    PaperAdvice,
+    ReferenceAdvice,
+    ShrunkAdvice,
+    loss_shares,
+    shrunk_values,
+    untried_value,
+)
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 
 
@@ -160,7 +171,9 @@ def decision(neighbours: list[Neighbour], episode: int = 0, run: str = "r", **ch
 
 def reference_choice(state: dict[str, object]) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """(q, shift, z') of every candidate under the reference preset."""
-    nodes = dict(VARIANT_NODES["reference"](JitRL.reference(), Experiences(), KeywordKeep()))  # as the preset builds them
+    nodes = dict(
+        VARIANT_NODES["reference"](JitRL.reference(), Experiences(), KeywordKeep(), Journal())
+    )  # as the preset builds them
     nodes["augment"] = replace(nodes["augment"], admissible_only=False)  # type: ignore[type-var]
     for name in ("augment", "advise", "modulate"):
         state |= nodes[name](state)  # type: ignore[operator]
@@ -281,3 +294,157 @@ def test_18_a_memory_only_action_gets_the_lowest_logit_not_the_highest() -> None
 def test_16_a_memory_only_action_must_be_admissible() -> None:
     state = decision(visits(**{"eat lamp": [9.0]}), a=0.9, b=0.1)
     assert [c.action for c in Augment()(state)["candidates"]] == ["a", "b"]  # type: ignore[arg-type]
+
+
+# Our own estimator: Eq. 4' to 7', 25', 6' and 26'.
+
+
+def guarded(
+    neighbours: list[Neighbour],
+    average: float = 0.0,
+    variance: float = 0.0,
+    bonus: float = 0.25,
+    penalty: float = 0.5,
+    repeats: dict[str, int] | None = None,
+    **chances: float,
+) -> dict[str, object]:
+    """The decision of the default estimator, advised and with its logits updated."""
+    known = {"average": average, "variance": variance, "repeats": repeats or {}}
+    state: dict[str, object] = {**decision(neighbours, **chances), **known}
+    state |= GuardedAdvice(kappa=0.5, bonus=bonus, penalty=penalty)(state)  # type: ignore[arg-type]
+    state |= Modulate(beta=10.0, min_prior=0.01, lift_only_proven=True)(state)  # type: ignore[arg-type]
+    return state
+
+
+def shifts_of(state: dict[str, object]) -> dict[str, float]:
+    return {e.action: e.shift for e in state["estimates"]}  # type: ignore[attr-defined]
+
+
+def chances_of(state: dict[str, object]) -> dict[str, float]:
+    candidates: list[Candidate] = state["candidates"]  # type: ignore[assignment]
+    return dict(zip([c.action for c in candidates], softmax([c.logit for c in candidates]), strict=True))
+
+
+def test_eq_4_prime_an_untried_action_is_worth_the_lower_of_average_and_state() -> None:
+    here = [Neighbour("x", 1.0, "a", 2, 1.0), Neighbour("y", 0.5, "b", 2, 4.0)]  # V(s) = (2 * 1 + 1 * 4) / 3 = 2
+    assert untried_value(here, average=5.0) == 2.0
+    assert untried_value(here, average=1.5) == 1.5
+    assert untried_value([], average=1.5) == 1.5
+
+
+def test_eq_5_7_25_and_6_prime_by_hand() -> None:
+    """One neighbour: two visits to a, mean 3, squared deviations 2. Average 4, variance 7: U = min(4, 3) = 3.
+
+    Q(a) = (2 * 3 + .5 * 3) / 2.5 = 3 and Q(b) = 3: a tie, so only the bonus differs: .25 / sqrt(3) and .25.
+    With average 1: U = 1, Q(a) = (6 + .5) / 2.5 = 2.6, Q(b) = 1, their mean 1.8, A = +-.8.
+    sigma^2 = (2 + 7) / (1 + 1) = 4.5; the top is a, with n + kappa = 2.5: scale = .8 + sqrt(4.5 / 2.5).
+    """
+    here = [Neighbour("x", 1.0, "a", 2, 3.0, m2=2.0)]
+    tie = guarded(here, average=4.0, variance=7.0, a=0.5, b=0.5)
+    assert [e.value for e in tie["estimates"]] == pytest.approx([3.0, 3.0])  # type: ignore[attr-defined]
+    assert shifts_of(tie) == pytest.approx({"a": 0.25 / 3**0.5, "b": 0.25})
+    above = guarded(here, average=1.0, variance=7.0, a=0.5, b=0.5)
+    assert [e.value for e in above["estimates"]] == pytest.approx([2.6, 1.0])  # type: ignore[attr-defined]
+    assert [e.advantage for e in above["estimates"]] == pytest.approx([0.8, -0.8])  # type: ignore[attr-defined]
+    ratio = 0.8 / (0.8 + (4.5 / 2.5) ** 0.5)
+    assert shifts_of(above) == pytest.approx({"a": ratio + 0.25 / 3**0.5, "b": 0.25 - ratio})
+
+
+def test_eq_26_visits_that_led_nowhere() -> None:
+    """Two repeats take 2 rho; three visits of which one lost the episode take rho / 3; without neighbours repeats count alone."""
+    here = [Neighbour("x", 1.0, "a", 3, 0.0, losses=1), Neighbour("y", 1.0, "b", 1, 0.0)]
+    assert loss_shares(here) == pytest.approx({"a": 1 / 3, "b": 0.0})
+    plain, punished = (shifts_of(guarded(here, repeats=repeats, penalty=0.5, a=0.5, b=0.5)) for repeats in ({}, {"b": 2}))
+    assert plain["a"] == pytest.approx(0.25 / 4**0.5 - 0.5 / 3)
+    assert punished["b"] == pytest.approx(plain["b"] - 2 * 0.5)
+    assert shifts_of(guarded([], repeats={"a": 1}, a=0.5, b=0.5)) == {"a": -0.5, "b": 0.0}
+
+
+def test_eq_10_only_an_action_that_was_found_better_is_lifted() -> None:
+    """a paid 1 where the average is 0: it is lifted from .0001 to .01. An untried action and a worse one are not."""
+    here = [Neighbour("x", 1.0, "a", 1, 1.0), Neighbour("y", 1.0, "b", 1, -1.0)]
+    state = guarded(here, average=0.0, variance=1.0, a=0.0001, b=0.0001, c=0.0001, d=0.9997)
+    before, shifts = state["prior"], shifts_of(state)
+    after = [c.logit for c in state["candidates"]]  # type: ignore[attr-defined]
+    assert before == pytest.approx([math.log(0.0001)] * 3 + [math.log(0.9997)])
+    floors = [math.log(0.01), math.log(0.0001), math.log(0.0001), math.log(0.9997)]
+    assert after == pytest.approx([z + 10 * shifts[a] for z, a in zip(floors, "abcd", strict=True)])
+
+
+OTHERS = {f"other {n}": 0.01 / 6 for n in range(6)}
+
+
+def test_a_right_near_certain_action_stays_first_after_a_win_judged_on_a_dense_scale() -> None:
+    """Prior .99, judged 10 of 10 at the last step, where earlier steps returned 15.3 on average: the former default let .03 of
+    the .99 stand. The paper's rule flips it, too, in most draws."""
+    here, known = [Neighbour("x", 1.0, "take coin", 1, 10.0)], {"average": 15.3, "variance": 20.0}
+    won = guarded(here, **known, **{"take coin": 0.99}, **OTHERS)  # type: ignore[arg-type]
+    assert chances_of(won)["take coin"] > 0.97
+    former = {**decision(here, **{"take coin": 0.99}, **OTHERS), **known}
+    former |= ShrunkAdvice(kappa=0.5, bonus=0.5)(former)  # type: ignore[arg-type]
+    former |= Modulate(beta=10.0, min_prior=0.01)(former)  # type: ignore[arg-type]
+    assert chances_of(former)["take coin"] < 0.1
+
+
+@pytest.mark.parametrize("visits_here", [1, 2, 3])
+@pytest.mark.parametrize("payoff", [0.0, 1.0])
+def test_small_neighbourhoods_do_not_flip_a_strong_prior_out_of_curiosity(visits_here: int, payoff: float) -> None:
+    """One to three visits to the action that the model is sure of, as good as usual: it stays first. With the paper's bonus for
+    untried actions, alpha / |N(s)| on top of V(s), it loses the lead in most runs."""
+    here = visits(**{"sure": [payoff] * visits_here})
+    kept = guarded(here, average=payoff, variance=0.1, sure=0.9, **dict.fromkeys(OTHERS, 0.1 / 6))
+    assert chances_of(kept)["sure"] > 0.5
+    flips = 0
+    for run in range(100):
+        state = decision(here, run=f"r{run}", sure=0.9, **dict.fromkeys(OTHERS, 0.1 / 6))
+        state |= PaperAdvice(alpha=5.0, lam=0.65)(state)  # type: ignore[arg-type]
+        state |= Modulate(beta=10.0)(state)  # type: ignore[arg-type]
+        flips += max(chances_of(state).items(), key=lambda one: one[1])[0] != "sure"
+    assert flips > 90
+
+
+@pytest.mark.parametrize("prior", [0.9, 0.99])
+def test_a_wrong_near_certain_action_falls_after_failures(prior: float) -> None:
+    """Where other states have paid, an action that the model is sure of and that earns nothing loses to the others."""
+    others = dict.fromkeys(OTHERS, (1 - prior) / 6)
+    chances = [
+        chances_of(guarded(visits(sure=[0.0] * n), average=0.0, variance=0.2, repeats={"sure": 1}, sure=prior, **others))[
+            "sure"
+        ]
+        for n in (1, 3)
+    ]
+    assert chances[0] > chances[1]
+    proven = [*visits(sure=[0.0] * 3), *visits(**{"other 0": [1.0]})]
+    assert chances_of(guarded(proven, average=0.3, variance=0.2, sure=prior, **others))["other 0"] > 0.5
+
+
+@given(st.floats(-100, 100), st.lists(st.tuples(st.sampled_from("abc"), st.floats(-5, 5)), min_size=1, max_size=8))
+def test_a_constant_added_to_all_returns_changes_no_advantage(offset: float, seen: list[tuple[str, float]]) -> None:
+    here = [Neighbour(str(i), 1.0, a, 1, g) for i, (a, g) in enumerate(seen)]
+    there = [Neighbour(str(i), 1.0, a, 1, g + offset) for i, (a, g) in enumerate(seen)]
+    mean = sum(g for _, g in seen) / len(seen)
+    one, two = (
+        guarded(n, average=average, variance=1.0, a=0.3, b=0.3, c=0.4) for n, average in ((here, mean), (there, mean + offset))
+    )
+    assert list(shifts_of(one).values()) == pytest.approx(list(shifts_of(two).values()), abs=1e-6)
+
+
+def test_theorems_4_2_and_4_3_values_and_policy_converge() -> None:
+    """A state with two actions of expected return 1 and .4 and noise of 1: as visits grow, Q of both estimators goes to the
+    expectations, V to their mean under the visits, and the paper's policy to softmax(z + beta A~) of the true advantages."""
+    truth, random = {"a": 1.0, "b": 0.4}, seeded_random("theorem 4.2")
+    errors, distances = [], []
+    goal = softmax(update_logits([math.log(0.5)] * 2, list(normalise_advantages(advantages(truth, 0.7)).values()), 2.0))
+    for n in (10, 100, 1000, 10_000):
+        returns = {action: [random.gauss(mean, 1.0) for _ in range(n)] for action, mean in truth.items()}
+        seen = visits(**returns)
+        q = {action: mean for action, (_, mean) in action_values(seen).items()}
+        shrunk, _ = shrunk_values(seen, list(truth), kappa=0.5, average=untried_value(seen, average=0.2))
+        assert max(abs(shrunk[a] - q[a]) for a in truth) <= 1 / n  # the pseudo-visits are forgotten
+        errors.append(max([*(abs(q[a] - truth[a]) for a in truth), abs(state_value(seen) - 0.7)]))
+        found = normalise_advantages(advantages(q, state_value(seen)))
+        policy = softmax(update_logits([math.log(0.5)] * 2, [found[a] for a in truth], 2.0))
+        distances.append(max(abs(p - g) for p, g in zip(policy, goal, strict=True)))
+        assert errors[-1] < 5 / n**0.5
+    assert errors[-1] < 0.05 < errors[0]
+    assert distances[-1] < 0.01
