@@ -17,6 +17,7 @@ from typing import Any
 from .errors import UserError
 
 __all__ = [
+    "NO_ACTION",
     "OPS",
     "RECORDS",
     "Candidate",
@@ -120,6 +121,10 @@ class Neighbour:
     """Number of those visits with which an episode was lost (`Trajectory.lost`)."""
 
 
+NO_ACTION = "(no action: the reply could not be used)"
+"""The action of a lost step: the agent's replies could not be used, and the world received nothing. Prompts show it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One step: (s_t, a_t, r_t)."""
@@ -136,6 +141,11 @@ class Transition:
     def observation_text(self) -> str:
         """The text that the agent read, or the state where no other text is known."""
         return self.observation or self.state
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the world received no action at this step. Nothing can be learned from it."""
+        return self.action == NO_ACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +435,10 @@ class Usage:
     """Decisions that could not be read and counted as no."""
     studied: int = 0
     """Tokens spent once, before the first attempt (reading ReasoningBank's pool); not among the others."""
+    unreadable: int = 0
+    """Replies that could not be used: asked for again, or given up."""
+    lost_steps: int = 0
+    """Steps that were lost because no reply could be used."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -434,6 +448,8 @@ class Usage:
             self.refreshes + other.refreshes,
             self.malformed + other.malformed,
             self.studied + other.studied,
+            self.unreadable + other.unreadable,
+            self.lost_steps + other.lost_steps,
         )
 
     @classmethod

@@ -1,25 +1,31 @@
 """A node that asks a chat model: two pure functions, `messages(state)` and `read(reply, state)`, around one loop.
 
 The loop is a generator that yields messages and receives replies; `invoke` and `ainvoke` differ only in how they wait. A reply
-that cannot be read is asked for again, with the error. After the last try `BadReply` is raised: no action, score or lesson is
-ever made up.
+that cannot be used is asked for again, with the error, and counted (`Usage.unreadable`). After the last try the node records
+that the reply is missing, or raises `BadReply`: no action, score or lesson is ever made up.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, cast
 
 from langchain_core.callbacks import BaseCallbackManager
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
 
 from ..memory.errors import UserError
 from ..memory.records import Usage
 from .prompt import Prompt
+from .read_reply import CutOff, DoubtfulReply, Unreadable, refusal_text, visible_text
+
+log = logging.getLogger(__name__)
 
 Messages = list[BaseMessage]
 State = Mapping[str, Any]
@@ -40,16 +46,12 @@ def estimate_tokens(text: str) -> int:
     return sum(-(-len(p) // 4) if p[0].isalpha() and p[0].isascii() else 1 if p[0].isascii() else 2 for p in pieces)
 
 
-class Unreadable(ValueError):
-    """An error of a `read` function: the reply is not what was asked for. The model is asked again."""
-
-
 class BadReply(UserError, ValueError):
-    """An error: no reply could be read in all tries. Names the prompt, the last reply, and the reason."""
+    """An error: no reply could be used in all tries. Names the prompt, the reason, and the last reply if it had any text."""
 
     def __init__(self, name: str, error: str, reply: str) -> None:
         shown = reply if len(reply) <= 200 else reply[:200] + "…"
-        super().__init__(f"{name}: {error}; the last reply was {shown!r}")
+        super().__init__(f"{name}: {error}" + (f"; the last reply was {shown!r}" if shown.strip() else ""))
         self.name, self.error, self.reply = name, error, reply
 
 
@@ -68,26 +70,38 @@ class Ask(Runnable[Any, Any]):
     read: Callable[[AIMessage, State], Mapping[str, Any]]
     """Reply, state -> the channels that change. Pure; may raise `Unreadable`. Its `usage` is added to the call's."""
     retry_prompt: Prompt
-    """Asks again after an unreadable reply; needs $error (`ask/again`)."""
+    """Asks again after a reply that cannot be used; needs $error (`ask/again`)."""
     max_tries: int = 3
     """Greatest number of calls, at least 1."""
     on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]] | None = None
     """Error, state -> channels that record a missing reply; None: raise `BadReply`."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply and are no part of it. Sent to LangChain's chat models, beside the model's own ones."""
+    reply_schema: Mapping[str, Any] | None = None
+    """The JSON schema of the reply (nodes/reply_schemas.py). Sent to models that can be held to one (`takes_reply_schema`)."""
 
-    def _dialogue(self, state: State) -> Generator[Messages, Any, dict[str, Any]]:
-        messages, usage, error = self.messages(state), Usage(), ""
-        for _ in range(self.max_tries):
-            reply = yield messages
+    def _dialogue(self, state: State) -> Generator[tuple[Messages, bool], Any, dict[str, Any]]:
+        """Yields messages, with False where the reply may not be ended by `stop`, and receives replies."""
+        messages, usage, error, may_stop = self.messages(state), Usage(), Unreadable(), True
+        for tries in range(1, self.max_tries + 1):
+            reply = yield messages, may_stop
             usage += _call_usage(messages, reply)
             try:
                 found = self.read(reply, state)
                 return {**found, "usage": usage + found.get("usage", Usage())}
             except Unreadable as unreadable:
-                error = str(unreadable)
-                messages = [*messages, reply, *self.retry_prompt.messages(error=error)]
-        bad = BadReply(self.asks, error, text(reply))
+                if isinstance(unreadable, DoubtfulReply) and (isinstance(error, DoubtfulReply) or tries == self.max_tries):
+                    found = unreadable.channels
+                    return {**found, "usage": usage + found.get("usage", Usage())}
+                error = unreadable
+            usage += Usage(unreadable=int(not isinstance(error, DoubtfulReply)))
+            log.info("%s: reply %d of at most %d cannot be used: %s", self.asks, tries, self.max_tries, error)
+            may_stop = may_stop and not isinstance(error, CutOff)  # the text may have stood in the model's thoughts
+            messages = [*messages, _as_shown_again(reply), *self.retry_prompt.messages(error=str(error))]
+        bad = BadReply(self.asks, str(error), visible_text(reply))
         if self.on_bad_reply is None:
             raise bad
+        log.warning("no reply in %d tries: %s", self.max_tries, bad)
         found = self.on_bad_reply(bad, state)
         return {**found, "usage": usage + found.get("usage", Usage())}
 
@@ -98,25 +112,49 @@ class Ask(Runnable[Any, Any]):
         where = (state.get("run"), state.get("episode"), state.get("step"), self.asks, len(messages))
         return {"seed": Random("/".join(map(str, where))).getrandbits(31)}
 
+    def _form_options(self, may_stop: bool) -> dict[str, Any]:
+        """Options that hold the reply to its form, without those that the model's server has refused."""
+        found: dict[str, Any] = {}
+        model, own_stop = _inner_model(self.model)
+        if self.stop and may_stop and isinstance(model, BaseChatModel):
+            found["stop"] = [*own_stop, *self.stop]
+        if self.reply_schema is not None and getattr(self.model, "takes_reply_schema", False):
+            found["reply_schema"] = dict(self.reply_schema)
+        return {name: value for name, value in found.items() if name not in _refused_options(model)} if found else {}
+
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
         reply: Any = None
         while True:
             try:
-                messages = dialogue.send(reply)
+                messages, may_stop = dialogue.send(reply)
             except StopIteration as done:
                 return done.value
-            reply = self.model.invoke(messages, config, **self._options(input, messages))
+            options, form = self._options(input, messages), self._form_options(may_stop)
+            try:
+                reply = self.model.invoke(messages, config, **options, **form)
+            except Exception as error:
+                if not form or not _is_refused_request(error):
+                    raise
+                reply = self.model.invoke(messages, config, **options)
+                _note_refused_options(self.model, form)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         dialogue = self._dialogue(input)
         reply: Any = None
         while True:
             try:
-                messages = dialogue.send(reply)
+                messages, may_stop = dialogue.send(reply)
             except StopIteration as done:
                 return done.value
-            reply = await self._answer(messages, config, self._options(input, messages))
+            options, form = self._options(input, messages), self._form_options(may_stop)
+            try:
+                reply = await self._answer(messages, config, {**options, **form})
+            except Exception as error:
+                if not form or not _is_refused_request(error):
+                    raise
+                reply = await self._answer(messages, config, options)
+                _note_refused_options(self.model, form)
 
     async def _answer(self, messages: Messages, config: RunnableConfig | None, options: dict[str, Any]) -> AIMessage:
         """The model's reply. Where no callback listens, a model's own `answer(messages, **options)` is used if it has one:
@@ -132,6 +170,54 @@ def has_no_callbacks(config: RunnableConfig | None) -> bool:
     """True if the graph's config has a callback manager without handlers."""
     callbacks = (config or {}).get("callbacks")
     return isinstance(callbacks, BaseCallbackManager) and not callbacks.handlers and not callbacks.inheritable_handlers
+
+
+def _as_shown_again(reply: AIMessage) -> AIMessage:
+    """The reply as the next request shows it: without thoughts, and never empty, which some servers refuse."""
+    shown = visible_text(reply)
+    return reply if shown.strip() and shown == text(reply) else AIMessage(shown.strip() or refusal_text(reply) or "…")
+
+
+# Options that a server may refuse. A request without them is tried once; if that works, they are left out from then on.
+
+_REFUSED: dict[int, set[str]] = {}
+"""Id of a model in this process -> names of the options that its server has refused."""
+
+
+def _refused_options(model: Any) -> set[str]:
+    if id(model) not in _REFUSED:
+        _REFUSED[id(model)] = set()
+        weakref.finalize(model, _REFUSED.pop, id(model), None)
+    return _REFUSED[id(model)]
+
+
+def _note_refused_options(model: Runnable[Any, Any], options: Mapping[str, Any]) -> None:
+    inner, _ = _inner_model(model)
+    _refused_options(inner).update(options)
+    log.info("%s: requests go without %s, which the server refuses", type(inner).__name__, ", ".join(options))
+
+
+def _is_refused_request(error: Exception) -> bool:
+    """True if a server refused the request itself (HTTP 400 or 422), whichever client raised the error."""
+    states = (getattr(one, name, None) for one in (error, error.__cause__) for name in ("status", "status_code"))
+    return any(status in (400, 422) for status in states)
+
+
+def _inner_model(model: Any) -> tuple[Any, list[str]]:
+    """The model within bindings and caches, and the stop sequences that are bound to it or are its own."""
+    stop: list[str] = []
+    while True:
+        if isinstance(model, RunnableBinding):
+            stop = stop or _as_list(model.kwargs.get("stop"))
+            model = model.bound
+        elif isinstance(within := getattr(model, "model", None), Runnable):
+            model = within
+        else:
+            return model, stop or _as_list(getattr(model, "stop", None))
+
+
+def _as_list(stop: Any) -> list[str]:
+    return [stop] if isinstance(stop, str) else list(stop or ())
 
 
 def _call_usage(messages: Messages, reply: AIMessage) -> Usage:

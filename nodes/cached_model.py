@@ -30,8 +30,8 @@ from .ask import estimate_tokens, has_no_callbacks, text
 
 __all__ = ["BudgetSpent", "CachedChatModel", "ConcurrencyLimit", "Prices", "SpendingLimit", "chat_messages"]
 
-PASSED_THROUGH = ("score", "window", "get_num_tokens")
-"""Attributes of a model in this process that are passed on: they cost nothing and always return the same, so they are not stored."""
+PASSED_THROUGH = ("score", "window", "get_num_tokens", "takes_reply_schema")
+"""Attributes of a model that are passed on: they cost nothing and always return the same, so they are not stored."""
 REPLY_FIELDS = ("additional_kwargs", "response_metadata", "name", "id", "tool_calls", "invalid_tool_calls", "usage_metadata")
 """Fields of a reply that are stored, beside its content."""
 MESSAGE_FIELDS = ("name", "role", "tool_calls", "invalid_tool_calls", "tool_call_id", "status", "additional_kwargs")

@@ -20,8 +20,8 @@ from .cached_model import SpendingLimit, chat_messages
 
 __all__ = ["MeteredChatModel"]
 
-PASSED_THROUGH = ("window", "get_num_tokens")
-"""Attributes of a model in this process that cost nothing."""
+PASSED_THROUGH = ("window", "get_num_tokens", "takes_reply_schema")
+"""Attributes of a model that cost nothing."""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ class EpisodeChannels(EpisodeInput):
     """Sum of the environment's rewards so far, in its units."""
     best: float
     """The highest score so far in this episode, in the environment's units (a game may take points away again)."""
+    lost: str
+    """Reason why no reply could be used for the action of this step; empty if one could."""
     earned: float | None
     """The return that the method learns from: the sum of the rewards of its judge, if it has one, else of the environment's.
     None: a reward is missing."""

@@ -191,7 +191,7 @@ class MethodInputs:
         """
         prompts = more.get("prompts")
         read = None if stepwise else getattr(environment, "read", None)
-        free_text = takes_unlisted_actions(environment)
+        free_text = takes_unlisted_actions(environment) and getattr(environment, "free_text", True)
 
         def write(view: PromptView, style: WritingStyle = _PLAIN) -> Node:
             by_step = style.thinks_before_each_action and getattr(environment, "horizon", 1) > 1

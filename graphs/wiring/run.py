@@ -99,6 +99,8 @@ class TallyEpisode:
                 "refreshes": usage.refreshes,
                 "malformed": usage.malformed,
                 "studied": usage.studied,
+                "unreadable": usage.unreadable,
+                "lost_steps": usage.lost_steps,
             }
         )
         self.log.sync()

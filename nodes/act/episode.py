@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from ...memory.errors import UserError
 from ...memory.progress import made_progress
-from ...memory.records import Observation, Task, Trajectory, Transition, Usage
+from ...memory.records import NO_ACTION, Observation, Task, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..state import EpisodeChannels, RewardChannels
 
@@ -63,6 +63,7 @@ class Begin:
             "head": Journal.start(run, episode, task.id),
             "score": 0.0,
             "best": 0.0,
+            "lost": "",
             "earned": 0.0,
             "unjudged": "",
             "plan": [],
@@ -77,6 +78,9 @@ class Act:
     """Take the chosen action in the environment, and write the step into the journal.
 
     The environment is a function of its history, and the journal stores a step once, so a repeated call has no further effect.
+
+    On a lost step (`NO_ACTION`) the world receives nothing and stays as it is; the step earns 0 and counts towards the horizon.
+    `MAX_LOST_STEPS` of them in a row end the episode.
     """
 
     role: ClassVar[str] = "environment"
@@ -97,8 +101,7 @@ class Act:
 
     def __call__(self, state: Mapping[str, Any]) -> dict[str, Any]:
         before, action = state["observation"], state["action"]
-        actions = [step.action for step in self.journal.history(state["head"])]
-        after = self.environment.observe(state["task"], [*actions, action])
+        after = self._observe(state, self.journal.history(state["head"]))
         score = state["score"] + (after.reward or 0.0)
         head = self.journal.append(
             state["head"],
@@ -108,6 +111,7 @@ class Act:
             score=score,
             over=after.over,
             **({"last_observation": after.text} if after.over else {}),
+            **({"lost": state.get("lost", "")} if action == NO_ACTION else {}),
             **{name: _to_plain_data(state[name]) for name in self.journal_channels},
         )
         return {
@@ -117,9 +121,28 @@ class Act:
             "score": score,
             "best": max(state["best"], score),
             "earned": None if after.reward is None or state["earned"] is None else state["earned"] + after.reward,
+            "lost": "",
             **{name: [] for name in self.clear_lists},
             **dict.fromkeys(self.clear_values),
         }
+
+    def _observe(self, state: Mapping[str, Any], history: Sequence[Transition]) -> Observation:
+        """The observation after the chosen action; the same as before, without reward, if the step is lost."""
+        steps = [*(step.action for step in history), state["action"]]
+        actions = [action for action in steps if action != NO_ACTION]
+        if state["action"] != NO_ACTION:
+            after = self.environment.observe(state["task"], actions)
+        else:
+            after = replace(state["observation"], reward=0.0)
+        if len(actions) < len(steps):  # the world's own count lacks the lost steps
+            is_silent = steps[-MAX_LOST_STEPS:] == [NO_ACTION] * MAX_LOST_STEPS
+            if is_silent or len(steps) >= getattr(self.environment, "horizon", math.inf):
+                return replace(after, actions=(), over=True)
+        return after
+
+
+MAX_LOST_STEPS = 10
+"""Lost steps in a row after which an episode ends: the model does not answer."""
 
 
 def build_transition(environment: Environment, before: Observation, action: str, reward: float | None) -> Transition:
@@ -181,6 +204,8 @@ class FinishedEpisode(EpisodeChannels, RewardChannels):
 def build_trajectory(state: FinishedEpisode, environment: Environment, journal: Journal, note: str = "") -> Trajectory:
     """The trajectory of an episode that is over, with the judge's rewards. Its steps are flushed to the disk.
 
+    Lost steps are left out: nothing was done at them that could be learned from.
+
     Raises:
         UserError: the judge gave another number of rewards than steps, or one that is not finite.
     """
@@ -193,7 +218,9 @@ def build_trajectory(state: FinishedEpisode, environment: Environment, journal: 
     return Trajectory(
         id=f"{state['run']}/{state['episode']}",
         task=state["task"],
-        transitions=tuple(replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True)),
+        transitions=tuple(
+            replace(step, reward=reward) for step, reward in zip(steps, rewards, strict=True) if not step.is_lost
+        ),
         run=state["run"],
         episode=state["episode"],
         score=state["score"],
@@ -206,8 +233,10 @@ def build_trajectory(state: FinishedEpisode, environment: Environment, journal: 
 
 
 def _is_lost(steps: Sequence[Transition], horizon: int | None) -> bool:
-    # A world that names no step limit leaves unknown who ended the episode.
-    return horizon is not None and 0 < len(steps) < horizon and not made_progress([step.reward for step in steps])[-1]
+    # A world that names no step limit leaves unknown who ended the episode. A model that stopped answering ended it itself.
+    if horizon is None or not 0 < len(steps) < horizon or steps[-1].is_lost:
+        return False
+    return not made_progress([step.reward for step in steps])[-1]
 
 
 def takes_unlisted_actions(environment: Environment) -> bool:

@@ -8,13 +8,13 @@ All policies normalise the logits over the candidates: their exponentials sum to
 - `act_policy` lets the model think and write one action; `answer_policy` lets it write a whole answer, which may be several
   actions. The written action is the only candidate: such a model gives no logits.
 - `UniformPolicy` gives every action the same probability: a control without a model.
+
+If no reply can be used in all tries, the step is lost (`NO_ACTION`), and the episode goes on.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +26,32 @@ from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import Runnable, RunnableConfig
 
 from ...memory.errors import UserError
-from ...memory.records import Candidate, Transition, Usage
+from ...memory.records import NO_ACTION, Candidate, Transition, Usage
 from ...memory.storage.journal import Journal
-from ..ask import Ask, State, Unreadable, text
+from ..ask import Ask, BadReply, State, text
 from ..prompt import Prompt
+from ..read_reply import (
+    CutOff,
+    DoubtfulReply,
+    Refusal,
+    Unreadable,
+    answer_text,
+    is_cut_off,
+    read_action,
+    read_letter,
+    read_options,
+    read_vote,
+    shorten,
+    unlisted_message,
+)
+from ..reply_schemas import OPTIONS, reply_schema
 from ..state import CandidateChannels, EpisodeChannels
 from .choose import log_softmax
 
 MIN_CONFIDENCE = 1e-3
 """The least probability of a stated confidence: 0 % does not mean 'never', and has no logarithm."""
+STOP = ("\nObservation:",)
+"""Texts that end a reply which is asked for as far as its action: there a model would go on to play the world itself."""
 
 
 class PolicyError(UserError, ValueError):
@@ -162,26 +179,29 @@ def logprobs_policy(model: BaseChatModel, view: PromptView, prompts: Path | None
                 "use a model that reports them, or --policy verbalized"
             )
         letters = ascii_uppercase[: len(actions)]
-        if _letter(text(reply)) not in letters:
-            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else, got {text(reply)[:40]!r}")
-        for token in content:
+        named = read_letter(answer_text(reply), actions)
+        if named is None:
+            said = shorten(answer_text(reply), 40)
+            raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} and nothing else, got {said}")
+        # The letters that a model weighs within its thoughts are no answer, so the search goes from the end.
+        for token in reversed(content):
+            if read_letter(token["token"], actions) != named:
+                continue
             seen: dict[str, float] = {}
             for option in token.get("top_logprobs") or [token]:
-                letter = _letter(option["token"])
-                if letter in letters:
+                letter = read_letter(option["token"], actions)
+                if letter:
                     seen[letter] = max(option["logprob"], seen.get(letter, -math.inf))
-            if _letter(token["token"]) in seen:
-                return {"candidates": candidates_from_logits(actions, _complete(seen, letters))}
-        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {text(reply)[:40]!r}")
+            return {"candidates": candidates_from_logits(actions, _complete({named: token["logprob"], **seen}, letters))}
+        raise Unreadable(f"asked for one letter of {letters[0]}-{letters[-1]} as one token, got {shorten(text(reply), 40)}")
 
     again = Prompt.load("ask/again", prompts)
-    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again)
+    return Ask("act/choose", model.bind(logprobs=True, top_logprobs=20), messages, read, again, on_bad_reply=_lose_step)
 
 
-def _letter(token: str) -> str:
-    """The option letter that a token or a reply consists of, or `?`."""
-    letter = token.strip().rstrip(".").upper()
-    return letter if len(letter) == 1 and letter in ascii_uppercase else "?"
+def _lose_step(bad: BadReply, state: State) -> Mapping[str, Any]:
+    """The channels of a step on which no reply could be used: the world receives nothing, and the step counts."""
+    return {"candidates": [Candidate(NO_ACTION, 0.0)], "vote": False, "lost": str(bad), "usage": Usage(lost_steps=1)}
 
 
 def _complete(seen: Mapping[str, float], letters: str) -> list[float]:
@@ -201,28 +221,13 @@ def verbalized_policy(model: BaseChatModel, view: PromptView, count: int = 3, pr
         return prompt.messages(**{"request": "", **view(state)}, count=count_, admissible=_admissible(admissible, actions))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        options = json_object(text(reply)).get("options")
-        if not isinstance(options, list) or not options:
-            raise Unreadable('asked for {"options": [...]}, got no list of options')
-        stated: dict[str, float] = {}
-        for option in options:
-            try:
-                action, confidence = str(option["action"]).strip(), float(option["confidence"])
-            except (TypeError, KeyError, ValueError, OverflowError) as error:
-                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}") from error
-            if not action or not 0 <= confidence <= 100:
-                raise Unreadable(f"asked for an action and a confidence from 0 to 100, got {option!r}")
-            if state["observation"].actions and action not in state["observation"].actions:
-                raise Unreadable(f"{action!r} is not one of the admissible actions")
-            stated[action] = confidence
+        stated = read_options(answer_text(reply), state["observation"].actions)
         total = sum(stated.values()) or 1.0
-        return {
-            "candidates": candidates_from_logits(
-                list(stated), [math.log(max(c / total, MIN_CONFIDENCE)) for c in stated.values()]
-            )
-        }
+        logits = [math.log(max(confidence / total, MIN_CONFIDENCE)) for confidence in stated.values()]
+        return {"candidates": candidates_from_logits(list(stated), logits)}
 
-    return Ask("act/options", model, messages, read, Prompt.load("ask/again", prompts))
+    again, form = Prompt.load("ask/again", prompts), reply_schema(options=OPTIONS)
+    return Ask("act/options", model, messages, read, again, on_bad_reply=_lose_step, reply_schema=form)
 
 
 def act_policy(
@@ -231,18 +236,19 @@ def act_policy(
     name: str = "act/write",
     prompts: Path | None = None,
     *,
-    free_text: bool = False,
+    free_text: bool | Sequence[str] = False,
     vote_mark: str = "",
 ) -> Ask:
-    """Ask for a thought and one action. The only candidate is the text after the last `Action:` of the reply.
+    """Ask for a thought and one action. The only candidate is the action after the first `Action:` of the reply (`read_action`).
 
     Args:
         model: the chat model.
         view: the values of the prompt.
         name: name of the prompt.
         prompts: a directory whose files override ours.
-        free_text: whether the world accepts actions that it does not list (an environment's `free_text`). Any written action is
-            then taken, and the world answers it.
+        free_text: whether the world accepts actions that it does not list (an environment's `free_text`). A world that lists
+            some all the same has such an action asked for once more, with the nearest listed ones, and then takes what is
+            written. Words such as `search` are accepted with any text in brackets behind them at once.
         vote_mark: a mark such as `Memory`: the reply's line `Memory: yes` or `no` is read into the channel `vote`. Any other
             word, or no such line, is a no and is counted (`Usage.malformed`). Empty: no vote.
     """
@@ -256,19 +262,29 @@ def act_policy(
         )
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        written = _after("Action", text(reply))
-        action, actions = (written or "").strip().partition("\n")[0].strip(), state["observation"].actions
-        if not action:
-            raise Unreadable(f"asked for a line 'Action: ...', got {text(reply)[-80:]!r}")
-        if actions and action not in actions and not free_text:
-            raise Unreadable(f"{action!r} is not one of the admissible actions")
-        proposed = {"candidates": [Candidate(action, 0.0)]}
-        if not vote_mark:
+        answer, actions = answer_text(reply), state["observation"].actions
+        action, is_listed = read_action(answer, actions, is_cut_off(reply))
+        proposed: dict[str, Any] = {"candidates": [Candidate(action, 0.0)]}
+        if vote_mark:
+            vote = read_vote(answer, vote_mark)
+            proposed |= {"vote": bool(vote), "usage": Usage(malformed=int(vote is None))}
+        if is_listed or not actions or _takes_any_text(action, free_text):
             return proposed
-        word = (_after(vote_mark, text(reply)) or "").strip().partition("\n")[0].strip(" .*_`").lower()
-        return {**proposed, "vote": word == "yes", "usage": Usage(malformed=int(word not in ("yes", "no")))}
+        if not free_text:
+            raise Unreadable(unlisted_message(action, actions))
+        raise DoubtfulReply(
+            f"{unlisted_message(action, actions)}. If you mean it all the same, answer the same again", proposed
+        )
 
-    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
+    again = Prompt.load("ask/again", prompts)
+    # A model that is told to think in tags may write the text of `STOP` there.
+    stop = () if "<think>" in "".join(template.template for _, template in prompt.parts) else STOP
+    return Ask(name, model, messages, read, again, on_bad_reply=_lose_step, stop=stop)
+
+
+def _takes_any_text(action: str, free_text: bool | Sequence[str]) -> bool:
+    """True if the action begins with one of the words that take any text in brackets."""
+    return not isinstance(free_text, bool) and action.lower().startswith(tuple(f"{word}[" for word in free_text))
 
 
 @dataclass(frozen=True)
@@ -306,15 +322,36 @@ def answer_policy(
 
     `read_actions` splits an answer into actions (an environment's `read`). An answer that cannot be read is played as it is:
     the world rejects it, and the attempt's reward is missing. The model is not asked again, as that would be another attempt.
+    It is asked again where there is no answer at all: after a refusal, and where the reply was cut off before one. If that
+    stays so, an empty answer is played.
     """
     prompt = Prompt.load(name, prompts)
 
-    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        first, *rest = [*read_actions(text(reply))] or [text(reply)]
+    def play(answer: str, actions: Sequence[str]) -> Mapping[str, Any]:
+        first, *rest = [*actions] or [answer]
         return {"candidates": [Candidate(first, 0.0)], "plan": rest}
 
+    def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
+        try:
+            answer = answer_text(reply)
+        except (Refusal, CutOff):
+            raise
+        except Unreadable:
+            return play("", ())
+        actions = read_actions(answer)
+        if is_cut_off(reply) and not actions:
+            raise CutOff("the reply was cut off before its answer; answer shorter, or allow more tokens (max_tokens)")
+        return play(answer, actions)
+
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return play("", ())
+
     again = Prompt.load("ask/again", prompts)
-    return AnswerPolicy(Ask(name, model, lambda state: prompt.messages(**{"request": "", **view(state)}), read, again))
+
+    def messages(state: State) -> list[BaseMessage]:
+        return prompt.messages(**{"request": "", **view(state)})
+
+    return AnswerPolicy(Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply))
 
 
 def _next(state: State) -> dict[str, Any] | None:
@@ -322,32 +359,8 @@ def _next(state: State) -> dict[str, Any] | None:
     return {"candidates": [Candidate(plan[0], 0.0)], "plan": plan[1:]} if plan else None
 
 
-def _after(mark: str, reply: str) -> str | None:
-    """The text after the last line start `mark:`; None without one."""
-    found = list(re.finditer(rf"^[ \t*_#>]*{mark}[ \t*_]*:[ \t*_]*", reply, re.MULTILINE | re.IGNORECASE))
-    return reply[found[-1].end() :] if found else None
-
-
 def _admissible(prompt: Prompt, actions: Sequence[str]) -> str:
     return text(prompt.messages(actions="\n".join(f"- {a}" for a in actions))[0]) if actions else ""
-
-
-def json_object(reply: str) -> dict[str, Any]:
-    """The last JSON object in a text, which may hold other text around it.
-
-    Raises:
-        Unreadable: there is none.
-    """
-    decoder, found, at = json.JSONDecoder(), None, reply.find("{")
-    while at >= 0:
-        try:
-            found, length = decoder.raw_decode(reply[at:])
-            at = reply.find("{", at + length)
-        except (ValueError, RecursionError):  # not JSON, or nested deeper than any expected reply
-            at = reply.find("{", at + 1)
-    if not isinstance(found, dict):
-        raise Unreadable(f"asked for a JSON object, got {reply[:80]!r}")
-    return found
 
 
 def admissible_actions(state: State | EpisodeChannels, policy: str) -> tuple[str, ...]:

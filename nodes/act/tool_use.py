@@ -26,8 +26,9 @@ from typing_extensions import TypedDict
 from ...memory.errors import UserError
 from ...memory.library import Library, LibraryVersions
 from ...memory.records import Task
-from ..ask import Ask, BadReply, Unreadable, text
+from ..ask import Ask, BadReply, text
 from ..prompt import Prompt
+from ..read_reply import CutOff, Refusal, Unreadable, answer_text, visible_text
 from ..retrieve.lessons import append_lessons, render_lessons, select_lessons
 from ..state import ChoiceChannels, EpisodeChannels, PlanChannels
 from .choose import ChosenAction
@@ -285,13 +286,20 @@ class Think(Runnable[Any, Any]):
             model = model.bind(**self.options)
 
         def read(reply: AIMessage, state: Mapping[str, Any]) -> dict[str, Any]:
-            words, calls = text(reply).strip(), _calls(reply)
-            if not calls and not words and not last:
-                raise Unreadable("asked for a call of a tool or an answer, got an empty reply")
+            calls, words = _calls(reply), ""
+            try:
+                words = answer_text(reply).strip()
+            except (Refusal, CutOff):
+                if not calls:
+                    raise
+            except Unreadable:  # empty: calls need no words
+                if not calls and not last:
+                    raise
             transcript = state["transcript"] + (_action_text(words) if words else "")
             if last or not calls:
                 return {"turn": state["turn"] + 1, "answer": words, "transcript": transcript}
-            messages = [*state["messages"], _with_call_ids(reply, state["turn"])]
+            shown = reply if visible_text(reply) == text(reply) else reply.model_copy(update={"content": words})
+            messages = [*state["messages"], _with_call_ids(shown, state["turn"])]
             return {"turn": state["turn"] + 1, "messages": messages, "transcript": transcript}
 
         return Ask(self.asks, model, self.dialogue, read, self.retry_prompt, on_bad_reply=_empty_answer)

@@ -40,9 +40,10 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ...memory.errors import UserError
 from ...memory.records import Task, Usage
 from ...memory.storage.journal import Journal
-from ..act.policies import json_object
-from ..ask import Ask, BadReply, State, Unreadable, text
+from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
+from ..read_reply import Unreadable, answer_text, read_number, read_object, read_values, shorten
+from ..reply_schemas import NUMBER, STEP_REWARDS, reply_schema
 from ..retrieve.chat_layout import ChatLayout
 from ..state import EpisodeChannels, RewardChannels
 from .step_rewards import read_step_rewards
@@ -109,16 +110,18 @@ class RuleJudge:
     journal: Journal
 
     def __call__(self, state: EpisodeChannels) -> RewardChannels:
-        actions = tuple(step.action for step in self.journal.history(state["head"]))
+        steps = self.journal.history(state["head"])
+        actions = tuple(step.action for step in steps if not step.is_lost)
         try:
-            rewards = _parse_rule_rewards(self.reward_rule(state["task"], actions), len(actions))
+            found = iter(_parse_rule_rewards(self.reward_rule(state["task"], actions), len(actions)))
+            rewards = [0.0 if step.is_lost else next(found) for step in steps]
         except Unreadable as wrong:
             why = str(wrong)
         except Exception as error:  # a user's function
             why = f"the rule raised {type(error).__name__}: {error}"
         else:
             return {"rewards": rewards, "unjudged": _gaps(rewards, "the rule")}
-        return {"rewards": [None] * len(actions), "unjudged": " ".join(why.split())}
+        return {"rewards": [None] * len(steps), "unjudged": " ".join(why.split())}
 
 
 def _parse_rule_rewards(given: Any, asked: int) -> list[float | None]:
@@ -258,7 +261,16 @@ def self_judge(
         return _last(_score(reply, _WHOLE), state)
 
     again = Prompt.load("ask/again", prompts)
-    return ModelJudge(name, model, messages, read, again, on_bad_reply=_missing_rewards, full_success=_WHOLE[1])
+    return ModelJudge(
+        name,
+        model,
+        messages,
+        read,
+        again,
+        on_bad_reply=_missing_rewards,
+        reply_schema=reply_schema(score=NUMBER),
+        full_success=_WHOLE[1],
+    )
 
 
 def _ask_for_steps(
@@ -273,11 +285,11 @@ def _ask_for_steps(
     """Ask for a reward of each step. Gaps are asked for again; those that stay cost their steps alone."""
 
     def parse(reply: str, state: State) -> tuple[list[float | None], str]:
-        found = json_object(reply)
-        return read_step_rewards(found.get("rewards", found), limits(state))
+        found = read_values(reply, "rewards")
+        return read_step_rewards(read_object(reply) if found is None else found, limits(state))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        rewards, wrong = parse(text(reply), state)
+        rewards, wrong = parse(answer_text(reply), state)
         if wrong:
             raise Unreadable(wrong)
         return {"rewards": rewards, "unjudged": ""}
@@ -290,7 +302,16 @@ def _ask_for_steps(
         return {"rewards": rewards, "unjudged": str(bad)}
 
     again = Prompt.load("ask/again", prompts)
-    return ModelJudge(name, model, messages, read, again, on_bad_reply=keep_what_is_there, credits_future=credits_future)
+    return ModelJudge(
+        name,
+        model,
+        messages,
+        read,
+        again,
+        on_bad_reply=keep_what_is_there,
+        reply_schema=reply_schema(rewards=STEP_REWARDS),
+        credits_future=credits_future,
+    )
 
 
 def rubric_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | None = None) -> ModelJudge:
@@ -306,15 +327,16 @@ def rubric_judge(model: Runnable[Any, Any], journal: Journal, prompts: Path | No
     prompt = Prompt.load("judge/rubric", prompts)
 
     def messages(state: State) -> list[BaseMessage]:
-        work = _answer_text([step.action for step in journal.history(state["head"])])
+        work = _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost])
         return prompt.messages(instruction=state["task"].instruction, steps=work)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = json_object(text(reply))
+        answer = answer_text(reply)
+        found = read_object(answer, "scores")
         scores = found.get("scores")
         if not isinstance(scores, dict) or not scores:
-            raise Unreadable(f'asked for {{"scores": {{...}}, "criticism": "..."}}, got {text(reply)[-80:]!r}')
-        grades = [_parse_number(score, _WHOLE, f"a score of {name}") for name, score in scores.items()]
+            raise Unreadable(f'asked for {{"scores": {{...}}, "criticism": "..."}}, got {shorten(answer[-80:])}')
+        grades = [_check_limits(score, _WHOLE, f"a score of {name}") for name, score in scores.items()]
         return {**_last(fmean(grades), state), "note": str(found.get("criticism") or "").strip()}
 
     again = Prompt.load("ask/again", prompts)
@@ -341,7 +363,7 @@ def pairwise_judge(
     def ask_in_order(swapped: bool) -> Ask:
         def messages(state: State) -> list[BaseMessage]:
             answers = [
-                _answer_text([step.action for step in journal.history(state["head"])]),
+                _answer_text([step.action for step in journal.history(state["head"]) if not step.is_lost]),
                 _answer_text(reference(state["task"])),
             ]
             first, second = reversed(answers) if swapped else answers
@@ -351,7 +373,15 @@ def pairwise_judge(
             score = _score(reply, _COMPARISON)
             return _last(10 - score if swapped else score, state)
 
-        return Ask("judge/pairwise", model, messages, read, again, on_bad_reply=_missing_rewards)
+        return Ask(
+            "judge/pairwise",
+            model,
+            messages,
+            read,
+            again,
+            on_bad_reply=_missing_rewards,
+            reply_schema=reply_schema(score=NUMBER),
+        )
 
     return Ensemble((ask_in_order(False), ask_in_order(True)), allow_partial=False)
 
@@ -380,14 +410,14 @@ def _missing_rewards(bad: BadReply, state: State) -> RewardChannels:
 
 def _score(reply: AIMessage, limits: tuple[float, float]) -> float:
     """The number under `score` in a reply's JSON object."""
-    return _parse_number(json_object(text(reply)).get("score"), limits, "a score")
+    return _check_limits(read_object(answer_text(reply), "score").get("score"), limits, "a score")
 
 
-def _parse_number(number: Any, limits: tuple[float, float], what: str) -> float:
-    low, high = limits
-    if not isinstance(number, int | float) or isinstance(number, bool) or not low <= number <= high:
-        raise Unreadable(f"asked for {what} from {low:g} to {high:g}, got {number!r}")
-    return float(number)
+def _check_limits(value: Any, limits: tuple[float, float], what: str) -> float:
+    (low, high), number = limits, read_number(value)
+    if number is None or not low <= number <= high:
+        raise Unreadable(f"asked for {what} from {low:g} to {high:g}, got {value!r}")
+    return number
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ask import Unreadable
+from ..read_reply import Unreadable, read_number
 
 __all__ = ["read_step_rewards"]
 
@@ -32,8 +32,8 @@ def read_step_rewards(found: Any, limits: Sequence[tuple[float, float]]) -> tupl
         if step not in by_step:
             rewards.append(None)
             wrong.append(f"got no reward for step {step}")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
-            rewards.append(float(value))
+        elif (number := read_number(value)) is not None and low <= number <= high:
+            rewards.append(number)
         else:
             rewards.append(None)
             wrong.append(f"asked for rewards from {low:g} to {high:g}, got {value!r} for step {step}")

@@ -24,13 +24,15 @@ from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, LibraryVersions, one_line
 from ...memory.records import Edit, Rollout, Ruling, Summary, Task
 from ..act.policies import steps_text
-from ..ask import Ask, BadReply, State, Unreadable, estimate_tokens, text
+from ..ask import Ask, BadReply, State, estimate_tokens
+from ..lenient_json import json_values
 from ..prompt import Prompt
+from ..read_reply import Unreadable, answer_text, read_number, read_values
+from ..reply_schemas import EDITS, NUMBERS, TEXTS, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import ContextError, Layout
 from .edits import read_edits, read_list
 from .leaks import bare_answers, tells_answer
-from .lenient_json import json_values
 from .rule_critic import RuleProposer, Truth, comparable_rollouts
 from .trim import cut_middle, split_tokens, trim_transcript
 
@@ -117,9 +119,12 @@ class Critic:
         messages: Callable[[State], list[BaseMessage]],
         read: Callable[[AIMessage, State], Mapping[str, Any]],
         on_bad_reply: Callable[[BadReply, State], Mapping[str, Any]],
+        **form: Any,
     ) -> Ask:
-        """A question of this method."""
-        return Ask(f"training_free_grpo/{purpose}", model, messages, read, self.prompts["again"], on_bad_reply=on_bad_reply)
+        """A question of this method; `form` has the JSON schemas of the reply's fields, if it is to be JSON."""
+        schema = reply_schema(**form) if form else None
+        name, again = f"training_free_grpo/{purpose}", self.prompts["again"]
+        return Ask(name, model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=schema)
 
     def remaining_tokens(self, prompt: Prompt, *inserted: str) -> int:
         """Tokens that remain in the window beside a prompt's own text and the `inserted` values.
@@ -353,10 +358,7 @@ def summarise(model: Runnable[Any, Any], critic: Critic) -> Node:
         return prompt.messages(**values, transcript=trim_transcript(critic.transcript(rollout), room, critic.count))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        written = text(reply).strip()
-        if not written:
-            raise Unreadable("asked for a report of the attempt, got an empty reply")
-        return {"summaries": [Summary(state["number"], written)]}
+        return {"summaries": [Summary(state["number"], answer_text(reply).strip())]}
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         rollout = _current_rollout(state)
@@ -409,10 +411,10 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         return asked.messages(**values, attempts=critic.attempts(state, critic.remaining_tokens(asked, *values.values())))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = [one_line(item) for item in read_list(text(reply), "lessons", critic.max_insights)]
+        found = [one_line(item) for item in read_list(answer_text(reply), "lessons", critic.max_insights)]
         if wrong := [reason for item in found if (reason := critic.rejection_reason(item, state["task"], state["rollouts"]))]:
             raise Unreadable(wrong[0])
-        votes, unknown = _votes(text(reply), critic.visible_library(state, state["rollouts"]))
+        votes, unknown = _votes(answer_text(reply), critic.visible_library(state, state["rollouts"]))
         failures = [f"contrast of {state['task'].id}: a vote on {id!r}, which was not shown" for id in unknown]
         return {"insights": found, "votes": votes, "failures": failures}
 
@@ -426,7 +428,7 @@ def contrast(model: Runnable[Any, Any], critic: Critic) -> Node:
         failure = f"contrast of {state['task'].id}: {len(kept)} of {len(found)} insights could be kept: {bad}"
         return {"insights": kept, "votes": votes, "failures": [failure]}
 
-    return critic.ask("contrast", model, messages, read, on_bad_reply)
+    return critic.ask("contrast", model, messages, read, on_bad_reply, lessons=TEXTS, helpful=TEXTS, harmful=TEXTS)
 
 
 def _votes(reply: str, library: Library) -> tuple[list[tuple[str, int]], list[str]]:
@@ -461,9 +463,7 @@ def _contrast_by_line(model: Runnable[Any, Any], critic: Critic) -> Node:
         return prompt.messages(instruction=state["task"].instruction, attempts=sheet)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        written = " ".join(text(reply).split())
-        if not written:
-            raise Unreadable("asked for a line, or 'nothing', got an empty reply")
+        written = " ".join(answer_text(reply).split())
         items = [item.strip(" .") for item in written.split(". ")]
         kept = [] if written.strip(".").lower() == "nothing" else [item for item in dict.fromkeys(items) if item]
         return {"insights": kept[: critic.max_line_items], "votes": []}
@@ -541,7 +541,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
         return [edit for edit in edits if not reasons.get(id(edit))], rulings, leaks, unruled
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        edits, rulings, leaks, unruled = found_edits(text(reply), state)
+        edits, rulings, leaks, unruled = found_edits(answer_text(reply), state)
         if leaks:
             raise Unreadable(leaks[0].reason)
         if unruled:
@@ -557,7 +557,7 @@ def propose(model: Runnable[Any, Any], critic: Critic) -> Node:
             failure = f"edits of {state['task'].id}: its insights are added as they are: {bad}"
             return {"edits": additions(state), "rulings": [], "failures": [failure]}
 
-    return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply))
+    return AskUnlessKnown(known_update, critic.ask("propose", model, messages, read, on_bad_reply, edits=EDITS))
 
 
 # Without ground truth, and without rollouts
@@ -591,25 +591,22 @@ def discriminate(model: Runnable[Any, Any], critic: Critic) -> Runnable[Any, Any
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         found = attempts(state)
-        grades = next((v["grades"] for v in json_values(text(reply)) if isinstance(v, dict) and "grades" in v), None)
+        grades = read_values(answer_text(reply), "grades")
         if isinstance(grades, dict):
             grades = [grades.get(str(n)) for n in range(1, len(found) + 1)]
-        if not isinstance(grades, list) or len(grades) != len(found) or not all(map(_is_grade, grades)):
+        numbers = [read_number(grade) for grade in grades] if isinstance(grades, list) else []
+        if len(numbers) != len(found) or not all(number is not None and 0 <= number <= 1 for number in numbers):
             raise Unreadable(f'asked for {{"grades": [...]}} with {len(found)} numbers from 0 to 1, got {str(grades)[:80]}')
         rewards: list[float | None] = [None] * len(state["rollouts"])
-        for rollout, grade in zip(found, grades, strict=True):
-            rewards[rollout.number] = float(grade)
+        for rollout, number in zip(found, numbers, strict=True):
+            rewards[rollout.number] = number
         return {"rewards": rewards}
 
     def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
         failure = f"the attempts at {state['task'].id} have no grades: {bad}"
         return {"rewards": [None] * len(state["rollouts"]), "failures": [failure]}
 
-    return AskUnlessKnown(known_update, critic.ask("discriminate", model, messages, read, on_bad_reply))
-
-
-def _is_grade(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return AskUnlessKnown(known_update, critic.ask("discriminate", model, messages, read, on_bad_reply, grades=NUMBERS))
 
 
 def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
@@ -633,7 +630,7 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
         return prompt.messages(**values, problems=problems)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = [one_line(item) for item in read_list(text(reply), "lessons", count)]
+        found = [one_line(item) for item in read_list(answer_text(reply), "lessons", count)]
         known = {task.id: task for task in cast(Sequence[Task], state["tasks"])}
         short = [item for item in found if 0 < len(item.split()) <= critic.limits.max_lesson_words]
         kept = [item for item in short if not critic.leak_reason(item, list(known), known)]
@@ -643,7 +640,8 @@ def invent(model: Runnable[Any, Any], critic: Critic, count: int) -> Ask:
             )
         return {"insights": kept}
 
-    return Ask("training_free_grpo/invent", model, messages, read, critic.prompts["again"])
+    name, again = "training_free_grpo/invent", critic.prompts["again"]
+    return Ask(name, model, messages, read, again, reply_schema=reply_schema(lessons=TEXTS))
 
 
 _SAMPLE = 16

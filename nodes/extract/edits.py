@@ -1,6 +1,6 @@
 """Edits of a library, read from a model's reply item by item: readable items are used, and the others get a ruling.
 
-Replies are read by nodes/extract/lenient_json.py: a broken item costs itself alone.
+Replies are read by nodes/lenient_json.py: a broken item costs itself alone.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from ...memory.library import Library, LibraryLimits, one_line
 from ...memory.records import OPS, Edit, Ruling
-from ..ask import Unreadable
-from .lenient_json import BrokenValue, json_values, parse_values
+from ..lenient_json import BrokenValue, json_values, parse_values
+from ..read_reply import Unreadable
 
 __all__ = ["as_edits", "read_edits", "read_list"]
 

@@ -306,9 +306,10 @@ class RolloutPlayer(Runnable[Any, Any]):
 
     def _build_rollout(self, state: Mapping[str, Any], out: Mapping[str, Any], start: float) -> Rollout:
         task, world = state["task"], self.environment
-        steps = self.journal.history(out["head"]) if out.get("head") else ()
+        history = self.journal.history(out["head"]) if out.get("head") else ()
+        steps = tuple(step for step in history if not step.is_lost)
         reward, error = self._reward(task, out, steps)
-        transcript = out.get("transcript") or self.layout.steps(steps)
+        transcript = out.get("transcript") or self.layout.steps(history)
         alone = getattr(world, "horizon", 2) == 1 or not steps  # a world of one answer
         return Rollout(
             _id(state),
@@ -317,7 +318,7 @@ class RolloutPlayer(Runnable[Any, Any]):
             reward,
             answer=out.get("answer") or (steps[-1].action if steps else ""),
             transcript=trim_transcript(transcript, self.max_transcript_tokens, self.count),
-            steps=out.get("step", len(steps)),
+            steps=out.get("step", len(history)),
             tool_calls=out.get("tool_calls", 0),
             usage=out.get("usage", Usage()),
             seconds=round(time.monotonic() - start, 3),

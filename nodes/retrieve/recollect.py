@@ -62,7 +62,8 @@ class PrecedentMemory(Protocol):
 
 def key_of(memory: PrecedentMemory, environment: Environment, journal: Journal, state: Mapping[str, Any]) -> str:
     """phi(s_t): the key of the present state."""
-    return memory.key(state["task"], journal.history(state["head"]), environment.abstract(state["observation"]))
+    steps = [step for step in journal.history(state["head"]) if not step.is_lost]
+    return memory.key(state["task"], steps, environment.abstract(state["observation"]))
 
 
 @dataclass(frozen=True)

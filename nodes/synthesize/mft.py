@@ -16,7 +16,6 @@ These are pure functions over plain records. tools/training/sft.py trains on the
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
@@ -24,8 +23,9 @@ from random import Random
 from typing import Any, NamedTuple, Protocol
 
 from ...memory.errors import UserError
-from ...memory.records import Task
+from ...memory.records import NO_ACTION, Task
 from ..act.episode import Environment
+from ..read_reply import normal_form
 
 __all__ = [
     "Advantage",
@@ -51,10 +51,6 @@ __all__ = [
 
 ROLES = {"human": "user", "ai": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
 """Role of a message in LangChain -> its role in chat files."""
-EDGE_CHARACTERS = " \t\n.,;:!?\"'`*_“”‘’…"
-"""Characters that are ignored at the ends of an action."""
-ARTICLES = re.compile(r"\b(?:the|an|a) (?=\S)")
-CALL = re.compile(r"(\w+) ?\[(.*)\]")
 
 
 class MftError(UserError, ValueError):
@@ -120,7 +116,7 @@ class CollectedPairs:
     steps: int
     """Number of their steps."""
     undrafted: int
-    """Number of strategies without a draft before them, whose effect is unknown."""
+    """Number of strategies without a draft before or an action after them, whose effect is unknown."""
 
 
 def collect_pairs(
@@ -157,7 +153,7 @@ def collect_pairs(
         for t, row in enumerate(path):
             if not row.get("synthesis") or not row.get("strategy"):
                 continue
-            if not row.get("tentative"):
+            if row.get("tentative") in (None, "", NO_ACTION) or row["action"] == NO_ACTION:
                 undrafted += 1
                 continue
             synthesis = _read_synthesis(row, episode["id"])
@@ -172,7 +168,7 @@ def collect_pairs(
                     action=row["action"],
                     score=episode["score"],
                     solved=solved,
-                    before=tuple(earlier["action"] for earlier in path[:t]),
+                    before=tuple(earlier["action"] for earlier in path[:t] if earlier["action"] != NO_ACTION),
                     task=row["task"],
                     seed=seed,
                     split=split,
@@ -219,18 +215,13 @@ def _read_synthesis(row: Mapping[str, Any], episode: str) -> _Synthesis:
 
 
 def canonical(action: str, domain: str = "") -> str:
-    """The action in canonical form: without case, extra white space, punctuation at the ends, and articles.
+    """The action in normal form (`normal_form`). In the domain `webshop` any `search[...]` is `search[]`.
 
-    `click[Buy Now]` keeps its form, with its argument in canonical form. In the domain `webshop` any `search[...]` is
-    `search[]`: the published exception, by which two different searches count as no change. In domains where most actions are
-    searches (`hotpot`), the exception would leave no pairs.
+    That is the published exception, by which two different searches count as no change. In domains where most actions are
+    searches (`hotpot`), it would leave no pairs.
     """
-    text = " ".join(action.split()).strip(EDGE_CHARACTERS).casefold()
-    if call := CALL.fullmatch(text):
-        name, argument = call.groups()
-        return "search[]" if name == "search" and domain == "webshop" else f"{name}[{canonical(argument, domain)}]"
-    bare = ARTICLES.sub("", text)
-    return bare if bare == text else canonical(bare, domain)  # without its article, a word may be quoted or a call
+    form = normal_form(action)
+    return "search[]" if domain == "webshop" and form.startswith("search[") and form.endswith("]") else form
 
 
 def is_different_action(action: str, tentative: str, domain: str = "") -> bool:

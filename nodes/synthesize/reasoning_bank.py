@@ -30,9 +30,10 @@ from ...memory.records import Lesson, Trajectory, Usage
 from ...memory.storage.journal import Journal
 from ...memory.what_if import current_what_if
 from ..act.episode import Environment, build_trajectory
-from ..act.policies import json_object
-from ..ask import Ask, State, Unreadable, text
+from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
+from ..read_reply import Unreadable, answer_text, read_object, read_values, read_vote, shorten
+from ..reply_schemas import BOOLEAN, LESSONS, TEXT, reply_schema
 from ..retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from ..retrieve.attempts import EpisodePrompt
 from ..state import EpisodeChannels, NoteChannels, RewardChannels
@@ -111,6 +112,11 @@ def extractor_prompts(overrides: Path | None = None) -> dict[str, Prompt]:
     return {name: Prompt.load(f"reasoning_bank/{name}", overrides) for name in names}
 
 
+_ENDS = {True: "success", False: "failure", None: "attempt"}
+Item = tuple[str, str, str]
+"""Title, description, content."""
+
+
 @dataclass(frozen=True)
 class LessonExtractor:
     """The prompts for lessons from attempts, and the reader of their replies."""
@@ -125,6 +131,11 @@ class LessonExtractor:
     """Greatest number of lessons from several attempts."""
     line_only: bool = False
     """True for a model that writes only a line: the line is one lesson, without a title."""
+
+    @property
+    def reply_schema(self) -> Mapping[str, Any] | None:
+        """The JSON schema of a reply; None for a line."""
+        return None if self.line_only else reply_schema(items=LESSONS)
 
     def messages(self, attempts: Sequence[AttemptOutcome]) -> list[BaseMessage]:
         """The messages: by the outcome of a single attempt, or about several attempts in contrast."""
@@ -142,9 +153,13 @@ class LessonExtractor:
         Raises:
             Unreadable: the reply has another form than asked for.
         """
-        items = (
-            _line(reply) if self.line_only else _items(reply, self.max_contrast_items if len(attempts) > 1 else self.max_items)
-        )
+        if self.line_only:
+            return self.lessons(_line(reply), attempts, source, run)
+        most = self.max_contrast_items if len(attempts) > 1 else self.max_items
+        return self.lessons(_items(reply, most), attempts, source, run)
+
+    def lessons(self, items: Sequence[Item], attempts: Sequence[AttemptOutcome], source: str, run: str = "") -> list[Lesson]:
+        """The items as lessons with this source; without any, a single one without text: it says that the attempts were read."""
         last, outcomes = attempts[-1].trajectory, {attempt.success for attempt in attempts}
         alike = attempts[-1].success if len(outcomes) == 1 else None
         return [
@@ -165,20 +180,13 @@ class LessonExtractor:
         ]
 
 
-_ENDS = {True: "success", False: "failure", None: "attempt"}
-Item = tuple[str, str, str]
-"""Title, description, content."""
-
-
 def _line(reply: str) -> list[Item]:
     written = " ".join(reply.split())
-    if not written:
-        raise Unreadable("asked for a line, or 'nothing', got an empty reply")
     return [] if written.strip(".").lower() == "nothing" else [("", "", written)]
 
 
 def _items(reply: str, most: int) -> list[Item]:
-    found = json_object(reply).get("items")
+    found = read_values(reply, "items")
     if not isinstance(found, list) or len(found) > most:
         came = f"{len(found)} of them" if isinstance(found, list) else "no such list"
         raise Unreadable(f'asked for {{"items": [...]}} with at most {most} items, got {came}')
@@ -199,10 +207,10 @@ def _item(found: Any) -> Item:
 class StudyAsk(Ask):
     """An `Ask` whose tokens count as `Usage.studied`, since they belong to no attempt."""
 
-    def _dialogue(self, state: State) -> Generator[list[BaseMessage], AIMessage, dict[str, Any]]:
+    def _dialogue(self, state: State) -> Generator[tuple[list[BaseMessage], bool], AIMessage, dict[str, Any]]:
         found = yield from super()._dialogue(state)
         usage: Usage = found["usage"]
-        return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens)}
+        return {**found, "usage": Usage(studied=usage.input_tokens + usage.output_tokens, unreadable=usage.unreadable)}
 
 
 def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[str, AttemptOutcome], again: Prompt) -> Ask:
@@ -213,9 +221,14 @@ def study(model: Runnable[Any, Any], extractor: LessonExtractor, bank: Mapping[s
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         id = state["reading"]
-        return {"learned": extractor.read(text(reply), [bank[id]], bank_source(id))}
+        return {"learned": extractor.read(answer_text(reply), [bank[id]], bank_source(id))}
 
-    return StudyAsk("reasoning_bank/study", model, messages, read, again)
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        id = state["reading"]
+        return {"learned": extractor.lessons((), [bank[id]], bank_source(id))}
+
+    form = extractor.reply_schema
+    return StudyAsk("reasoning_bank/study", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)
 
 
 # Outcomes of attempts
@@ -248,13 +261,20 @@ def verdict(
         return prompt.messages(instruction=state["task"].instruction, attempts=blind([attempt]))
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        found = json_object(text(reply))
+        answer = answer_text(reply)
+        found = read_object(answer, "success")
         success, reason = found.get("success"), found.get("reason")
-        if not isinstance(success, bool) or not isinstance(reason, str) or not reason.strip():
-            raise Unreadable(f'asked for {{"success": true or false, "reason": "..."}}, got {text(reply)[-80:]!r}')
+        if not isinstance(success, bool):
+            success = read_vote(f"success: {success}", "success")
+        if success is None or not isinstance(reason, str) or not reason.strip():
+            raise Unreadable(f'asked for {{"success": true or false, "reason": "..."}}, got {shorten(answer[-80:])}')
         return {"note": f"{'success' if success else 'failure'}: {' '.join(reason.split())}"}
 
-    return Ask("reasoning_bank/verdict", model, messages, read, Prompt.load("ask/again", prompts))
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        return {"note": "unknown"}
+
+    again, form = Prompt.load("ask/again", prompts), reply_schema(success=BOOLEAN, reason=TEXT)
+    return Ask("reasoning_bank/verdict", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)
 
 
 def outcome_from_note(trajectory: Trajectory) -> AttemptOutcome:
@@ -292,12 +312,17 @@ def extract(
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         source = f"{state['run']}/{state['episode']}"
-        return {"learned": extractor.read(text(reply), attempts(state), source, state["run"])}
+        return {"learned": extractor.read(answer_text(reply), attempts(state), source, state["run"])}
 
     def messages(state: State) -> list[BaseMessage]:
         return extractor.messages(attempts(state))
 
-    return Ask("reasoning_bank/extract", model, messages, read, again)
+    def on_bad_reply(bad: BadReply, state: State) -> Mapping[str, Any]:
+        source = f"{state['run']}/{state['episode']}"
+        return {"learned": extractor.lessons((), attempts(state), source, state["run"])}
+
+    form = extractor.reply_schema
+    return Ask("reasoning_bank/extract", model, messages, read, again, on_bad_reply=on_bad_reply, reply_schema=form)
 
 
 @dataclass(frozen=True)

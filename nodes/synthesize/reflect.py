@@ -14,8 +14,9 @@ from langchain_core.runnables import Runnable
 from ...memory.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
-from ..ask import Ask, State, Unreadable, text
+from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
+from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
 
 __all__ = ["AttemptPrompt", "write_about_attempt"]
@@ -66,15 +67,15 @@ def write_about_attempt(
         return prompt.messages(instruction=instruction, earlier=earlier, number=state["episode"] + 1, steps=steps)
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        written = text(reply)
+        written = answer_text(reply)
         if mark := _MARKS.get(name):
             written = re.split(rf"^[ \t*_#]*{mark}[ \t*_]*:[ \t*_]*", written, flags=re.MULTILINE | re.IGNORECASE)[-1]
         note = written.strip() if mark else " ".join(written.split())
         if not note:
-            raise Unreadable("asked for a few sentences, got an empty reply")
+            raise Unreadable(f"asked for a few sentences after '{mark}:', got none")
         return {"note": note}
 
-    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts))
+    return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
 
 
 def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:
@@ -95,3 +96,8 @@ def _attempt_text(state: State, journal: Journal, layout: Layout, frame: str, co
     if shown is None:
         raise ContextError(f"{count(frame)} tokens of task and earlier attempts leave no room in a window of {window}")
     return shown + end
+
+
+def _no_note(bad: BadReply, state: State) -> Mapping[str, Any]:
+    """The channels without a note: the attempt counts, and the next one goes without its lesson."""
+    return {"note": ""}

@@ -18,8 +18,9 @@ from langchain_core.runnables import Runnable
 from ...memory.records import Precedent, Strategy, Trajectory, Transition, Usage
 from ...memory.storage.journal import Journal
 from ..act.episode import Environment
-from ..ask import Ask, BadReply, State, Unreadable, text
+from ..ask import Ask, BadReply, State, text
 from ..prompt import Prompt
+from ..read_reply import Unreadable, answer_text, shorten
 from ..retrieve.attempts import ContextError, EpisodePrompt, Layout, fit_steps
 from ..retrieve.recollect import Excerpts, PrecedentMemory, key_of, without_zero_rewards
 from ..retrieve.triggers import REASONS
@@ -155,9 +156,10 @@ def synthesize(model: Runnable[Any, Any], writer: StrategyWriter, prompts: Path 
     """
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
-        thought, *marked = re.split(_MARK, text(reply))
+        answer = answer_text(reply)
+        thought, *marked = re.split(_MARK, answer)
         if writer.needs_marker and not marked:
-            raise Unreadable(f"asked for a line 'Strategy: ...', got {text(reply)[-80:]!r}")
+            raise Unreadable(f"asked for a line 'Strategy: ...', got {shorten(answer[-80:])}")
         advice = _one_line(re.split(r"</strategy>", marked[-1] if marked else thought, flags=re.IGNORECASE)[0])
         if not advice or writer.count(advice) > writer.max_strategy_tokens:
             raise Unreadable(f"asked for one to three items of advice, got {advice[:80]!r} of {writer.count(advice)} tokens")

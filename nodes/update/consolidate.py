@@ -23,11 +23,13 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from ...memory.errors import UserError
 from ...memory.library import Library, LibraryLimits, lesson_similarity, one_line
 from ...memory.records import Comparison, Edit, Ruling, Usage
-from ..ask import Ask, BadReply, State, Unreadable, text
+from ..ask import Ask, BadReply, State
 from ..extract.critic import Critic
 from ..extract.edits import as_edits, read_edits, read_list
-from ..extract.lenient_json import json_values
 from ..extract.trim import cut_middle
+from ..lenient_json import json_values
+from ..read_reply import Unreadable, answer_text
+from ..reply_schemas import EDITS, TEXTS
 
 __all__ = [
     "ConsolidationMode",
@@ -506,10 +508,10 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         library, (edits, rest, _) = critic.versions.at(state["library"]), fitting(state)
         most = len(edits) + len(library.lessons)
         contested = contested_lessons(critic, state)
-        final, bad = read_edits(text(reply), library, most, critic.limits, state["step"])
+        final, bad = read_edits(answer_text(reply), library, most, critic.limits, state["step"])
         if unruled := [id for id in contested if all(id not in edit.lessons for edit in final)]:
             raise Unreadable(f"asked what becomes of {', '.join(unruled)} (modify, merge, delete, or keep), got no edit of it")
-        into = match_proposals(edits, final, _stated_sources(text(reply), final, len(edits), library, critic.limits))
+        into = match_proposals(edits, final, _stated_sources(answer_text(reply), final, len(edits), library, critic.limits))
         behind = [[edits[n] for n in into if into[n] == at and _does(edit, edits[n])] for at, edit in enumerate(final)]
         final = [_with_provenance(edit, proposals) for edit, proposals in zip(final, behind, strict=True)]
         pairs, dropped = _pair_proposals(edits, final, into, "dropped by the consolidation")
@@ -529,7 +531,7 @@ def _merger(model: Runnable[Any, Any], critic: Critic) -> Ask:
         library = with_votes_of_step(critic.versions.at(state["library"]), state)
         return {"decision": _by_code(state, library, f"the groups' edits, {note}: {bad}", note)}
 
-    return critic.ask("consolidate", model, messages, read, on_bad_reply)
+    return critic.ask("consolidate", model, messages, read, on_bad_reply, edits=EDITS)
 
 
 def _proposal(number: int, edit: Edit) -> str:
@@ -595,7 +597,7 @@ def _curator(model: Runnable[Any, Any], critic: Critic) -> Ask:
 
     def read(reply: AIMessage, state: State) -> Mapping[str, Any]:
         library = critic.versions.at(state["library"])
-        sheet = read_list(text(reply), "sheet", critic.limits.max_lessons)
+        sheet = read_list(answer_text(reply), "sheet", critic.limits.max_lessons)
         comparisons, final = sort_comparisons(state), []
         for edit in sheet_edits(library, sheet):
             behind = [
@@ -613,4 +615,4 @@ def _curator(model: Runnable[Any, Any], critic: Critic) -> Ask:
         rulings = tuple(Ruling(edit, False, reason) for edit in all_edits(state))
         return {"decision": EditDecision((), rulings, why=f"{reason}: {bad}")}
 
-    return critic.ask("cheatsheet", model, messages, read, on_bad_reply)
+    return critic.ask("cheatsheet", model, messages, read, on_bad_reply, sheet=TEXTS)

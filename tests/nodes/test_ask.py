@@ -9,8 +9,9 @@ from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, HumanMessage
 
 from learngraph.memory.records import Usage
-from learngraph.nodes.ask import Ask, BadReply, Unreadable, text
+from learngraph.nodes.ask import Ask, BadReply, text
 from learngraph.nodes.prompt import Prompt
+from learngraph.nodes.read_reply import Unreadable
 
 
 class Heard(GenericFakeChatModel):
@@ -59,7 +60,7 @@ def test_a_readable_reply(run: Any) -> None:
 
 def test_asks_again_with_the_error(run: Any) -> None:
     m = model("three", "3")
-    assert run(ask(m), {"n": 4}) == {"n": 7, "usage": Usage(2, 20, 4)}
+    assert run(ask(m), {"n": 4}) == {"n": 7, "usage": Usage(2, 20, 4, unreadable=1)}
     assert m.heard[1][:2] == ["how many after 4?", "three"]
     assert "asked for a number, got 'three'" in m.heard[1][2]
 
@@ -71,7 +72,7 @@ def test_gives_up_in_words(run: Any) -> None:
 
 def test_or_records_that_it_is_missing(run: Any) -> None:
     lost = ask(model("a", "b"), max_tries=2, on_bad_reply=lambda bad, state: {"n": None, "why": bad.error})
-    assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'b'", "usage": Usage(2, 20, 4)}
+    assert run(lost, {"n": 0}) == {"n": None, "why": "asked for a number, got 'b'", "usage": Usage(2, 20, 4, unreadable=2)}
 
 
 def test_other_errors_pass_through(run: Any) -> None:

@@ -30,9 +30,10 @@ from learngraph.memory.errors import UserError
 from learngraph.memory.records import Usage
 from learngraph.memory.storage.cache import Cache
 from learngraph.nodes.act.policies import LocalPolicy
-from learngraph.nodes.ask import Ask, Unreadable
+from learngraph.nodes.ask import Ask
 from learngraph.nodes.cached_model import BudgetSpent, CachedChatModel, ConcurrencyLimit, Prices, SpendingLimit
 from learngraph.nodes.prompt import Prompt
+from learngraph.nodes.read_reply import Unreadable
 from learngraph.tools.environments.catalogue import open_environment
 from learngraph.tools.models.models import open_model
 
@@ -267,7 +268,9 @@ async def test_a_draw_is_known_by_run_episode_and_step(tmp_path: Path) -> None:
     told = await asyncio.gather(*(again.ainvoke(state) for state in reversed(states)))
     assert [found["said"] for found in reversed(told)] == said
     assert len(model.told) == 9
-    assert sum((found["usage"] for found in told), Usage()) == Usage(9, 900, 90), "a rollout's own usage does not depend on it"
+    assert sum((found["usage"] for found in told), Usage()) == Usage(9, 900, 90, unreadable=1), (
+        "a rollout's own usage does not depend on it"
+    )
     other = asking(recorded(model, Cache(tmp_path / "c")), "test/other")
     assert other.invoke(states[0])["said"] == "10", "and so is the same question with another purpose"
 

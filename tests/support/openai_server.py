@@ -27,6 +27,9 @@ class Reply:
     """Seconds to wait before answering."""
     body: str | None = None
     """Sent as it is, in place of a proper answer."""
+    finish_reason: str = "stop"
+    refusal: str | None = None
+    """The provider's refusal; the reply then has no content."""
 
 
 Said = str | dict[str, Any]
@@ -119,8 +122,8 @@ def _body(reply: Reply, request: dict[str, Any]) -> bytes:
         return reply.body.encode()
     if reply.status != 200:
         return json.dumps({"error": {"message": reply.text, "type": "test", "code": None}}).encode()
-    message = {"role": "assistant", "content": reply.text}
-    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": _logprobs(reply, request)}
+    message = {"role": "assistant", "content": None if reply.refusal else reply.text, "refusal": reply.refusal}
+    choice = {"index": 0, "message": message, "finish_reason": reply.finish_reason, "logprobs": _logprobs(reply, request)}
     return json.dumps(_head("chat.completion", request) | {"choices": [choice], "usage": _usage(reply, request)}).encode()
 
 

@@ -149,8 +149,8 @@ class Passages:
         horizon: number of steps after which an episode ends.
     """
 
-    free_text = True
-    """Any text may be an action, also one that is not listed."""
+    free_text = ("search", "lookup", "finish")
+    """Any text may be an action, also one that is not listed; the words in the brackets of these seldom are."""
     solved = 1.0
     """Lowest score that counts as solved."""
 

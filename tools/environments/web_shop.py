@@ -513,8 +513,8 @@ class WebShop:
         shop: a given shop instead of a drawn one; it cannot be combined with settings.
     """
 
-    free_text = True
-    """Any text may be an action, also one that is not listed."""
+    free_text = ("search",)
+    """Any text may be an action, also one that is not listed; what is searched for seldom is."""
     solved = 1.0
     """Lowest score that counts as solved."""
 

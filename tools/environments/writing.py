@@ -7,7 +7,8 @@ rewards: the quality of the passage is for a judge to rate.
 The rule, r* in [0, 1]: the share of the four paragraphs that end with their sentence.
 
 - Paragraphs are parted by empty lines; in a passage without empty lines, every line is one.
-- Case, the kind of quotation mark and dash, and the amount of white space do not matter. Every other sign does.
+- Case, the kind of quotation mark and dash, the amount of white space, and marks of emphasis or quotation marks around a
+  sentence do not matter. Every other sign does.
 - At least five words of the paragraph stand before the sentence: the bare sentences are no passage.
 - A passage of more or fewer than four paragraphs scores 0, whatever they end with.
 - An empty action cannot be judged: reward None.
@@ -50,6 +51,7 @@ _PASSAGE = re.compile(r"(?im)^[^\w\n]*passage[*_ ]*:[*_]*|^.{0,80}\bpassage[*_ ]
 _LONGEST_TAG = 90
 _HEAD = re.compile(r"(?:\s|</?[A-Za-z][^<>]{0,80}>|```\w*)+")
 _TAIL = re.compile(r"(?:\s+|</?[A-Za-z][^<>]{0,80}>|```)\Z")
+_EMPHASIS = re.compile(r"[*_]|</?(?:b|i|u|em|strong)>", re.IGNORECASE)
 _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|(?<=[.!?][\"”’'])\s+")
 
@@ -73,7 +75,9 @@ def _paragraphs(passage: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.translate(_MARKS).casefold().split())
+    """The text without case, extra white space and emphasis; quotation marks at its end, or before its last stop, are gone."""
+    bare = " ".join(_EMPHASIS.sub("", text.translate(_MARKS)).casefold().split()).rstrip("\"'")
+    return bare[:-1].rstrip("\"'") + bare[-1] if bare.endswith((".", "!", "?")) else bare
 
 
 def _ends(paragraph: str, sentence: str) -> bool:

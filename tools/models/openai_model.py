@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 from uuid import uuid4
 
 import openai
@@ -38,6 +38,9 @@ class OpenAIChatModel(ChatOpenAI):
     after 0.5 s to 8 s, twice as long each time. The original exception is the `__cause__` of the `UserError`. One model may be
     used from many threads and event loops, at once or one after another.
     """
+
+    takes_reply_schema: ClassVar[bool] = True
+    """True: a call's option `reply_schema`, a JSON schema, is sent as `response_format`. A server that has none refuses it."""
 
     _loop_models: dict[asyncio.AbstractEventLoop, ChatOpenAI] = PrivateAttr(default_factory=dict)
     """For requests through the openai client: by event loop, this model with connections of its own."""
@@ -132,7 +135,8 @@ class OpenAIChatModel(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with self._translate_errors():
-            if (payload := self._simple_payload(messages, stop, kwargs)) is not None:
+            schema = kwargs.pop("reply_schema", None)
+            if (payload := self._simple_payload(messages, stop, kwargs, schema)) is not None:
                 return self._create_chat_result(api_posts.run_in_background(self._post(payload)))
             return super()._generate(messages, stop, run_manager, **kwargs)
 
@@ -145,14 +149,16 @@ class OpenAIChatModel(ChatOpenAI):
         **kwargs: Any,
     ) -> ChatResult:
         with self._translate_errors():
-            if (payload := self._simple_payload(messages, stop, kwargs)) is not None:
+            schema = kwargs.pop("reply_schema", None)
+            if (payload := self._simple_payload(messages, stop, kwargs, schema)) is not None:
                 return self._create_chat_result(await self._post(payload))
             return await ChatOpenAI._agenerate(self._model_for_loop(), messages, stop, run_manager, **kwargs)
 
     def _simple_payload(
-        self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any]
+        self, messages: list[BaseMessage], stop: list[str] | None, options: dict[str, Any], reply_schema: Any = None
     ) -> dict[str, Any] | None:
-        """The request's JSON; None if the request needs the openai client."""
+        """The request's JSON; None if the request needs the openai client, which goes without the schema: it would raise an error
+        for a reply that is cut off."""
         is_direct = not (
             self.http_client or self.http_async_client or self.openai_proxy or self.default_query or self._uses_gateway
         )
@@ -167,6 +173,9 @@ class OpenAIChatModel(ChatOpenAI):
         ):
             return None
         payload = self._get_request_payload(messages, stop=stop, **options)
+        if reply_schema is not None:
+            form = {"name": "reply", "strict": True, "schema": reply_schema}
+            payload["response_format"] = {"type": "json_schema", "json_schema": form}
         return payload if "messages" in payload and not payload.keys() & {"extra_headers", "extra_query", "timeout"} else None
 
     async def _post(self, payload: dict[str, Any]) -> Any:
@@ -204,7 +213,12 @@ class OpenAIChatModel(ChatOpenAI):
     @override
     def _create_chat_result(self, response: Any, generation_info: dict[str, Any] | None = None) -> ChatResult:
         try:
-            return super()._create_chat_result(response, generation_info)
+            result = super()._create_chat_result(response, generation_info)
+            if isinstance(response, dict):  # LangChain keeps refusals of the openai client only
+                for choice, generation in zip(response["choices"], result.generations, strict=True):
+                    if refusal := choice["message"].get("refusal"):
+                        generation.message.additional_kwargs["refusal"] = refusal
+            return result
         except (ValueError, TypeError, KeyError, AttributeError) as error:  # JSON, but no chat completion
             raise self._format_error(error) from error
 
@@ -219,11 +233,13 @@ class OpenAIChatModel(ChatOpenAI):
 
     @override
     def _stream(self, *args: Any, **kwargs: Any) -> Iterator[ChatGenerationChunk]:
+        kwargs.pop("reply_schema", None)
         with self._translate_errors():
             yield from super()._stream(*args, **kwargs)
 
     @override
     async def _astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[ChatGenerationChunk]:
+        kwargs.pop("reply_schema", None)
         with self._translate_errors():
             async for chunk in ChatOpenAI._astream(cast(Any, self._model_for_loop()), *args, **kwargs):
                 yield chunk

@@ -107,7 +107,7 @@ def read_trajectories(folder: Path) -> tuple[list[Trajectory], float | None, str
                     raise UserError(
                         f"{run.folder} played {row['task']}, and task {run.seed} of {settings['env']} is {task.id} now"
                     )
-                steps = journal.history(row["head"])
+                steps = tuple(step for step in journal.history(row["head"]) if not step.is_lost)
                 about = {"domain": environment.name, "last_observation": ends.get(row["head"], "")}
                 made.append(
                     remembered.get(row["id"])

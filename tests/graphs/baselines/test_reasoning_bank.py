@@ -32,7 +32,6 @@ from learngraph.memory.storage.rows import Rows
 from learngraph.memory.storage.shelf import RecordStore, write_jsonl
 from learngraph.nodes.act.episode import replay_actions
 from learngraph.nodes.act.policies import PromptView
-from learngraph.nodes.ask import BadReply
 from learngraph.nodes.evaluate.judge import RuleJudge
 from learngraph.nodes.retrieve.attempt_sheet import AttemptOutcome, AttemptSheet
 from learngraph.nodes.retrieve.attempts import Layout
@@ -183,11 +182,18 @@ def test_a_model_that_judges_is_told_no_reward_and_its_reason_is_passed_on() -> 
 
 
 @pytest.mark.parametrize(
-    "reply", ["yes", '{"success": "yes", "reason": "x"}', '{"success": true}', '{"success": true, "reason": ""}']
+    "reply", ["yes", '{"success": "well", "reason": "x"}', '{"success": true}', '{"success": true, "reason": ""}']
 )
-def test_a_verdict_that_cannot_be_read(reply: str) -> None:
-    with pytest.raises(BadReply, match="reasoning_bank/verdict: asked for"):
-        play(Chat(verdicts=[reply]), 1, ReasoningBank.paper())
+def test_a_verdict_that_cannot_be_read_is_unknown_and_the_run_goes_on(reply: str) -> None:
+    chat, store = Chat(verdicts=[reply]), InMemoryStore()
+    play(chat, 1, ReasoningBank.paper(), shelf=shelf(store))
+    assert [t.note for t in shelf(store).all()] == ["unknown"]
+
+
+def test_a_verdict_may_be_written_in_words() -> None:
+    store = InMemoryStore()
+    play(Chat(verdicts=['{"Success": "yes", "reason": "It got out."}']), 1, ReasoningBank.paper(), shelf=shelf(store))
+    assert [t.note for t in shelf(store).all()] == ["success: It got out."]
 
 
 @pytest.mark.parametrize(
@@ -202,15 +208,17 @@ def test_a_verdict_that_cannot_be_read(reply: str) -> None:
         ('{"items": ["look"]}', "items with title"),
     ],
 )
-def test_malformed_items_are_asked_for_again_and_then_it_is_an_error(reply: str, says: str) -> None:
+def test_malformed_items_are_asked_for_again_and_then_there_are_none(reply: str, says: str) -> None:
     chat, store = Chat(written=[reply, items("use the lamp")]), InMemoryStore()
     play(chat, 1, shelf=shelf(store))
     assert [lesson.text for lesson in open_lessons(shelf(store))] == ["use the lamp"]
     again = str(chat.asked[-1][-1].text)
-    assert "could not be read" in again
+    assert "cannot be used" in again
     assert says in again
-    with pytest.raises(BadReply, match="reasoning_bank/extract"):
-        play(Chat(written=[reply]), 1)
+    store = InMemoryStore()
+    play(Chat(written=[reply]), 1, shelf=shelf(store))
+    assert len(list(shelf(store).all())) == 1
+    assert [lesson.text for lesson in open_lessons(shelf(store))] == []
 
 
 # Several attempts in contrast
@@ -398,8 +406,7 @@ def test_a_model_that_writes_a_line_gives_an_item_without_a_title() -> None:
     told = "Lessons:\n- door black mist. gate troll lamp\n"
     assert [prompt["steps"].startswith(told) for prompt in seen] == [False] * 4 + [True] * 16
     assert all(prompt["steps"].count("door black mist") == 1 for prompt in seen[4:])  # what is said twice is shown once
-    with pytest.raises(BadReply, match="got an empty reply"):
-        scored(Lines(" "), seen.append, 1)
+    scored(Lines(" "), seen.append, 1)  # nothing is learned, and the run ends as it would
 
 
 def test_such_a_model_cannot_give_verdicts() -> None:

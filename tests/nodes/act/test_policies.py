@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
 
-from learngraph.memory.records import Candidate, Observation, Task, Transition
+from learngraph.memory.records import NO_ACTION, Candidate, Observation, Task, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.choose import log_softmax
 from learngraph.nodes.act.policies import (
@@ -20,7 +21,6 @@ from learngraph.nodes.act.policies import (
     logprobs_policy,
     verbalized_policy,
 )
-from learngraph.nodes.ask import BadReply
 from learngraph.nodes.prompt import Prompt
 from learngraph.tools.local.model import LocalChatModel
 from learngraph.tools.models.models import open_model
@@ -133,8 +133,10 @@ def test_logprobs_reads_no_prose(openai_server: Any, said: str) -> None:
     tokens = [{t: -0.1} for t in said.split()] or [{"": -0.1}]
     with openai_server(replies=[{"text": said, "top_logprobs": tokens}]) as server:
         policy = logprobs_policy(open_model("openai:test", base_url=server.url), RecentStepsPrompt(Journal(), 20))
-        with pytest.raises(BadReply, match="asked for one letter of A-I and nothing else"):
-            ask(policy, state(tuple(f"go {n}" for n in range(9))))
+        lost = policy.invoke(state(tuple(f"go {n}" for n in range(9))))
+    assert lost["candidates"] == [Candidate(NO_ACTION, 0.0)]
+    assert re.search("asked for one letter of A-I and nothing else|got an empty reply", lost["lost"])
+    assert (lost["usage"].calls, lost["usage"].unreadable, lost["usage"].lost_steps) == (3, 3, 1)
 
 
 def test_asking_again_is_a_prompt_of_the_users_too(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ def test_verbalized_has_a_floor() -> None:
     [
         ("go north", "asked for a JSON object, got 'go north'"),
         ('{"options": []}', "got no list of options"),
-        ('{"options": [{"action": "fly", "confidence": 50}]}', "'fly' is not one of the admissible actions"),
+        ('{"options": [{"action": "fly", "confidence": 50}]}', "'fly' is not among the actions listed"),
         ('{"options": [{"action": "go north", "confidence": 120}]}', "a confidence from 0 to 100"),
         ('{"options": [{"action": "go north"}]}', "a confidence from 0 to 100"),
         ('{"options": ["go north"]}', "a confidence from 0 to 100"),
@@ -174,10 +176,10 @@ def test_verbalized_has_a_floor() -> None:
 )
 def test_verbalized_malformed_replies(reply: str, words: str) -> None:
     policy = verbalized_policy(GenericFakeChatModel(messages=iter([AIMessage(reply)] * 3)), RecentStepsPrompt(Journal()))
-    with pytest.raises(BadReply) as raised:
-        ask(policy, state())
-    assert words in str(raised.value)
-    assert str(raised.value).startswith("act/options: ")
+    lost = policy.invoke(state())
+    assert lost["candidates"] == [Candidate(NO_ACTION, 0.0)]
+    assert words in lost["lost"]
+    assert lost["lost"].startswith("act/options: ")
 
 
 def test_policies_that_choose_from_a_list_need_one(tiny: str) -> None:

@@ -282,7 +282,7 @@ def test_a_step_without_a_reward_is_asked_for_again_and_then_missing_alone(
     assert judged["rewards"] == kept
     assert judged["unjudged"].startswith("judge/self: ")
     assert why in judged["unjudged"]
-    assert judged["usage"] == Usage(3, 30, 6)
+    assert judged["usage"] == Usage(3, 30, 6, unreadable=3)
 
 
 def test_a_judge_in_hindsight_says_so_and_sees_how_the_attempt_ended() -> None:
@@ -390,11 +390,11 @@ def test_half_a_comparison_is_none(ask: Any) -> None:
     judged = ask(node, state)
     assert judged["rewards"] == [None, None]
     assert "judge/pairwise: asked for a score from 1 to 10, got 0" in judged["unjudged"]
-    assert judged["usage"] == Usage(4, 40, 8)
+    assert judged["usage"] == Usage(4, 40, 8, unreadable=3)
 
 
 def test_a_comparison_is_asked_for_again(ask: Any) -> None:
-    node, judge, state = compared(lambda asked: '{"score": 5}' if "could not be read" in asked else "A!", ("mine", "end"))
+    node, judge, state = compared(lambda asked: '{"score": 5}' if "cannot be used" in asked else "A!", ("mine", "end"))
     judged = ask(node, state)
     assert judged["rewards"] == [0.0, 5.0]
     assert len(judge.heard) == 4
@@ -442,7 +442,7 @@ def test_models_and_rules_together(ask: Any) -> None:
     judged = ask(ensemble, state)
     assert judged["rewards"] == [2.0, 1.5, 5.0]
     assert judged["unjudged"].startswith("judge/self: ")
-    assert judged["usage"] == Usage(4, 40, 8)
+    assert judged["usage"] == Usage(4, 40, 8, unreadable=3)
     assert ensemble.role == "model"
     assert Ensemble((rule,)).role == "compute"
 

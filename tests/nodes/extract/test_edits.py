@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from learngraph.memory.library import Library, LibraryLimits
 from learngraph.memory.records import Edit, Lesson, Ruling
-from learngraph.nodes.ask import Unreadable
 from learngraph.nodes.extract.edits import read_edits, read_list
-from learngraph.nodes.extract.lenient_json import json_values
+from learngraph.nodes.lenient_json import json_values
+from learngraph.nodes.read_reply import Unreadable
 
 LIBRARY = Library((Lesson("L0", "Look first"), Lesson("L1", "Never run"), Lesson("L2", "Read the map")))
 GOOD = {"op": "add", "text": "Check the result twice"}

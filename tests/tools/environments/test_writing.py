@@ -79,6 +79,41 @@ def test_quotation_marks_and_dashes_of_any_kind() -> None:
     assert check_endings(passage, FOUR) == (True, True, True, True)
 
 
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "**{}**",
+        "*{}*",
+        "_{}_",
+        "__{}__",
+        "***{}***",
+        '"{}"',
+        "“{}”",
+        "'{}'",
+        "«{}»",
+        "<b>{}</b>",
+        "`{}`",
+        "**“{}”**",
+        "“**{}**”",
+    ],
+)
+def test_an_ending_in_bold_italics_or_quotation_marks_is_the_same_ending(ending: str) -> None:
+    passage = "\n\n".join(START + ending.format(sentence) for sentence in FOUR)
+    assert check_endings(passage, FOUR) == (True, True, True, True)
+    outside = "\n\n".join(START + ending.format(sentence[:-1]) + sentence[-1] for sentence in FOUR)
+    assert check_endings(outside, FOUR) == (True, True, True, True)
+    assert check_endings(passage.replace("rained", "snowed"), FOUR) == (False, True, True, True)
+    other = "\n\n".join(START + ending.format(sentence) + " And more." for sentence in FOUR)
+    assert check_endings(other, FOUR) == (False, False, False, False)
+
+
+def test_what_scored_is_in_the_observation() -> None:
+    four = ENV.sentences(TASK)
+    passage = "\n\n".join(f"{START}**{sentence}**" if n != 1 else f"{START}something else." for n, sentence in enumerate(four))
+    shown = ENV.observe(TASK, [passage])
+    assert (shown.text, shown.reward) == ("of the four paragraphs 3 end with their sentence: 1, 3, 4", 0.75)
+
+
 def test_an_episode() -> None:
     start = ENV.observe(TASK, ())
     sentences = ENV.sentences(TASK)

@@ -63,7 +63,7 @@ _BARE = re.compile(r"[^\s,:{}\[\]\"'#]+(?:'[^\s,:{}\[\]\"'#]+)*")
 _LONE = re.compile(r"[ \t]*[,}\n]")
 _OPENING, _BRACKET = re.compile(r"[{\[]"), re.compile(r"[{}\[\]]")
 _NUMBER = re.compile(r"[-+]?[0-9]{1,300}(?:\.[0-9]{1,300})?(?:[eE][-+]?[0-9]{1,3})?")
-_WORDS = {"true": True, "false": False, "null": None, "none": None, "nil": None, "undefined": None}
+_WORDS = {"true": True, "false": False, "null": None, "none": None, "nil": None, "undefined": None, "nan": float("nan")}
 _ENDS = {
     quote: re.compile(rf"\s*(?:[,:}}\]#…]|\.\.\.|//|/\*|\Z|{quote}\w+{quote}\s*:)|[ \t]*\n\s*[{quote}{{\[]") for quote in "\"'"
 }
