@@ -57,6 +57,8 @@ class MethodSettings(Protocol):
     """The source of the library of lessons (`TrainingFreeGRPO.arm`); `method`: there is no library."""
     library: str = ""
     """The path of a file of lessons to start from."""
+    author: str = "rule"
+    """The writer of what is learned: `rule`, or `model`, which reads prompts for it."""
     temperature: float | None = None
     """The temperature of the softmax over scored actions, which a test with its own temperature replaces."""
     trial_temperature: float = 0.3

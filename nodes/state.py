@@ -47,6 +47,13 @@ class EpisodeInput(TypedDict):
     """Number of the attempt within the run, from 0."""
 
 
+class AttemptInput(EpisodeInput):
+    """The input of an attempt whose method looks ahead to the next one."""
+
+    episodes: NotRequired[int]
+    """The number of attempts that the run plays; not given: more may come."""
+
+
 class EpisodeChannels(EpisodeInput):
     """The running episode: the last observation, the steps taken, the score."""
 

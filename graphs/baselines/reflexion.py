@@ -6,6 +6,8 @@ The prompt holds the last plans, never the attempts or their rewards; the reflec
     judge     r_t of every step
     reflect   attempt with rewards + plans so far -> a new plan
     push      the attempt with its plan
+
+After the last attempt of a run there is no plan to make.
 """
 
 from __future__ import annotations
@@ -22,16 +24,16 @@ from ...nodes.act.episode import Act, Begin, route_episode_end
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import Compose, Push, ReflectionsPrompt, note_line
 from ...nodes.state import (
+    AttemptInput,
     ChoiceChannels,
     EpisodeChannels,
-    EpisodeInput,
     EpisodeResult,
     NoteChannels,
     PlanChannels,
     PromptChannels,
     RewardChannels,
 )
-from ...nodes.synthesize.reflect import write_about_attempt
+from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs, check_literals
 
@@ -39,11 +41,13 @@ FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act
   act -->|next step| propose
-  act -->|over| judge --> reflect --> push --> END
+  act -->|over| judge
+  judge -->|another attempt| reflect --> push --> END
+  judge -->|last attempt| push
 """
 
 
-class ReflexionState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+class ReflexionState(AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
     """The channels of a Reflexion attempt."""
 
 
@@ -108,7 +112,8 @@ def build(
         ),
         "push": Push(buffer, parts.environment, parts.journal),
     }
-    builder = StateGraph(ReflexionState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    builder = StateGraph(ReflexionState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "reflexion", **compile}
+        wire(builder, FLOW, nodes, {"act": route_episode_end, "judge": route_next_attempt}, chain=chain),
+        **{"name": "reflexion", **compile},
     )

@@ -6,6 +6,8 @@ feedback. So the method has nothing to choose by, and its answer is the last att
     compose    which pairs are shown
     feedback   the attempt without rewards + pairs so far -> what to keep and what to change
     push       the attempt with its feedback
+
+Nobody would read feedback on the last attempt of a run, and none is written.
 """
 
 from __future__ import annotations
@@ -23,16 +25,16 @@ from ...nodes.evaluate.judge import NoJudge
 from ...nodes.prompt import Prompt
 from ...nodes.retrieve.attempts import AttemptsPrompt, Compose, Push
 from ...nodes.state import (
+    AttemptInput,
     ChoiceChannels,
     EpisodeChannels,
-    EpisodeInput,
     EpisodeResult,
     NoteChannels,
     PlanChannels,
     PromptChannels,
     RewardChannels,
 )
-from ...nodes.synthesize.reflect import write_about_attempt
+from ...nodes.synthesize.reflect import route_next_attempt, write_about_attempt
 from ..wiring.flow import Node, compile_graph, wire
 from ..wiring.parts import SHARED, MethodInputs
 
@@ -40,11 +42,15 @@ FLOW = """
 flowchart LR
   START --> begin --> compose --> propose --> choose --> act
   act -->|next step| propose
-  act -->|over| unjudged --> feedback --> push --> END
+  act -->|over| unjudged
+  unjudged -->|another attempt| feedback --> push --> END
+  unjudged -->|last attempt| push
 """
 
 
-class SelfRefineState(EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels):
+class SelfRefineState(
+    AttemptInput, EpisodeChannels, PromptChannels, PlanChannels, ChoiceChannels, RewardChannels, NoteChannels
+):
     """The channels of a Self-Refine attempt."""
 
 
@@ -96,7 +102,8 @@ def build(
         ),
         "push": Push(buffer, parts.environment, parts.journal),
     }
-    builder = StateGraph(SelfRefineState, input_schema=EpisodeInput, output_schema=EpisodeResult)
+    builder = StateGraph(SelfRefineState, input_schema=AttemptInput, output_schema=EpisodeResult)
     return compile_graph(
-        wire(builder, FLOW, nodes, {"act": route_episode_end}, chain=chain), **{"name": "self-refine", **compile}
+        wire(builder, FLOW, nodes, {"act": route_episode_end, "unjudged": route_next_attempt}, chain=chain),
+        **{"name": "self-refine", **compile},
     )

@@ -18,8 +18,9 @@ from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
+from ..state import AttemptInput
 
-__all__ = ["AttemptPrompt", "write_about_attempt"]
+__all__ = ["AttemptPrompt", "route_next_attempt", "write_about_attempt"]
 
 
 Count = Callable[[str], int]
@@ -76,6 +77,11 @@ def write_about_attempt(
         return {"note": note}
 
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
+
+
+def route_next_attempt(state: AttemptInput) -> Literal["another attempt", "last attempt"]:
+    """Router: will another attempt of the run read a note on this one?"""
+    return "last attempt" if 0 < state.get("episodes", 0) <= state["episode"] + 1 else "another attempt"
 
 
 def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:

@@ -297,11 +297,11 @@ def test_best_of_n_attempts_do_not_see_each_other() -> None:
 
 
 def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
-    """Two calls a round. The reflection sees the attempt with its rewards, and the plans before it."""
+    """Two calls a round, but one in the last, after which no plan is needed. The reflection sees the attempt with its rewards."""
     replies = [text for n in range(6) for text in (f"{n}\n{n}", f"plan {n}")]
     chat = ScriptedChat(replies=replies)
     play(reflexion.build(answering(chat)), 6)
-    assert len(chat.asked) == 12
+    assert len(chat.asked) == 11
     assert "Lessons:\n- plan 2\n- plan 3\n- plan 4\n\nA full success earns 1 in all. You now see:\n0 of 2" in chat.prompt(10)
     assert "<attempt" not in chat.prompt(10)
     reflection = chat.prompt(3)
@@ -317,10 +317,10 @@ def test_reflexion_shows_the_last_three_plans_and_no_attempt() -> None:
 def test_self_refine_shows_feedback_and_no_reward() -> None:
     chat, shelf = ScriptedChat(replies=["4\n6", "use smaller\nnumbers"]), Shelf()
     out = play(self_refine.build(answering(chat, shelf=shelf)), 3)
-    assert len(chat.asked) == 6
+    assert len(chat.asked) == 5, "no feedback on the last attempt"
     assert "You saw:\n1 of 2\nAction: 6\nFeedback on it: use smaller\nnumbers\n</attempt>\n" in chat.prompt(2)
-    assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(6))
-    assert [t.note for t in shelf] == ["use smaller\nnumbers"] * 3
+    assert not any("reward" in chat.prompt(n).lower() or "success" in chat.prompt(n) for n in range(5))
+    assert [t.note for t in shelf] == ["use smaller\nnumbers", "use smaller\nnumbers", ""]
     assert (out["scores"], out["answer"]) == ([1.0] * 3, 2)
 
 
