@@ -1,4 +1,4 @@
-"""Errors that more than one layer raises, catches or reports.
+"""Errors that more than one layer raises, catches or reports, and the number words of their messages.
 
 Every layer may import this file. An error of one module only stays in that module, as a subclass of `UserError`.
 """
@@ -20,6 +20,7 @@ __all__ = [
     "UserError",
     "VersionNotLoaded",
     "WindowError",
+    "plural",
 ]
 
 
@@ -116,3 +117,8 @@ class ReplayError(UserError, RuntimeError):
     """The replay buffer's file cannot be read or written. The message names the cause and a remedy."""
 
     public_message = "the service cannot read or write what it keeps"
+
+
+def plural(count: int, noun: str) -> str:
+    """A number and its noun: `1 seed`, `2 seeds`, `1,000 steps`. For nouns that take an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
+from ...memory.errors import plural
 from ...memory.library import Library, LibraryError, LibraryVersions, diff, find_library, open_library
 from ..studies.old_names import read_settings, run_stem
 from ..wiring.flags import CommandError, parse_flags, run_subcommand
@@ -108,7 +109,7 @@ def show(args: Sequence[str]) -> int:
     if not options.version:
         print("\nVersions:")
         for one in source.names():
-            print(f"  {one}: {len(source.at(one).lessons)} lessons{' (holds)' if one == source.head else ''}")
+            print(f"  {one}: {plural(len(source.at(one).lessons), 'lesson')}{' (holds)' if one == source.head else ''}")
     return 0
 
 
@@ -193,7 +194,7 @@ def export(args: Sequence[str]) -> int:
             raise LibraryError(f"{place} holds no version yet")
         held = source.at(name)
     _write_library(options.file, held)
-    print(f"{name}: {len(held.lessons)} lessons written to {options.file}")
+    print(f"{name}: {plural(len(held.lessons), 'lesson')} written to {options.file}")
     return 0
 
 
@@ -228,7 +229,7 @@ def import_library(args: Sequence[str]) -> int:
     if target.suffix in (".yaml", ".yml"):
         held = _read_library(file)
         _write_library(target, held)
-        print(f"{len(held.lessons)} lessons written to {place}")
+        print(f"{plural(len(held.lessons), 'lesson')} written to {place}")
         return 0
     if target.exists():
         target = find_library(target)
@@ -245,7 +246,7 @@ def import_library(args: Sequence[str]) -> int:
         name = versions.put(f"edited/{number}", held, parent=head, why=f"imported from {file.name}")
         versions.move(name, "import")
         versions.sync()
-    print(f"{name} holds now: {len(held.lessons)} lessons\n{diff(before, held)}".rstrip("\n"))
+    print(f"{name} holds now: {plural(len(held.lessons), 'lesson')}\n{diff(before, held)}".rstrip("\n"))
     return 0
 
 

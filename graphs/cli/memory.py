@@ -11,6 +11,7 @@ from typing import Any
 
 from tyro.conf import Positional
 
+from ...memory.errors import plural
 from ..wiring.flags import CommandError, parse_flags, run_subcommand
 from .report import say
 from .run_folder import memory_location
@@ -77,7 +78,7 @@ def export(args: Sequence[str]) -> int:
         sys.stdout.writelines(as_jsonl(found))
     else:
         write_jsonl(found, options.file)
-    say(f"{len(found)} episodes")
+    say(plural(len(found), "episode"))
     return 0
 
 
@@ -106,7 +107,7 @@ def import_trajectories(args: Sequence[str]) -> int:
         raise CommandError(f"{path} has memories within: say which, such as {inside[0]}")
     with ChromaStore.open(place) as store:
         count = RecordStore(store, namespace, Trajectory).import_jsonl(options.file)
-    say(f"{count} episodes")
+    say(plural(count, "episode"))
     return 0
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Usage
 from ..studies.costs import row_usage
 from ..studies.old_names import run_stem
@@ -19,7 +19,8 @@ from .options import SweepSetup
 from .play import needs_model
 
 if TYPE_CHECKING:
-    from ..studies.benchmark import MethodSummary
+    from ..studies.benchmark import MethodSummary, SeedResult
+    from ..studies.comparison import Lead
     from ..studies.sweep import Job, RunFailure
 
 __all__ = ["bank_overlap_warnings", "report", "say"]
@@ -75,7 +76,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..studies import benchmark, sweep
+    from ..studies import benchmark, comparison, episode_curves, sweep
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -85,20 +86,19 @@ def report(
     lines = _failure_lines(folder, failed)
     if not finished:
         raise UserError("\n".join(lines))
-    titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
-    results = [[replace(sweep.seed_result(job), method=titles[job.method]) for job in batch] for batch in finished]
-    results = benchmark.with_common_optimum(results)
+    results = _read_results(setup, finished)
     prices = Prices(options.price_in, options.price_out)
     price = (lambda run: prices.cost(Usage(0, run.input_tokens, run.output_tokens))) if options.has_prices else None
     rows = [
         benchmark.summary(attempts, options.env, options.model if needs_model(batch[0].method, options) else "none", price)
         for attempts, batch in zip(results, finished, strict=True)
     ]
-    sweep.write_json(folder / "results.json", [row.as_dict() for row in rows])
+    objects = _objects(rows, leads := comparison.leads(results))
+    sweep.write_json(folder / "results.json", objects)
     pictures = [folder / "curves.png", folder / "curves.svg"]
     if failures is not None or not all(picture.exists() for picture in pictures):
         prior = options.model if options.prior == "model" else "uniform prior"
-        benchmark.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
+        episode_curves.draw_learning_curves(results, f"{options.env}, {prior}", pictures)
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
     tasks = [sweep.played_task(job) for job in finished[0]]
     remarks = [
@@ -111,19 +111,28 @@ def report(
         *lines,
     ]
     if options.json:
-        for row in rows:
-            print(json.dumps(row.as_dict()))
+        for one in objects:
+            print(json.dumps(one))
         for line in remarks:
             say(line)
     else:
-        print(f"{options.env}, {options.episodes} episodes, {len(batches[0])} seeds; [95 % interval over seeds]\n")
-        print(benchmark.table(rows))
-        print(f"\nlearning curves  {pictures[0]}  {pictures[1].name}")
-        print(f"graphs           {'  '.join(map(str, drawn))}")
-        print(f"all of it        {folder}")
-        for line in remarks:
-            print(line)
+        print(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
+        print("\n\n".join(_tables(rows, leads)))
+        places = [f"\nlearning curves  {pictures[0]}  {pictures[1].name}", f"graphs           {'  '.join(map(str, drawn))}"]
+        print("\n".join([*places, f"all of it        {folder}", *remarks]))
     return 2 if failed else 0
+
+
+def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[list[SeedResult]]:
+    """The results of finished runs by method, with the method's name in tables and one optimum for all methods on a seed."""
+    from ..studies import benchmark, sweep
+
+    titles = {name: _table_name(name, settings) for name, settings in setup.methods.items()}
+    is_judged = setup.options.judge != "environment"
+    results = [
+        [replace(sweep.seed_result(job, is_judged=is_judged), method=titles[job.method]) for job in batch] for batch in finished
+    ]
+    return benchmark.with_common_optimum(results)
 
 
 def _empty_look_up_lines(rows: Sequence[MethodSummary]) -> list[str]:
@@ -176,6 +185,30 @@ def _failure_lines(folder: Path, failures: Sequence[RunFailure]) -> list[str]:
     if lines and not all(failure.fails_again for failure in failures):
         lines[-1] += f"; finished episodes are in {folder}, and the same command goes on from there"
     return lines
+
+
+def _objects(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[dict[str, Any]]:
+    """One object per method for JSON; `lead_of_first` is the first method's lead over it, paired by seed."""
+    differences = {lead.over: lead.as_dict() for lead in leads}
+    return [{**row.as_dict(), "lead_of_first": differences.get(row.method)} for row in rows]
+
+
+def _tables(rows: Sequence[MethodSummary], leads: Sequence[Lead]) -> list[str]:
+    """The table of the methods, and that of the first one's leads if there are others."""
+    from ..studies import benchmark, comparison
+
+    if not leads:
+        return [benchmark.table(rows)]
+    note = "paired by seed, because all methods played the same:"
+    return [benchmark.table(rows), note, comparison.differences_table(leads, rows[0].episodes)]
+
+
+def _seeds_note(rows: Sequence[MethodSummary]) -> str:
+    """How many seeds, and what stands in the brackets of the table."""
+    count = len(rows[0].seeds)
+    if count == 1:
+        return "1 seed; one seed says nothing about others"
+    return f"{count} seeds; [95 % interval over seeds, by Student's t: its ends may lie where no score can]"
 
 
 def _table_name(method: str, settings: Any) -> str:

@@ -1,4 +1,4 @@
-"""Comparison of methods: statistics over seeds, a Markdown table, learning curves. Pure functions, except for the drawing.
+"""Comparison of methods: statistics over seeds, and Markdown tables. Pure functions.
 
 A method plays every seed for the same number of episodes. Episodes of one seed depend on each other (that is the point of
 learning), so the unit of all statistics is the seed: first a number per seed, then its mean and 95 % interval over seeds.
@@ -10,13 +10,14 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from .figures import COLOURS, save_figure, score_axes
+from ...memory.errors import plural
 
 Interval = tuple[float, float]
 """The lower and the upper end of a confidence interval."""
+MOST_CHARACTERS = 120
+"""Characters in a line of a table that still fit on a usual terminal."""
 _SAME = 1e-6
 """Differences up to this size are rounding errors."""
 
@@ -63,6 +64,8 @@ class SeedResult:
     """Those that found nothing."""
     is_walkthrough: bool = False
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
+    judged: tuple[float | None, ...] = ()
+    """The return of each episode by the judge that the method learned from; None if a reward is missing. Empty without a judge."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,12 @@ class MethodSummary:
     """The same for the last episodes."""
     steps: float
     """Steps per episode."""
+    final_steps: float
+    """Steps per episode over the last tenth of the episodes, at least three."""
+    judged: float | None
+    """Mean return by the judge that the method learned from, over the episodes with one; None without any."""
+    judged_ci: Interval | None
+    """95 % interval of `judged` over seeds; None with a single seed."""
     calls_per_run: float
     """Calls of the model in all episodes of a seed, with those of attempts that did not get to their end; mean over seeds."""
     input_tokens_per_run: float
@@ -150,6 +159,11 @@ def final_count(episodes: int) -> int:
     return min(episodes, max(3, episodes // 10))
 
 
+def last_episodes(episodes: int) -> str:
+    """The head of a column about the end of a run: `last 3 episodes`."""
+    return f"last {plural(final_count(episodes), 'episode')}"
+
+
 def mean(numbers: Sequence[float]) -> float:
     """The arithmetic mean; there must be at least one number."""
     return math.fsum(numbers) / len(numbers)
@@ -187,6 +201,7 @@ def summary(
     answers = [a.scores[a.answer] for a in attempts if a.answer is not None]
     chosen = [a.scores[-1 if a.answer is None else a.answer] for a in attempts]
     fractions = all(a.optimum > 0 for a in attempts)
+    judged = [mean(known) for a in attempts if (known := [value for value in a.judged if value is not None])]
     timed = [_ratio(*_seconds_and_steps(a)) for a in attempts]
     return MethodSummary(
         method=attempts[0].method,
@@ -211,6 +226,9 @@ def summary(
         avg_of_optimum=mean([x / a.optimum for x, a in zip(averages, attempts, strict=True)]) if fractions else None,
         final_of_optimum=mean([x / a.optimum for x, a in zip(finals, attempts, strict=True)]) if fractions else None,
         steps=mean([mean(a.steps) for a in attempts]),
+        final_steps=mean([mean(a.steps[-final_count(len(a.steps)) :]) for a in attempts]),
+        judged=mean(judged) if judged else None,
+        judged_ci=interval(judged),
         calls_per_run=mean([a.calls for a in attempts]),
         input_tokens_per_run=mean([a.input_tokens for a in attempts]),
         output_tokens_per_run=mean([a.output_tokens for a in attempts]),
@@ -257,14 +275,16 @@ def table(rows: Sequence[MethodSummary]) -> str:
 
     `answer` is the attempt that the method chose itself, `best attempt` the highest score of all: an oracle's choice. `success` is
     the share of all episodes that solved the task, `solved` that of the answers. Where the optimum is not 1, scores are also given
-    as a fraction of it. A column without a number in it is left out.
+    as a fraction of it. `best in episode` is there if points were lost again. `judged return` is what a judge gave and the method learned from, in the judge's units. A column without a
+    number in it is left out. What is wider than 120 characters continues in a further table.
     """
     first = rows[0]
     fractions = all(r.final_of_optimum is not None for r in rows) and abs(first.optimum - 1) > 1e-9
     top = f"{first.optimum:.3g}"
+    some_lost = any(r.best > r.avg + _SAME for r in rows)  # otherwise no episode ended below its best
     columns = [
         ("mean score", [with_interval(r.avg, r.avg_ci) for r in rows], top),
-        (f"last {final_count(first.episodes)} episodes", [with_interval(r.final, r.final_ci) for r in rows], top),
+        (last_episodes(first.episodes), [with_interval(r.final, r.final_ci) for r in rows], top),
         (
             f"last / {optimum_name(rows)}",
             [format_number(r.final_of_optimum if fractions else None, ".2f") for r in rows],
@@ -274,9 +294,11 @@ def table(rows: Sequence[MethodSummary]) -> str:
         ("best attempt", [f"{r.top:.3g}" for r in rows], top),
         ("success", [format_number(r.success, ".2f") for r in rows], "1.00"),
         ("solved", [format_number(r.solved, ".2f") for r in rows], "1.00"),
-        ("best in episode", [f"{r.best:.3g}" for r in rows], top),
+        ("best in episode", [f"{r.best:.3g}" if some_lost else "–" for r in rows], top),
         ("regret", [f"{r.regret:.3g}" for r in rows], "0"),
+        ("judged return", ["–" if r.judged is None else with_interval(r.judged, r.judged_ci) for r in rows], "–"),
         ("steps/episode", [f"{r.steps:.1f}" for r in rows], "–"),
+        (f"steps, {last_episodes(first.episodes)}", [f"{r.final_steps:.1f}" for r in rows], "–"),
         ("refreshes/episode", [format_number(r.refreshes or None, ".1f") for r in rows], "–"),
         ("unreadable decisions", [format_number(r.malformed or None, ",") for r in rows], "–"),
         ("calls/run", [format_number(r.calls_per_run or None, ",.0f") for r in rows], "–"),
@@ -287,9 +309,19 @@ def table(rows: Sequence[MethodSummary]) -> str:
         ("s/step", [format_number(r.seconds_per_step, ".3g") for r in rows], "–"),
     ]
     columns = [column for column in columns if set(column[1]) != {"–"}]
-    lines = [["method", *(head for head, _, _ in columns)]]
-    lines += [[r.method, *(cells[i] for _, cells, _ in columns)] for i, r in enumerate(rows)]
-    return markdown_table([*lines, [optimum_name(rows), *(best for _, _, best in columns)]])
+    names = ["method", *(row.method for row in rows), optimum_name(rows)]
+    parts: list[list[list[str]]] = [[names]]
+    for head, cells, best in columns:
+        column = [head, *cells, best]
+        if len(parts[-1]) > 1 and _width([*parts[-1], column]) > MOST_CHARACTERS:
+            parts.append([names])
+        parts[-1].append(column)
+    return "\n\n".join(markdown_table(list(zip(*part, strict=True))) for part in parts)
+
+
+def _width(columns: Sequence[Sequence[str]]) -> int:
+    """Characters in a line of the Markdown table of these columns."""
+    return sum(max(map(len, column)) + 3 for column in columns) + 1
 
 
 def optimum_name(rows: Sequence[MethodSummary | SeedResult]) -> str:
@@ -319,7 +351,7 @@ def walkthrough_notes(rows: Sequence[MethodSummary]) -> list[str]:
     return [
         "walkthrough: what a known way earns within the horizon; a higher score may be possible",
         *(
-            f"{row.method}: {row.exceeded} episode{'s' if row.exceeded > 1 else ''} scored higher than the walkthrough, a regret of 0"
+            f"{row.method}: {plural(row.exceeded, 'episode')} scored higher than the walkthrough, a regret of 0"
             for row in rows
             if row.exceeded
         ),
@@ -359,37 +391,3 @@ def markdown_table(lines: Sequence[Sequence[str]], left: int = 1) -> str:
     text = tabulate(lines, tablefmt="pipe", colalign=sides, disable_numparse=True)
     rule, header, *rows = text.splitlines()
     return "\n".join([header, rule.replace(":", "-", left), *rows])
-
-
-def moving_average(numbers: Sequence[float], width: int = 3) -> list[float]:
-    """The centred moving average over `width` (odd) neighbours, fewer at the ends."""
-    half = width // 2
-    return [mean(numbers[max(0, i - half) : i + half + 1]) for i in range(len(numbers))]
-
-
-def draw_learning_curves(attempts: Sequence[Sequence[SeedResult]], title: str, paths: Sequence[Path]) -> None:
-    """Draw learning curves: per method the smoothed mean over seeds with its 95 % interval, and the score of the optimum.
-
-    Args:
-        attempts: for each method its results, one per seed.
-        title: text above the picture.
-        paths: files to write; the suffix gives the format (.png, .svg).
-    """
-    seeds_note = f"mean of {n} seeds, 95 % interval" if (n := len(attempts[0])) > 1 else "one seed"
-    figure, axes = score_axes(title, f"episode ({seeds_note}; moving average over 3 episodes)", "score")
-    for colour, seeds in zip(COLOURS * len(attempts), attempts, strict=False):
-        shortest = min(len(a.scores) for a in seeds)  # a budget of tokens may end some runs earlier
-        smooth = [moving_average(a.scores[:shortest]) for a in seeds]
-        episodes = range(1, len(smooth[0]) + 1)
-        axes.plot(episodes, [mean(x) for x in zip(*smooth, strict=True)], color=colour, lw=2, label=seeds[0].method)
-        bands = [interval(x) for x in zip(*smooth, strict=True)]
-        if bands and bands[0] is not None:
-            low, high = zip(*(band for band in bands if band is not None), strict=True)
-            axes.fill_between(episodes, low, high, color=colour, alpha=0.08, lw=0)
-    optimum = mean([a.optimum for a in attempts[0]])
-    axes.axhline(optimum, color="#444444", ls="--", lw=1.2, label=optimum_name(attempts[0]))
-    lowest = min(0.0, *(score for seeds in attempts for a in seeds for score in a.scores))
-    axes.set_ylim(lowest * 1.05, max(optimum, *(s for seeds in attempts for a in seeds for s in a.scores)) * 1.06)
-    axes.set_xlim(1, max(2, *(len(a.scores) for seeds in attempts for a in seeds)))
-    figure.legend(loc="outside right upper", frameon=False)
-    save_figure(figure, paths)

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from .benchmark import markdown_table, mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
 from .old_names import read_settings, run_stem
@@ -293,10 +293,10 @@ def missing_reward_note(rated: Sequence[RatedAttempt], method: str, expected_rea
 
 def report(calibration: Calibration) -> str:
     """The calibration as text: estimates with intervals, the table of bins, notes."""
-    words = [f"{calibration.attempts} on {calibration.seeds} seeds, mean r* {calibration.score:.3g}"]
+    words = [f"{calibration.attempts} on {plural(calibration.seeds, 'seed')}, mean r* {calibration.score:.3g}"]
     if calibration.missing_score is not None:
         words = [
-            f"{calibration.attempts - calibration.missing} with r, mean r* {calibration.score:.3g}, on {calibration.seeds} seeds"
+            f"{calibration.attempts - calibration.missing} with r, mean r* {calibration.score:.3g}, on {plural(calibration.seeds, 'seed')}"
         ]
         words += [f"{calibration.missing} without r, mean r* {calibration.missing_score:.3g}"]
     lines = [

@@ -283,8 +283,12 @@ def played_task(job: Job) -> tuple[str, int | None]:
     return str(result["task"]), result.get("task_seed")
 
 
-def seed_result(job: Job) -> SeedResult:
+def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
     """The result of a finished run.
+
+    Args:
+        job: which run.
+        is_judged: whether the command names a judge. A method that makes no use of it learned from the scores themselves.
 
     Raises:
         UserError: rows of episodes are missing from its folder.
@@ -295,6 +299,9 @@ def seed_result(job: Job) -> SeedResult:
         raise UserError(
             f"{job.folder}/episodes.jsonl has {len(rows)} of {result['episodes']} episodes; remove the folder and run again"
         )
+    earned = tuple(row.get("earned") for row in rows)
+    # Judged, if a reward is missing or differs from the score in any episode.
+    is_judged = is_judged and any(value != row["score"] for value, row in zip(earned, rows, strict=True))
     usage, studied = run_usage(job.folder, rows), sum(row.get("studied", 0) for row in rows)
     found, times = count_look_ups(job.folder / "steps.jsonl"), job.folder / "seconds.jsonl"
     seconds = {row["id"]: row["seconds"] for row in read_rows(times)} if times.exists() else {}
@@ -315,6 +322,7 @@ def seed_result(job: Job) -> SeedResult:
         seconds=tuple(None if row.get("studied") else seconds.get(row["id"]) for row in rows),
         answer=result["answer"],
         solved=result["solved"],
+        judged=earned if is_judged else (),
         is_walkthrough=result.get("is_walkthrough", True),  # all that a run of an earlier version knew
         refreshes=tuple(row.get("refreshes", 0) for row in rows),  # a run of an earlier version counted none
         malformed=sum(row.get("malformed", 0) for row in rows),

@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ...memory.errors import UserError
+from ...memory.errors import UserError, plural
 from ...memory.records import Observation, Task
 from .support.arguments import check_horizon
 
@@ -153,7 +153,7 @@ class KeywordKeep:
         at, reward, paid, over = 0, 0.0, set[int](), False
         for step, action in enumerate(actions):
             if over:
-                raise UserError(f"toy: {task.id} was over after {step} steps, got one more action: {action!r}")
+                raise UserError(f"toy: {task.id} was over after {plural(step, 'step')}, got one more action: {action!r}")
             place = path[at]
             admissible = _actions(place)
             if action not in admissible:

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from ....memory.errors import UserError
+from ....memory.errors import UserError, plural
 from ....memory.records import Task, Trajectory
 from ...wiring.flags import CommandError, parse_flags
 from .saved_runs import read_trajectories
@@ -86,7 +86,9 @@ def build(args: Sequence[str]) -> int:
     else:
         won = sum(t.score >= threshold for t in made)
         outcome = f"{won} succeeded and {len(made) - won} failed (a score of {threshold:g} is a success)"
-    print(f"{len(made)} trajectories of {task_count} tasks, {steps} steps; {outcome}\nwritten to {options.out}")
+    print(
+        f"{len(made)} trajectories of {plural(task_count, 'task')}, {plural(steps, 'step')}; {outcome}\nwritten to {options.out}"
+    )
     if split == "test":
         print(f"note: these are tasks of the split test; a run that starts from {options.out} cannot be tested on them")
     return 0

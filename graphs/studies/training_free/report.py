@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....memory.errors import UserError
+from ....memory.errors import UserError, plural
 from ....memory.records import Rollout, Task, Usage
 from .bench import complete_rows, learning_step
 from .models import spending_meter
@@ -83,7 +83,7 @@ def _print_tables(
     """Print the comparison of the arms, and the learning steps of those that learn."""
     from .. import evaluation_tables
 
-    print_line(f"{setup.options.env}, {setup.options.model}, {len(setup.seeds)} seeds; {_problem_counts(setup)}")
+    print_line(f"{setup.options.env}, {setup.options.model}, {plural(len(setup.seeds), 'seed')}; {_problem_counts(setup)}")
     if rows:
         print_line(
             f"\nunseen problems, {rows[0].problems} a seed, {rows[0].k} rollouts each; [{evaluation_tables.interval_note(rows)}]"

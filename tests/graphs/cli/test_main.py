@@ -132,6 +132,14 @@ def test_json_is_one_object_per_method_and_nothing_else(here: Path, capsys: pyte
         assert row["final_ci"][0] <= row["final"] <= row["final_ci"][1]
         assert row["optimum"] == 10
         assert row["regret"] == pytest.approx(5 * (10 - row["avg"]))
+    assert rows[0]["lead_of_first"] is None
+    for row in rows[1:]:  # paired by seed
+        lead = row["lead_of_first"]
+        assert (lead["method"], lead["over"], lead["seeds"]) == ("jitrl", row["method"], 2)
+        assert lead["avg"] == pytest.approx(rows[0]["avg"] - row["avg"])
+        assert lead["avg_ci"][0] <= lead["avg"] <= lead["avg_ci"][1]
+        assert lead["wins"] + lead["losses"] + lead["ties"] == 2
+    assert json.loads((here / "run" / "results.json").read_text()) == rows
     left = {path.name for path in (here / "run").iterdir()}
     assert left >= {"settings.json", "results.json", "curves.png", "curves.svg", "jitrl-s0", "jitrl-s1", "random-s0"}
     assert "owner.pid" not in left
@@ -340,6 +348,19 @@ def test_one_seed_has_no_interval(here: Path, capsys: pytest.CaptureFixture[str]
     assert main(["run", "random", *TOY, "--episodes", "2", "--seeds", "7,", "--json"]) == 0
     (row,) = objects(capsys.readouterr().out)
     assert (row["seeds"], row["avg_ci"], row["final_ci"]) == ([7], None, None)
+
+
+def test_differences_are_printed_in_words_that_agree_in_number(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "static", *TOY, "--episodes", "1", "--seeds", "1", "--compare", "random"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("toy, 1 episode, 1 seed; one seed says nothing about others\n")
+    assert "paired by seed" in shown
+    (head,) = [line for line in shown.splitlines() if line.startswith("| static minus ")]
+    assert [cell.strip() for cell in head.split("|")[1:4]] == ["static minus", "mean score", "last 1 episode"]
+    assert main(["run", "static", *TOY, "--episodes", "2", "--seeds", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("toy, 2 episodes, 2 seeds; [95 % interval over seeds, by Student's t")
+    assert "paired" not in shown
 
 
 def test_a_finished_run_shows_its_results_at_once(

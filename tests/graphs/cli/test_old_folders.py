@@ -83,7 +83,7 @@ def test_memories_checkpoints_and_settings_are_read(here: Path, capsys: pytest.C
     assert main(["adamem", "build", "--source", "sweep", "--out", "bank.jsonl"]) == 0
     assert main(["adamem", "collect", "sweep", "--out", "pairs.jsonl"]) == 2
     said = capsys.readouterr().out
-    assert "6 trajectories of 1 tasks" in said
+    assert "6 trajectories of 1 task" in said
     assert "runs left out: 1 of mode low, 4 of other methods" in said
     for folder in (here / "sweep").glob("*-s0"):
         with open_checkpoints(str(folder / "checkpoints.sqlite")) as saver:

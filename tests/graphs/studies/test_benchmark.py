@@ -17,6 +17,16 @@ def attempts(seed: int, scores: list[float], optimum: float = 1.0, method: str =
     return SeedResult(method, seed, optimum, tuple(scores), tuple(scores), (10,) * n, tokens=7, seconds=(0.5,) * n)
 
 
+def cells_of(table: str, method: str) -> dict[str, str]:
+    """Head -> cell of a method's row, over all parts of a table."""
+    found: dict[str, str] = {}
+    for part in table.split("\n\n"):
+        heads, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines()]
+        (row,) = [row for row in rows if row[0] == method]
+        found |= dict(zip(heads, row, strict=True))
+    return found
+
+
 def test_interval_is_students() -> None:
     # mean 3, s^2 = 2.5, standard error sqrt(2.5 / 5) = 0.70711, t(4, 0.975) = 2.77645
     low, high = benchmark.interval([1, 2, 3, 4, 5]) or (0, 0)
@@ -60,8 +70,7 @@ def test_costs_by_hand() -> None:
     assert row.seconds_per_step == pytest.approx((4 / 40 + 2 / 10) / 2)
     assert (row.refreshes, row.malformed) == (1.5, 3)
     assert benchmark.summary([replace(two, steps=(0, 0), seconds=())], "toy", "pocket").tokens_per_step is None
-    table = [line.split(" | ") for line in benchmark.table([row]).splitlines()]
-    cells = {head.strip(" |"): cell.strip(" |") for head, cell in zip(table[0], table[2], strict=True)}
+    cells = cells_of(benchmark.table([row]), "jitrl")
     assert {"tokens/run": "80", "tokens/step": "3", "s/step": "0.15", "refreshes/episode": "1.5"}.items() <= cells.items()
     assert cells["unreadable decisions"] == "3"
 
@@ -92,13 +101,12 @@ def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
 
 def test_columns_that_say_nothing_stay_out() -> None:
     quiet = benchmark.summary([SeedResult("random", 0, 1.0, (0.0,), (0.0,), (10,))], "toy", "none")
-    heads = benchmark.table([quiet]).splitlines()[0]
+    heads = " ".join(cells_of(benchmark.table([quiet]), "random"))
     for absent in ("success", "solved", "answer", "refreshes", "unreadable", "tokens", "s/step", "last / optimum"):
         assert absent not in heads
     busy = benchmark.summary([replace(attempts(0, [0.0]), refreshes=(3,))], "toy", "pocket")
-    both = benchmark.table([busy, quiet]).splitlines()
-    assert ("refreshes/episode" in both[0], "unreadable" in both[0]) == (True, False)
-    assert both[3].split("|")[-2].strip() == "–"
+    cells = cells_of(benchmark.table([busy, quiet]), "random")
+    assert (cells["refreshes/episode"], "unreadable decisions" in cells) == ("–", False)
 
 
 def test_answer_beside_the_best_attempt() -> None:
@@ -142,8 +150,7 @@ def test_table_is_aligned_markdown() -> None:
     rows = [
         benchmark.summary([attempts(s, [0.0, 5.0, 5.0 + s], 10, m) for s in (0, 1)], "toy", "none") for m in ("jitrl", "static")
     ]
-    text = benchmark.table(rows)
-    lines = text.splitlines()
+    lines = benchmark.table(rows).split("\n\n")[0].splitlines()
     assert len({len(line) for line in lines}) == 1
     assert [line.split("|")[1].strip() for line in lines] == ["method", "-" * 9, "jitrl", "static", "optimum"]
     assert "last / optimum" in lines[0]
@@ -166,19 +173,53 @@ def test_columns_are_as_wide_as_their_longest_cell() -> None:
     ]
 
 
-def test_smoothing_is_centred_and_shortens_at_the_ends() -> None:
-    assert benchmark.moving_average([0, 3, 6, 0]) == [1.5, 3, 3, 3]
-    assert benchmark.moving_average([5]) == [5]
+def test_a_wide_table_continues_in_another() -> None:
+    rows = [
+        benchmark.summary(
+            [
+                replace(attempts(s, [s / 7, 1 / 3, s / 9]), answer=0, solved=1.0, tokens=123_456 + s, method=name)
+                for s in range(3)
+            ],
+            "toy",
+            "pocket",
+        )
+        for name in ("training-free-grpo", "static")
+    ]
+    parts = benchmark.table(rows).split("\n\n")
+    assert len(parts) > 1
+    for part in parts:
+        assert len({len(line) for line in part.splitlines()}) == 1
+        assert len(part.splitlines()[0]) <= 120
+        assert [line.split("|")[1].strip() for line in part.splitlines()][2:] == ["training-free-grpo", "static", "optimum"]
+    heads = [cell.strip() for part in parts for cell in part.splitlines()[0].split("|")[2:-1]]
+    assert len(heads) == len(set(heads))
+    assert {"mean score", "regret", "steps/episode", "steps, last 3 episodes", "tokens/run"} <= set(heads)
 
 
-def test_curves_as_png_and_svg(tmp_path: Path) -> None:
-    several = [[attempts(s, [0.1 * e * (s + 1) for e in range(6)], 1.0, m) for s in range(3)] for m in ("jitrl", "static")]
-    one = [[attempts(0, [1.0])]]
-    for name, runs in (("several", several), ("one", one)):
-        paths = [tmp_path / f"{name}.png", tmp_path / f"{name}.svg"]
-        benchmark.draw_learning_curves(runs, "toy, uniform prior", paths)
-        assert paths[0].read_bytes().startswith(b"\x89PNG")
-        assert "</svg>" in paths[1].read_text()
+def test_what_a_judge_gave_stands_beside_the_score() -> None:
+    """Judged 6, 8, 9 and, where one reward is missing, 5 and 7; scored 1, 1, 0."""
+    one = replace(attempts(0, [1, 1, 0]), judged=(6.0, 8.0, 9.0))
+    two = replace(attempts(1, [1, 1, 0]), judged=(5.0, None, 7.0))
+    row = benchmark.summary([one, two], "writing", "me")
+    assert row.judged == pytest.approx((23 / 3 + 6) / 2)
+    unjudged = benchmark.summary([attempts(0, [0, 0, 0], method="random"), attempts(1, [0, 0, 0])], "writing", "none")
+    lines = [line.split("|") for line in benchmark.table([row, unjudged]).split("\n\n")[0].splitlines()]
+    at = [head.strip() for head in lines[0]].index("judged return")
+    assert [line[at].split()[0] for line in lines[2:]] == ["6.83", "–", "–"]
+    assert "judged" not in benchmark.table([unjudged])
+
+
+def test_the_best_in_an_episode_is_shown_where_points_were_lost_again() -> None:
+    kept, lost = attempts(0, [2.0, 2.0]), replace(attempts(0, [1.0, 2.0], method="static"), bests=(3.0, 2.0))
+    rows = [benchmark.summary([one], "jericho:zork1", "none") for one in (kept, lost)]
+    assert cells_of(benchmark.table(rows), "static")["best in episode"] == "2.5"
+    assert "best in episode" not in benchmark.table(rows[:1])
+
+
+def test_the_steps_at_the_end_have_their_column() -> None:
+    """Learning that a score of 1 hides: 21 steps, then 10, 4 and 4."""
+    row = benchmark.summary([replace(attempts(0, [1.0] * 4), steps=(21, 10, 4, 4))], "twx:coin", "none")
+    assert (row.steps, row.final_steps) == (9.75, 6.0)
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -331,7 +331,7 @@ def test_what_cannot_be_read_cannot_be_judged(action: str) -> None:
     assert (after.reward, after.over, after.actions) == (None, True, ())
     assert "cannot be read" in after.text
     assert ENV.verify(TASK, [action]) == [None]
-    with pytest.raises(UserError, match="over after 1 steps"):
+    with pytest.raises(UserError, match="over after 1 step"):
         ENV.verify(TASK, [action, GOLD[0]])
 
 

@@ -133,7 +133,7 @@ def test_a_right_answer_ends_it_with_1(small: Passages, action: str) -> None:
 
 def test_a_wrong_answer_ends_it_with_0_and_tells_nothing(small: Passages) -> None:
     assert small.observe(small.task(0), ["finish[pears]"]) == Observation("wrong", (), 0.0, True)
-    with pytest.raises(UserError, match="hotpot-test-0 was over after 1 steps, got one more action: 'search\\[fox\\]'"):
+    with pytest.raises(UserError, match="hotpot-test-0 was over after 1 step, got one more action: 'search\\[fox\\]'"):
         small.observe(small.task(0), ["finish[pears]", "search[fox]"])
 
 

@@ -145,7 +145,7 @@ def test_an_empty_passage_cannot_be_judged() -> None:
 
 
 def test_one_passage_and_no_more() -> None:
-    with pytest.raises(UserError, match="over after 1 steps"):
+    with pytest.raises(UserError, match="over after 1 step"):
         ENV.observe(TASK, ["a", "b"])
     with pytest.raises(UserError, match="sequence of strings"):
         ENV.observe(TASK, "a passage")

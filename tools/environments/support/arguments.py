@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from ....memory.errors import UserError
+from ....memory.errors import UserError, plural
 from ....memory.records import Task
 
 __all__ = [
@@ -95,7 +95,7 @@ def check_text(name: str, task: Task, step: int, action: object, *, empty: bool 
 def check_step(name: str, task: Task, step: int, action: object, over: bool, *, empty: bool = False) -> None:
     """Raise a UserError if the episode was over before an action, or the action is not a text (see `check_text`)."""
     if over:
-        raise UserError(f"{name}: {task.id} was over after {step} steps, got one more action: {action!r}")
+        raise UserError(f"{name}: {task.id} was over after {plural(step, 'step')}, got one more action: {action!r}")
     check_text(name, task, step, action, empty=empty)
 
 

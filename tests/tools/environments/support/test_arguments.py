@@ -63,5 +63,5 @@ def test_a_written_answer_is_one_text() -> None:
     check_written_answer("w", TASK, [""])
     with pytest.raises(UserError, match="w: step 0 of puzzle-3: the action must be a text, got 3"):
         check_written_answer("w", TASK, [3])  # type: ignore[list-item]
-    with pytest.raises(UserError, match="w: puzzle-3 was over after 1 steps, got one more action: 'b'"):
+    with pytest.raises(UserError, match="w: puzzle-3 was over after 1 step, got one more action: 'b'"):
         check_written_answer("w", TASK, ["a", "b"])
