@@ -249,7 +249,7 @@ class Experiences:
     def add(self, trajectory: Trajectory) -> None:
         """Add a finished episode, with one write to the shelf. It replaces a stored episode of the same id.
 
-        Steps whose return is missing (see `returns`) leave no experience.
+        Steps whose return is missing (see `returns`) leave no experience, nor do lost steps, at which no action was taken.
 
         Raises:
             BadExperience: a reward is not a finite number; then nothing is stored.
@@ -393,5 +393,5 @@ class Experiences:
             for step, (transition, value) in enumerate(
                 zip(trajectory.transitions, self._credit(rewards, self.gamma), strict=True)
             )
-            if value is not None
+            if value is not None and not transition.is_lost
         )

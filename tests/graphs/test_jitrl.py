@@ -1,7 +1,8 @@
 """JitRL as a graph: it learns, only through its memory; it resumes, forks and embeds like any LangGraph graph."""
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import variance
 from typing import Any
@@ -20,10 +21,11 @@ from learngraph.graphs.wiring import run
 from learngraph.graphs.wiring.parts import MethodInputs
 from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.records import Candidate, Neighbour, Task, Trajectory, Usage
+from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition, Usage
 from learngraph.memory.storage.journal import Journal
 from learngraph.memory.storage.rows import Rows
 from learngraph.nodes.evaluate.judge import model_judge
+from learngraph.nodes.retrieve.recall import Recall
 from learngraph.nodes.state import EpisodeChannels
 from learngraph.tools.environments.keyword_keep import KeywordKeep
 from learngraph.tools.environments.text_world_express import TextWorldExpress
@@ -189,6 +191,52 @@ def test_cross_task_memory_is_a_switch() -> None:
         graph = episode(memory, settings=jitrl.JitRL(gamma=0.5, cross_task=cross_task), checkpointer=InMemorySaver())
         graph.invoke({**plan}, config(), interrupt_after=["recall"])
         assert bool(graph.get_state(config()).values["neighbours"]) == cross_task
+
+
+# Visits that led nowhere
+
+
+class Pit(KeywordKeep):
+    """The toy world with a losing action at every place: `jump` ends the episode, and costs no points."""
+
+    name = "pit"
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        if "jump" in actions:
+            before = super().observe(task, list(actions)[: list(actions).index("jump")])
+            return Observation(before.text, (), 0.0, True)
+        shown = super().observe(task, actions)
+        return replace(shown, actions=() if shown.over else tuple(sorted((*shown.actions, "jump"))))
+
+
+def test_what_lost_an_episode_is_not_done_again_though_it_cost_nothing() -> None:
+    """A third of all first episodes end in the pit within four steps; without the penalty more of the later ones do."""
+
+    def early_ends(penalty: float) -> int:
+        ends = 0
+        for seed in range(6):
+            graph = jitrl.build(MethodInputs(Pit()), jitrl.JitRL(repeat_penalty=penalty), chain=True)
+            log = Rows()
+            plan = {"task": Pit().task(seed), "run": f"r{seed}", "episode": 0, "episodes": 20}
+            run.build(graph, log).invoke(plan)
+            ends += sum(row["steps"] < 9 for row in [*log.values()][5:])
+        return ends
+
+    assert early_ends(0.5) < 0.7 * early_ends(0.0)
+
+
+def test_repeats_since_the_last_progress_are_recalled() -> None:
+    """Two times `look` at one place, then the right answer: the count of that place starts anew."""
+    journal = Journal()
+    task = TOY.task(0)
+    place, right = TOY.path(task)[0], TOY.gold(task)[0]
+    recall = Recall(Experiences(), TOY, k=1, threshold=1.0, journal=journal)
+    state = {**attempt(), "observation": TOY.observe(task, ()), "head": Journal.start("r0", 0, task.id)}
+    for action, expected in (("wait", {"wait": 1}), ("wait", {"wait": 2})):
+        state["head"] = journal.append(state["head"], Transition(place, action, 0.0))
+        assert recall(state)["repeats"] == expected  # type: ignore[arg-type]
+    state["head"] = journal.append(state["head"], Transition(place, right, 1.0))
+    assert recall(state)["repeats"] == {}  # type: ignore[arg-type]
 
 
 # The judge

@@ -13,7 +13,7 @@ from langgraph.store.memory import InMemoryStore
 
 from learngraph.memory.errors import UserError
 from learngraph.memory.experiences import BadExperience, Experiences, reference_returns, returns
-from learngraph.memory.records import Experience, Neighbour, Task, Trajectory, Transition
+from learngraph.memory.records import NO_ACTION, Experience, Neighbour, Task, Trajectory, Transition
 from learngraph.memory.search.similarity import bag, jaccard, ngrams, words
 from learngraph.memory.storage.shelf import RecordStore
 
@@ -354,3 +354,18 @@ def test_asking_where_much_is_hidden_still_finds_k():
     memory = filled([*hidden, *shown])
     found = ask(memory, "hall lamp rope", k=5, before=("mine", 0))
     assert [one.id for one in found] == [f"other/{n}/0" for n in (4, 3, 2, 1, 0)]
+
+
+def test_a_lost_step_leaves_no_experience() -> None:
+    """No action reached the world: nothing can be learned of the step, and what followed still counts for those before it."""
+    memory = Experiences(gamma=0.5)
+    memory.add(episode(("hall", "east", 0.0), ("attic", NO_ACTION, 0.0), ("attic", "take", 1.0)))
+    assert [(one.action, one.value) for one in memory] == [("east", 0.25), ("take", 1.0)]
+
+
+def test_visits_that_lost_the_episode_are_counted() -> None:
+    memory = Experiences(gamma=0.5)
+    for number, lost in enumerate((True, False, True)):
+        memory.add(replace(episode(("hall", "east", 0.0), ("attic", "jump", 0.0), number=number), lost=lost))
+    found = {n.action: (n.count, n.losses) for s in ("hall", "attic") for n in ask(memory, s, k=1)}
+    assert found == {"east": (3, 0), "jump": (3, 2)}
