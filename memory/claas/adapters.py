@@ -163,7 +163,7 @@ class Adapters:
         root: folder of all tenants' adapters.
         tenant: the tenant's name.
         adapter: the adapter's name.
-        keep_versions: number of versions that `prune` leaves beside those in use.
+        keep_versions: versions that `prune` leaves of those that were live, and of the others, beside those in use.
         clock: Unix time in seconds.
 
     Raises:
@@ -714,7 +714,9 @@ class Adapters:
         self._manifests.pop(label, None)
 
     def prune(self, protect: Sequence[str] = ()) -> tuple[str, ...]:
-        """Delete old versions: all but the newest `keep_versions`, the live one and the one before it, the canary, and `protect`.
+        """Delete old versions. Those that can answer again (that were live, and learned from nothing that was deleted) and all others
+        (candidates, dropped ones) are counted apart: the newest `keep_versions` of either kind stay, so that versions which failed the
+        gate push out none that passed it. The live one, the one before it, the canary and `protect` stay, too.
 
         Args:
             protect: labels in use elsewhere: the replay buffer's heads, parents of unfinished minibatches, versions that engines hold.
@@ -725,8 +727,10 @@ class Adapters:
         with self._changing() as book:
             back = next((label for label in reversed(book.before) if self._healthy(label)), "")
             stay = {book.live, book.canary, back, *protect}
-            labels = [version.label for version in self.versions()]
-            old = [label for label in labels[self.keep_versions :] if label not in stay]
+            kinds: dict[bool, list[str]] = {True: [], False: []}
+            for version in self.versions():  # newest first
+                kinds[version.state in ("live", "retired") and not version.tainted].append(version.label)
+            old = [label for labels in kinds.values() for label in labels[self.keep_versions :] if label not in stay]
             if old:
                 self._note("deleted", old, "pruned")
             for label in old:

@@ -71,7 +71,7 @@ class ReleaseSettings:
     max_reward_drop: float = 0.0
     """A version is withdrawn when its mean reward fell by more than this and 3.2 standard errors (`DROP_STANDARD_ERRORS`)."""
     keep_versions: int = 10
-    """Versions of an adapter that stay on disk, at least; live ones always stay."""
+    """Versions of an adapter that were live and stay on disk, at least; as many of the others (dropped ones) stay beside them."""
 
     def __post_init__(self) -> None:
         for name in ("watch_window", "keep_versions"):

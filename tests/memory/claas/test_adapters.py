@@ -358,6 +358,38 @@ def test_prune_keeps_what_is_in_use(adapters: Adapters, tmp_path: Path) -> None:
     assert adapters.roll_back() == labels[1]
 
 
+def test_versions_that_failed_the_gate_push_out_none_that_were_live(adapters: Adapters) -> None:
+    adapters.keep_versions = 4
+    good = line(adapters, 6)
+    for label in good:
+        adapters.promote(label, "passed the gate")
+    failed = []
+    for step in range(7, 27):
+        failed.append(add(adapters, step, good[-1]))
+        adapters.drop(failed[-1], "kl")
+        adapters.prune()
+    kept = {version.label for version in adapters.versions()}
+    assert kept == {*good[2:], *failed[-4:]}
+    assert adapters.roll_back("") == ""  # to the base model, and there is still a way forward
+    assert adapters.prune() == ()
+    for label in reversed(good[2:]):
+        adapters.promote(label, "by hand")
+        assert adapters.current == label
+
+
+def test_versions_of_deleted_feedback_push_out_none_that_can_answer(adapters: Adapters) -> None:
+    adapters.keep_versions = 3
+    labels = line(adapters, 9)
+    for label in labels:
+        adapters.promote(label, "")
+    adapters.taint(labels[5:], "learned from a record that was deleted")
+    assert set(adapters.prune()) == {labels[0], labels[1], labels[5]}
+    assert adapters.roll_back() == labels[4]
+    adapters.prune()
+    assert [version.label for version in adapters.versions() if not version.tainted] == labels[4:1:-1]
+    assert [adapters.roll_back() for _ in range(2)] == [labels[3], labels[2]]
+
+
 def line(adapters: Adapters, count: int, start: int = 1, parent: str = "") -> list[str]:
     """Versions, each learned from the one before."""
     labels: list[str] = []
