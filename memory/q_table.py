@@ -19,10 +19,17 @@ class QTable:
         shelf: durable storage of the episodes; None: they last as long as the process.
         gamma: the discount, in [0, 1].
         learning_rate: the share, in [0, 1], by which an update moves Q towards its target.
+        initial_value: Q of an untried action, in reward units. Above what can be earned it makes the table try everything.
     """
 
-    def __init__(self, shelf: TrajectoryStore | None = None, gamma: float = 0.95, learning_rate: float = 0.5) -> None:
-        self.shelf, self.gamma, self.learning_rate = shelf, gamma, learning_rate
+    def __init__(
+        self,
+        shelf: TrajectoryStore | None = None,
+        gamma: float = 0.95,
+        learning_rate: float = 0.5,
+        initial_value: float = 0.0,
+    ) -> None:
+        self.shelf, self.gamma, self.learning_rate, self.initial_value = shelf, gamma, learning_rate, initial_value
         self._episodes = {t.id: t for t in shelf.all()} if shelf else {}
         self._q: dict[str, dict[str, float]] = {}  # state -> action -> Q
         self._learned_ids: list[str] = []
@@ -38,7 +45,7 @@ class QTable:
                 self.shelf.put([trajectory])
 
     def values(self, run: str, episode: int, state: str, actions: Sequence[str]) -> list[float]:
-        """Q(s, a) in reward units, one per action, learned from this run's earlier episodes; 0 for an untried action."""
+        """Q(s, a) in reward units, one per action, learned from this run's earlier episodes; the initial value if untried."""
         due = sorted((t for t in self._episodes.values() if t.run == run and t.episode < episode), key=lambda t: t.episode)
         ids = [t.id for t in due]
         if ids[: len(self._learned_ids)] != self._learned_ids:  # asked for an earlier episode than before
@@ -47,15 +54,27 @@ class QTable:
             self._learn(trajectory)
         self._learned_ids = ids
         known = self._q.get(state, {})
-        return [known.get(action, 0.0) for action in actions]
+        return [known.get(action, self.initial_value) for action in actions]
 
     def _learn(self, trajectory: Trajectory) -> None:
-        """Q(s, a) += learning_rate * (r + gamma * max_b Q(s', b) - Q(s, a)), from the last step to the first."""
-        after: str | None = None  # the state that the step led to
-        for step in reversed(trajectory.transitions):
+        """Q(s, a) += learning_rate * (r + gamma * max_b Q(s', b) - Q(s, a)), from the last step to the first.
+
+        The maximum is over the actions tried in s'. With an initial value other than 0 it is over all admissible ones, whose
+        number in each state stands in the trajectory's note (`count_note`).
+        """
+        admissible = [int(count) for count in trajectory.note.split()] if self.initial_value else []
+        ahead = 0.0  # max_b Q(s', b); nothing follows the last step
+        for number, step in reversed([*enumerate(trajectory.transitions)]):
             known = self._q.setdefault(step.state, {})
             if step.reward is not None:
-                ahead = max(self._q[after].values(), default=0.0) if after is not None else 0.0
-                old = known.get(step.action, 0.0)
+                old = known.get(step.action, self.initial_value)
                 known[step.action] = old + self.learning_rate * (step.reward + self.gamma * ahead - old)
-            after = step.state
+            values = [*known.values()]
+            if admissible and len(known) < admissible[number]:
+                values.append(self.initial_value)
+            ahead = max(values, default=0.0)
+
+
+def count_note(counts: Sequence[int]) -> str:
+    """The note of a trajectory with the number of admissible actions at each step."""
+    return " ".join(map(str, counts))

@@ -1,6 +1,6 @@
 """Tabular: Q-learning over exact states, without any language model. On a fixed start a lookup table goes a long way.
 
-    look_up   Q(s, a) of every admissible action, 0 where it was never tried
+    look_up   Q(s, a) of every admissible action, the initial value where it was never tried
     choose    the best one, or with probability epsilon any
     keep      backwards over the finished episode: Q(s, a) += learning_rate (r + gamma max Q(s', .) - Q(s, a))
 
@@ -41,6 +41,8 @@ class Tabular:
     """The share of the way that a backup goes to its target, in (0, 1]."""
     epsilon: float = 0.1
     """The probability that any action is taken instead of the best."""
+    initial_value: float = 0.0
+    """Q of an untried action, in reward units. Above what can be earned (optimism) the table tries every action of a state."""
 
 
 def build(
@@ -57,7 +59,7 @@ def build(
     """
     settings = settings or Tabular()
     if table is None:
-        table = QTable(parts.shelf, settings.gamma, settings.learning_rate)
+        table = QTable(parts.shelf, settings.gamma, settings.learning_rate, settings.initial_value)
     nodes: dict[str, Node] = {
         "begin": Begin(parts.environment),
         "look_up": LookUpQValues(table, parts.environment),

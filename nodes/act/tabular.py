@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...memory.q_table import QTable
+from ...memory.q_table import QTable, count_note
 from ...memory.records import Candidate, Trajectory
 from ...memory.storage.journal import Journal
 from ..state import CandidateChannels, EpisodeChannels
@@ -49,7 +49,7 @@ class EpsilonGreedy:
 
 @dataclass(frozen=True)
 class UpdateQTable:
-    """Add the finished episode to the table."""
+    """Add the finished episode to the table. A table with optimism also learns how many actions each state admitted."""
 
     role: ClassVar[str] = "memory"
 
@@ -60,5 +60,10 @@ class UpdateQTable:
     def __call__(self, state: EpisodeChannels) -> dict[str, Any]:
         steps = self.journal.history(state["head"])
         id, name = f"{state['run']}/{state['episode']}", self.environment.name
-        self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name))
+        note = ""
+        if self.table.initial_value:
+            actions = [step.action for step in steps]
+            shown = [self.environment.observe(state["task"], actions[:number]) for number in range(len(steps))]
+            note = count_note([len(one.actions) for one in shown])
+        self.table.add(Trajectory(id, state["task"], steps, state["run"], state["episode"], state["score"], name, note))
         return {}
