@@ -1,6 +1,7 @@
 """JitRL's equations, each with numbers worked out by hand, and the reference code's conformance vectors."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
 from learngraph.memory.experiences import Experiences
-from learngraph.memory.records import Candidate, Neighbour, Observation, Task
+from learngraph.memory.records import Candidate, Neighbour, Observation, Task, Trajectory, Transition
 from learngraph.memory.storage.journal import Journal
 from learngraph.nodes.act.advantage import (
     action_values,
@@ -448,3 +449,53 @@ def test_theorems_4_2_and_4_3_values_and_policy_converge() -> None:
         assert errors[-1] < 5 / n**0.5
     assert errors[-1] < 0.05 < errors[0]
     assert distances[-1] < 0.01
+
+
+# The paper's formulas from a memory to a decision, by hand.
+
+
+class Rooms:
+    """A world whose observations are its states."""
+
+    name = "rooms"
+
+    def abstract(self, observation: Observation) -> str:
+        return observation.text
+
+    def observe(self, task: Task, actions: Sequence[str]) -> Observation:
+        raise NotImplementedError
+
+
+def two_episodes(memory: Experiences) -> None:
+    """In the first one `go` leads to the hall, where `take` pays 4; in the second one `wait` comes before that."""
+    paths = ([("red room door", "go", 0.0)], [("red room door", "wait", 0.0), ("red room door", "go", 0.0)])
+    for n, path in enumerate(paths):
+        steps = tuple(Transition(*step) for step in (*path, ("blue hall lamp", "take", 4.0)))
+        memory.add(Trajectory(f"r/{n}", Task("t", "do"), steps, "r", n, 4.0, "rooms"))
+
+
+@pytest.mark.parametrize("k", [10, 2])
+def test_the_paper_from_memory_to_logits(k: int) -> None:
+    """gamma .5: `go` returned 2 and 2, `wait` 1. V = 5/3, Q(go) = 2, Q(wait) = 1, an untried `jump` has V + 5/3 or 0. A is divided
+    by the largest |A|, which is that of `jump`: 5/3 either way. k = 2 leaves the two newest visits: V = 3/2."""
+    settings = replace(JitRL.paper(), k=k)
+    memory = settings.memory()
+    two_episodes(memory)
+    state = {**decision([], episode=2, go=0.2, jump=0.8), "observation": Observation("red room door", ("go", "wait", "jump"))}
+    nodes = VARIANT_NODES["paper"](settings, memory, Rooms(), Journal())
+    for name in ("recall", "augment", "advise"):
+        state |= nodes[name](state)  # type: ignore[operator]
+    q = {e.action: e.value for e in state["estimates"]}  # type: ignore[attr-defined]
+    if k == 2:
+        assert len(state["neighbours"]) == 2  # type: ignore[arg-type]
+        assert state["value"] == pytest.approx(1.5)
+        return
+    assert state["value"] == pytest.approx(5 / 3)
+    assert (q["go"], q["wait"]) == (2.0, 1.0)
+    assert q["jump"] == pytest.approx(5 / 3 + 5 / 3) or q["jump"] == 0
+    state |= nodes["modulate"](state)  # type: ignore[operator]
+    logits = {c.action: c.logit for c in state["candidates"]}  # type: ignore[attr-defined]
+    scale = 5 / 3 + 1e-6
+    assert logits["go"] == pytest.approx(math.log(0.2) + (2 - 5 / 3) / scale)
+    assert logits["wait"] == pytest.approx(0.0 + (1 - 5 / 3) / scale)  # only memory knows it: logit 0, as in the paper
+    assert logits["jump"] == pytest.approx(math.log(0.8) + (q["jump"] - 5 / 3) / scale)
