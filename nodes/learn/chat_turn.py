@@ -57,8 +57,13 @@ class Engine(Protocol):
         `frequency_penalty`, `raw`."""
         ...
 
-    def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+    def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         """Pieces of the reply as they are generated, and then the whole reply. Closing the iterator cancels the generation.
+
+        Args:
+            request: what is asked.
+            version: label of the version that answers; empty: the base model.
+            tenant: whose request it is. Tenants share neither cached prompts nor a queue.
 
         Raises:
             UserError: no such version is loaded; the prompt is longer than the window; an unsupported option.
@@ -118,9 +123,10 @@ class Respond(Runnable[Any, Any]):
     route: Route = field(default=route_to_base, repr=False)
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> dict[str, Any]:
-        version, step = await self.route(*scope(input), input["id"])
+        tenant, adapter = scope(input)
+        version, step = await self.route(tenant, adapter, input["id"])
         tell = _writer()
-        stream = self.engine.stream(input["request"], version)
+        stream = self.engine.stream(input["request"], version, tenant)
         async with aclosing(cast(Any, stream)):  # a client that disconnects cancels the generation
             async for piece in stream:
                 if isinstance(piece, Reply):

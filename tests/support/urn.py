@@ -58,7 +58,7 @@ class UrnEngine:
         self.held: dict[str, list[float]] = {}
         self.pause, self.open, self.closed, self.loads = pause, 0, False, list[str]()
 
-    async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+    async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         if version and version not in self.held:
             raise UserError(f"no version {version!r} is loaded")
         logps = log_softmax(self.held[version] if version else [0.0] * len(WORDS))

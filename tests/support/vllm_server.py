@@ -48,8 +48,8 @@ class VllmServer:
         self.mode, self.window, self.key = logprobs_mode, window, key
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.adapters: dict[str, str] = {}
-        self.caches: dict[tuple[str, str], str] = {}
-        """(adapter's name, prompt) -> contents that the keys and values were computed with."""
+        self.caches: dict[tuple[str, str, str], str] = {}
+        """(salt, adapter's name, prompt) -> contents that the keys and values were computed with."""
         self.token_ids = True
         self.load_status, self.loads, self.lists = 200, threading.Event(), True
         self.loads.set()  # cleared, loading takes until it is set again
@@ -164,11 +164,13 @@ class VllmServer:
             )
         if body.get("temperature", 1.0) < 0:
             return _error(400, "temperature must be non-negative")
-        contents = self.caches.setdefault((name, prompt), self.adapters.get(name, BASE))  # the trap: by name
+        key = (str(body.get("cache_salt", "")), name, prompt)
+        cached = size if key in self.caches else 0
+        contents = self.caches.setdefault(key, self.adapters.get(name, BASE))  # the trap: by name
         entries = self._draw(prompt, contents, body)
         if not body.get("stream"):
             return web.json_response(_whole(entries, body, size))
-        return await self._stream(request, entries, body, size, chat)
+        return await self._stream(request, entries, body, size, cached, chat)
 
     def _draw(self, prompt: str, contents: str, body: dict[str, Any]) -> list[tuple[int, float, dict[str, float]]]:
         """(token, log-probability, alternatives) of a reply of three words and the end of the turn."""
@@ -190,6 +192,7 @@ class VllmServer:
         entries: list[tuple[int, float, dict[str, float]]],
         body: dict[str, Any],
         size: int,
+        cached: int,
         chat: bool,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -223,7 +226,7 @@ class VllmServer:
                     event["prompt_token_ids"] = prompt
                 await response.write(f"data: {json.dumps(event)}\n\n".encode())
                 await asyncio.sleep(self.pause)
-            usage = {"prompt_tokens": size, "prompt_tokens_details": {"cached_tokens": 1}}
+            usage = {"prompt_tokens": size, "prompt_tokens_details": {"cached_tokens": cached}}
             await response.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\ndata: [DONE]\n\n".encode())
         finally:
             self.running -= 1

@@ -9,6 +9,11 @@ One thread owns the network. Each pass gives every running reply one more token 
 prompts, so that no reply waits for the end of another one. Pieces are queued for each client's event loop: a slow client delays
 no other client, and a client that hangs up frees its place before the next pass.
 
+Tenants take turns, so that none waits for the end of another one's replies. The next free place goes to the tenant that has
+fewest, and one that has none gets a place at once. While several tenants have replies running, a pass has few tokens of each (see
+`SHARED_ROWS`), since everybody in a pass waits for all of it. Tenants share no keys and values of prompts, the base model's
+neither.
+
 One adapter version makes a reply from the first token to the last, and the reply names it. Versions are read, checked and
 prepared outside the network's thread; a swap is then a new entry in a table between two passes. The versions used last stay in
 memory, others are loaded again from their folders when a request needs them. Versions never share keys and values of prompts.
@@ -28,8 +33,8 @@ import itertools
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +59,11 @@ T = TypeVar("T")
 
 MAX_QUEUED_PIECES = 64
 """Most pieces that are queued for a slow client; further ones are joined to the last."""
+SHARED_ROWS = 4
+"""Running replies of one tenant that get a token in a pass while other tenants have replies running, too; more if all of them have
+more. A pass of 64 replies takes ten times as long as one of a single reply, and a tenant's only reply would wait for it."""
+SHARED_PREFILL = 32
+"""Tokens of one tenant's prompts that a pass reads, on average, while other tenants have replies running."""
 AWAY = "the model does not answer just now; try again"
 """Message for clients when the engine is closed or has failed."""
 PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -83,7 +93,7 @@ class _Version:
     folder: Path | None
     adapter: Adapter | None = None
     owner: int = 0
-    """Owner of its cached prefixes: a new number each time that it is loaded; 0 is the base model."""
+    """Its number as the owner of cached prefixes: a new one each time that it is loaded; 0 is the base model."""
     users: int = 0
     """Requests that run on it. While there are any, it stays in memory."""
     last_used: float = 0.0
@@ -121,6 +131,7 @@ class _ReplyRun:
     """A reply that is being made. After it was submitted, only the network's thread uses it (except `cancelled`)."""
 
     request: ChatRequest
+    tenant: str
     prompt: list[int]
     version: _Version
     frame: ReplyFrame
@@ -155,7 +166,8 @@ class LocalEngine:
         max_batch_size: running replies that get their next token in one pass.
         max_prefill_tokens: about how many tokens of prompts one pass reads; running replies wait that long for their next
             token.
-        max_streams: replies being made at once; others wait in the order in which they came.
+        max_streams: replies being made at once; others wait, in the order in which they came and tenants in turn. A tenant that
+            has none does not wait.
         cache_megabytes: memory for the keys and values of prompts, for later prompts that begin alike.
 
     Raises:
@@ -214,18 +226,20 @@ class LocalEngine:
         self._closing = False
         self._waiting: deque[_ReplyRun] = deque()  # from here on: used by the network's thread only
         self._prefilling: deque[_ReplyRun] = deque()
-        self._generating: deque[_ReplyRun] = deque()
+        self._generating: deque[_ReplyRun] = deque()  # those whose last token is longest ago first
+        self._prefill_debts: Counter[str] = Counter()  # tenant -> tokens of prompts that it read before its turn
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[_ReplyRun, Any]]] = {}
         self._thread = threading.Thread(target=self._work, name="network", daemon=True)
         self._thread.start()
 
     # Requests
 
-    async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+    async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         """The pieces of a reply, and last the whole reply. Closing the iterator ends the generation.
 
         Args:
             version: label of a version that was loaded; empty: the base model.
+            tenant: whose request it is. Tenants take turns, and share no cached prompts.
 
         Raises:
             WindowError: the prompt leaves no room in the model's window.
@@ -239,8 +253,8 @@ class LocalEngine:
             raise Unavailable("the engine is closed", AWAY)
         held, run = self._acquire_version(version), None
         try:
-            async with self._prompts.tokenize(request) as prompt:
-                run = self._make_run(request, prompt, held)
+            async with self._prompts.tokenize(request, tenant) as prompt:
+                run = self._make_run(request, tenant, prompt, held)
                 if self._grammars is not None and (request.response_format or request.tool_choice):
                     run.grammar = await asyncio.to_thread(self._grammars.make, request)
                 await self._ensure_in_memory(held)
@@ -267,7 +281,7 @@ class LocalEngine:
             with self._wake:
                 self._wake.notify()
 
-    def _make_run(self, request: ChatRequest, prompt: list[int], version: _Version) -> _ReplyRun:
+    def _make_run(self, request: ChatRequest, tenant: str, prompt: list[int], version: _Version) -> _ReplyRun:
         """A run for a request. Requests that cannot be served are refused here, before anything is queued."""
         model, sampling = self.model, request.sampling
         frame = self._frame if request.raw is None else ReplyFrame(stop_ids=model.end_ids)
@@ -279,6 +293,7 @@ class LocalEngine:
             generator.manual_seed(sampling.seed % 2**64)
         return _ReplyRun(
             request=request,
+            tenant=tenant,
             prompt=prompt,
             version=version,
             frame=frame,
@@ -529,35 +544,75 @@ class LocalEngine:
                     self._release_run(run)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._prefilling) + len(self._generating) < self._max_streams:
-            run = self._waiting.popleft()
+        """Give free places to waiting requests: first to those of the tenants that have fewest places."""
+        if not self._waiting:
+            return
+        free = self._max_streams - len(self._prefilling) - len(self._generating)
+        admitted = []
+        for places, run in _in_turns(self._waiting, Counter(run.tenant for run in (*self._prefilling, *self._generating))):
+            if len(admitted) >= free and places:
+                break
+            admitted.append(run)
+        for run in admitted:
+            self._waiting.remove(run)
             self.counts.prompt_tokens += len(run.prompt)
             self._prefilling.append(run)
 
     def _run_pass(self) -> None:
-        """One pass: the prompts of new requests in their order, and the next token of running ones in turn."""
-        runs: list[_ReplyRun] = []
-        parts: list[SequenceInput] = []
+        """One pass: the prompts of new requests, and the next token of running ones; in their order, tenants in turn."""
+        is_shared = len({run.tenant for run in (*self._prefilling, *self._generating)}) > 1
+        reading = self._choose_prefill(is_shared)
+        generating = self._choose_generating(is_shared)
+        runs = [*(run for run, _ in reading), *generating]
+        if not runs:
+            return
+        parts = [SequenceInput(_cache_of(run), new, run.version.adapter) for run, new in reading]
+        parts += [SequenceInput(_cache_of(run), [run.tokens[-1].id], run.version.adapter) for run in generating]
+        self._run_parts(runs, parts, len(reading))
+
+    def _choose_prefill(self, is_shared: bool) -> list[tuple[_ReplyRun, Sequence[int]]]:
+        """The requests whose prompts the next pass reads, and the tokens of them that it reads.
+
+        Args:
+            is_shared: more than one tenant has replies running.
+        """
+        debts = self._prefill_debts
+        for tenant in list(debts):
+            debts[tenant] -= SHARED_PREFILL if is_shared else debts[tenant]
+            if debts[tenant] <= 0:
+                del debts[tenant]
+        found: list[tuple[_ReplyRun, Sequence[int]]] = []
         tokens = 0
-        for run in self._prefilling:
+        for _, run in _in_turns(self._prefilling):
+            if debts[run.tenant] >= SHARED_PREFILL:
+                continue
             if run.kv_cache is None:  # only now: an earlier prompt may begin alike
-                run.kv_cache = self._prefixes.take(run.version.owner, run.prompt)
+                run.kv_cache = self._prefixes.take((run.tenant, run.version.owner), run.prompt)
                 run.cached = run.kv_cache.size
             # Always whole chunks, so that how a prompt is cut does not depend on other prompts.
             new = run.prompt[run.kv_cache.size : run.kv_cache.size + self._max_prefill_tokens]
-            if runs and tokens + len(new) > self._max_prefill_tokens:
+            if found and tokens + len(new) > self._max_prefill_tokens:
                 break
             tokens += len(new)
-            runs.append(run)
-            parts.append(SequenceInput(run.kv_cache, new, run.version.adapter))
-        reading = len(runs)
-        for _ in range(min(self._max_batch_size, len(self._generating))):
-            run = self._generating.popleft()
-            assert run.kv_cache is not None
-            runs.append(run)
-            parts.append(SequenceInput(run.kv_cache, [run.tokens[-1].id], run.version.adapter))
-        if not runs:
-            return
+            if is_shared:
+                debts[run.tenant] += len(new)
+            found.append((run, new))
+        self.counts.prefilled_tokens += tokens
+        return found
+
+    def _choose_generating(self, is_shared: bool) -> list[_ReplyRun]:
+        """The running replies that get their next token in the next pass. They leave the queue."""
+        if not is_shared:
+            return [self._generating.popleft() for _ in range(min(self._max_batch_size, len(self._generating)))]
+        rows = max(SHARED_ROWS, min(Counter(run.tenant for run in self._generating).values(), default=0))
+        chosen = [run for turn, run in _in_turns(self._generating) if turn < rows][: self._max_batch_size]
+        left = [run for run in self._generating if run not in chosen]
+        self._generating.clear()
+        self._generating.extend(left)
+        return chosen
+
+    def _run_parts(self, runs: list[_ReplyRun], parts: list[SequenceInput], reading: int) -> None:
+        """Run a pass, and draw the next token of every reply whose prompt is read. The first `reading` runs read prompts."""
         try:
             logps = self._passes(parts)
         except Exception as error:  # for example out of memory: these runs fail, the others go on
@@ -567,11 +622,9 @@ class LocalEngine:
             for run in runs:
                 self._fail(run, EngineFailed(f"the model failed at this request: {error}"))
             return
-        self.counts.prefilled_tokens += tokens
         for row, run in enumerate(runs):
-            assert run.kv_cache is not None
             if row < reading:
-                if run.kv_cache.size < len(run.prompt):
+                if _cache_of(run).size < len(run.prompt):
                     continue
                 self._prefilling.remove(run)
                 self._keep_prefix(run)
@@ -584,9 +637,8 @@ class LocalEngine:
                 self._generating.append(run)
 
     def _keep_prefix(self, run: _ReplyRun) -> None:
-        assert run.kv_cache is not None
         ids = [*run.prompt, *(token.id for token in run.tokens)]
-        self._prefixes.keep(run.version.owner, ids, run.kv_cache)
+        self._prefixes.keep((run.tenant, run.version.owner), ids, _cache_of(run))
 
     def _sample_token(self, run: _ReplyRun, logps: torch.Tensor) -> None:
         """Draw a token from log-probabilities of shape (vocabulary,), and send the text that is decided."""
@@ -699,6 +751,26 @@ class LocalEngine:
                 for run, _ in items:
                     run.cancelled = True
         self._outbox = {}
+
+
+def _in_turns(runs: Iterable[_ReplyRun], before: Counter[str] | None = None) -> list[tuple[int, _ReplyRun]]:
+    """Runs with tenants in turn and each tenant's own in their order, each with the number of its tenant's runs before it.
+
+    Args:
+        before: tenant -> runs of it that come before all of these; not given: none.
+    """
+    counts = Counter(before)
+    found = []
+    for run in runs:
+        found.append((counts[run.tenant], run))
+        counts[run.tenant] += 1
+    return sorted(found, key=lambda each: each[0])
+
+
+def _cache_of(run: _ReplyRun) -> KVCache:
+    """The keys and values of a run whose prompt is being read, or was."""
+    assert run.kv_cache is not None
+    return run.kv_cache
 
 
 def _hand_over(items: list[tuple[_ReplyRun, Any]]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,9 +63,13 @@ class KVCache:
         return found[0][..., :end, :], found[1][..., :end, :]
 
 
+PrefixOwner = tuple[str, int]
+"""Tenant, and number of the loaded version (0: the base model)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _CachedPrefix:
-    owner: int
+    owner: PrefixOwner
     ids: tuple[int, ...]
     buffers: dict[int, tuple[torch.Tensor, torch.Tensor]]
     bytes: int
@@ -73,8 +78,10 @@ class _CachedPrefix:
 class PrefixCache:
     """Keys and values of prompts and replies, for later prompts that begin alike.
 
-    Each entry belongs to one owner (a loaded version; 0 for the base model) and is given to that owner only. Entries do not
-    change: `take` copies, and a sequence that grows after it was kept writes behind the kept part only.
+    Each entry belongs to one tenant and one loaded version, and is given to these only: the time that a prompt takes, and the
+    number of its cached tokens, tell nothing of what other tenants asked. If memory is short, the tenant that uses most of it
+    gives up the entry it used longest ago. Entries do not change: `take` copies, and a sequence that grows after it was kept
+    writes behind the kept part only.
 
     Args:
         megabytes: most memory that it uses.
@@ -83,13 +90,13 @@ class PrefixCache:
     def __init__(self, megabytes: float) -> None:
         self._limit = megabytes * 2**20
         self._kept: list[_CachedPrefix] = []
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._kept)
 
     @torch.inference_mode()
-    def take(self, owner: int, prompt: Sequence[int]) -> KVCache:
+    def take(self, owner: PrefixOwner, prompt: Sequence[int]) -> KVCache:
         """A new sequence with the cached part of a prompt. At least the prompt's last token is left to compute."""
         past, prompt = KVCache(), tuple(prompt)
         best, shared = None, 0
@@ -105,7 +112,7 @@ class PrefixCache:
             self._kept.append(best)
         return past
 
-    def keep(self, owner: int, ids: Sequence[int], past: KVCache) -> None:
+    def keep(self, owner: PrefixOwner, ids: Sequence[int], past: KVCache) -> None:
         """Keep a sequence. Entries that are a prefix of it are dropped."""
         if past.dynamic_cache is not None or not ids:
             return
@@ -115,13 +122,16 @@ class PrefixCache:
             self._drop(kept)
         if size <= self._limit:
             self._kept.append(_CachedPrefix(owner, ids, dict(past.buffers), size))
-            self._bytes += size
-        while self._bytes > self._limit:
-            self._drop(self._kept[0])
+            self._bytes[owner[0]] += size
+        while self._bytes.total() > self._limit:
+            ((tenant, _),) = self._bytes.most_common(1)
+            self._drop(next(kept for kept in self._kept if kept.owner[0] == tenant))
 
     def _drop(self, kept: _CachedPrefix) -> None:
         self._kept.remove(kept)
-        self._bytes -= kept.bytes
+        self._bytes[kept.owner[0]] -= kept.bytes
+        if not self._bytes[kept.owner[0]]:
+            del self._bytes[kept.owner[0]]
 
 
 @dataclass(slots=True)

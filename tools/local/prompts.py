@@ -7,10 +7,11 @@ async with prompts.tokenize(request) as ids: ...
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 
 from ...memory.errors import UserError, WindowError
@@ -24,7 +25,7 @@ __all__ = ["PromptTokenizer"]
 @dataclass
 class _Prompt:
     request: ChatRequest
-    ids: Future[list[int]]
+    ids: Future[list[int]] = field(default_factory=Future)
     users: int = 0
 
 
@@ -43,12 +44,14 @@ class PromptTokenizer:
         self._thread = ThreadPoolExecutor(1, "tokens")
         self._lock = Lock()
         self._shared: dict[tuple[int, ...], _Prompt] = {}
+        self._queues: OrderedDict[str, deque[_Prompt]] = OrderedDict()  # by tenant; the one whose turn is next stands first
         self.num_tokenized = 0
         """Number of prompts that were tokenised."""
 
     @asynccontextmanager
-    async def tokenize(self, request: ChatRequest) -> AsyncIterator[list[int]]:
-        """The prompt's token ids. Simultaneous requests with the same messages (the choices of one) share the work.
+    async def tokenize(self, request: ChatRequest, tenant: str = "") -> AsyncIterator[list[int]]:
+        """The prompt's token ids. Simultaneous requests with the same messages (the choices of one) share the work. Tenants take
+        turns.
 
         Raises:
             WindowError: the prompt leaves no room for a reply.
@@ -60,7 +63,9 @@ class PromptTokenizer:
         with self._lock:
             found = self._shared.get(key)
             if found is None:
-                found = self._shared[key] = _Prompt(request, self._thread.submit(self._tokens, request))
+                self._thread.submit(self._tokenize_next)
+                found = self._shared[key] = _Prompt(request)
+                self._queues.setdefault(tenant, deque()).append(found)
             found.users += 1
         try:
             yield await asyncio.shield(asyncio.wrap_future(found.ids))
@@ -70,6 +75,20 @@ class PromptTokenizer:
                 if not found.users:
                     del self._shared[key]
                     found.ids.cancel()
+
+    def _tokenize_next(self) -> None:
+        """Tokenise one prompt of the tenant whose turn it is, in the thread."""
+        with self._lock:
+            tenant, queue = self._queues.popitem(last=False)
+            prompt = queue.popleft()
+            if queue:
+                self._queues[tenant] = queue
+        if not prompt.ids.set_running_or_notify_cancel():
+            return
+        try:
+            prompt.ids.set_result(self._tokens(prompt.request))
+        except BaseException as error:
+            prompt.ids.set_exception(error)
 
     def _tokens(self, request: ChatRequest) -> list[int]:
         """The prompt's token ids, in the thread. Errors do not name the model's folder."""

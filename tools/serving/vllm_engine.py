@@ -11,6 +11,8 @@ Traps of such a server, and what is done about them:
   issues 30931, 42125). Here the name is a version's label, which contains a hash of its contents and is never used again.
 - By default log-probabilities are those before temperature and top-p (`raw_logprobs`), not those that a reply was drawn from.
   The engine finds this out at the start; then it refuses replies at another temperature or top_p than 1.
+- The server's prefix cache is shared by all who ask it. Each tenant's requests carry a `cache_salt` of its own, a secret that
+  ends with this process: neither the time of a reply nor its count of cached tokens tells what other tenants asked.
 - A model's generation_config.json may set top_k and other options. Neutral values are sent with every request.
 - `/pause` and `/sleep` stop all clients. Neither is ever called, nor any path that a client could name.
 - A version is unloaded when the requests on it have ended, and not before another one is loaded.
@@ -19,9 +21,12 @@ Traps of such a server, and what is done about them:
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
 import json
 import logging
 import os
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -100,6 +105,7 @@ class VllmEngine:
         key = key if key is not None else os.environ.get("VLLM_API_KEY", "")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=timeout)
+        self._salt_key = secrets.token_bytes(32)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self._versions: dict[str, _Version] = {}
         self._closed = False
@@ -148,8 +154,13 @@ class VllmEngine:
 
     # Requests
 
-    async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+    async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         """A reply as it grows, and at last as a whole. Closing the iterator ends the generation on the server, too.
+
+        Args:
+            request: what is asked.
+            version: label of the version that answers; empty: the base model.
+            tenant: whose request it is. Tenants share no cached prompts.
 
         Raises:
             VersionNotLoaded: the version was not loaded.
@@ -159,7 +170,7 @@ class VllmEngine:
         """
         self._check(request)
         async with self._use_version(version) as name:
-            body = self._body(request, name)
+            body = self._body(request, name) | {"cache_salt": self._cache_salt(tenant)}
             path = "completions" if request.raw is not None else "chat/completions"
             growing = _StreamedReply(version, request.top_logprobs is not None)
             again = 2
@@ -221,6 +232,10 @@ class VllmEngine:
         if request.response_format is not None:
             body["response_format"] = request.response_format
         return body
+
+    def _cache_salt(self, tenant: str) -> str:
+        """The name of a tenant's part of the server's prefix cache, which nobody can guess."""
+        return base64.urlsafe_b64encode(hmac.digest(self._salt_key, tenant.encode(), "sha256")).decode()
 
     async def _reply_room(self, request: ChatRequest, name: str) -> int:
         """The number of tokens that a reply to this prompt may have."""

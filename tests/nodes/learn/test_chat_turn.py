@@ -82,7 +82,7 @@ class Broken:
     base, window, features = "b", 1, frozenset[str]()
     closed = False
 
-    async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+    async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
         try:
             yield Piece("a")
         finally:
@@ -100,7 +100,7 @@ async def test_the_route_says_who_answers() -> None:
     asked = []
 
     class Told(Broken):
-        async def stream(self, request: ChatRequest, version: str = "") -> AsyncIterator[Piece | Reply]:
+        async def stream(self, request: ChatRequest, version: str = "", tenant: str = "") -> AsyncIterator[Piece | Reply]:
             yield Reply("hi", (1,), (2,), (-0.1,), version=version)
 
     async def route(tenant: str, adapter: str, id: str) -> tuple[str, int]:

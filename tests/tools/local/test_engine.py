@@ -16,7 +16,7 @@ from langchain_core.messages import HumanMessage
 
 from learngraph.memory.errors import AdapterError, EngineFailed, Unavailable, UserError, VersionNotLoaded, WindowError
 from learngraph.memory.records import ChatRequest, Piece, Reply, Sampling
-from learngraph.tools.local.engine import LocalEngine
+from learngraph.tools.local.engine import SHARED_PREFILL, LocalEngine
 from learngraph.tools.local.model import LocalChatModel, fingerprint
 from learngraph.tools.local.replies import StreamingDecoder, read_calls
 from learngraph.tools.models.models import POCKET
@@ -819,3 +819,113 @@ async def test_forms_that_cannot_be_kept(formal: LocalEngine, more: dict[str, An
     with pytest.raises(UserError, match=words):
         await reply(formal, replace(ask("what?"), **more))
     assert not formal._base.users
+
+
+# Tenants
+
+
+async def test_a_tenant_learns_nothing_of_what_another_asked(engine: LocalEngine) -> None:
+    """Tokens in the prefix cache tell how a prompt began that was asked before: only the own ones may."""
+    secret = ask("the lamp is in the kitchen, and the map on the table")
+    first = (await read(engine.stream(secret, tenant="acme")))[1]
+    assert first.cached == 0
+    assert (await read(engine.stream(secret, tenant="rival")))[1].cached == 0
+    assert (await read(engine.stream(secret)))[1].cached == 0
+    assert (await read(engine.stream(secret, tenant="acme")))[1].cached == len(first.prompt_ids) - 1
+    assert (await read(engine.stream(secret, tenant="rival")))[1].cached == len(first.prompt_ids) - 1
+
+
+async def endless(engine: LocalEngine, tenant: str, seed: int) -> None:
+    request = replace(
+        ask("hello", seed=seed, max_tokens=400), more={"logit_bias": {"1": -100}}
+    )  # the end of a turn never comes
+    async for _ in engine.stream(request, tenant=tenant):
+        pass
+
+
+async def test_a_tenant_does_not_wait_for_the_replies_of_another(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside as many streams as there are places, and as many that wait, a reply takes as many passes as alone, all of them small."""
+    engine = LocalEngine(LocalChatModel(model=tiny), max_streams=32)
+    sizes: list[int] = []
+    passes = type(engine._passes).__call__
+
+    def noted(network: Any, parts: Any) -> Any:
+        sizes.append(sum(len(part.ids) for part in parts))
+        return passes(network, parts)
+
+    monkeypatch.setattr(type(engine._passes), "__call__", noted)
+    crowd = [asyncio.create_task(endless(engine, "acme", seed)) for seed in range(64)]
+    try:
+        while len(engine._generating) + len(engine._prefilling) < 32 or not engine._waiting:
+            await asyncio.sleep(0.001)
+        for n in range(3):
+            began = len(sizes)
+            said = (await read(engine.stream(ask(f"go west {n}", seed=n, max_tokens=8), tenant="rival")))[1]
+            during = sizes[began:]
+            assert len(during) <= len(said.token_ids) + 6  # passes that were under way when it came and ended are among them
+            shared = during[2:-2]
+            assert sum(shared) / len(shared) < 2 * SHARED_PREFILL
+            assert sum(size > 2 * SHARED_PREFILL for size in shared) <= 1  # whole chunks of prompts, one in many passes
+        assert len(engine._waiting) >= 1
+    finally:
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+        await engine.close()
+
+
+async def test_free_places_go_to_the_tenant_with_fewest(tiny: str) -> None:
+    engine = LocalEngine(LocalChatModel(model=tiny), max_streams=4)
+    began: list[str] = []
+
+    async def chat(tenant: str, seed: int) -> None:
+        async for _ in engine.stream(ask(f"{tenant} {seed}", seed=seed, max_tokens=30), tenant=tenant):
+            if (tenant, seed) not in seen:
+                seen.add((tenant, seed))
+                began.append(tenant)
+
+    seen: set[tuple[str, int]] = set()
+    crowd = [asyncio.create_task(chat("acme", seed)) for seed in range(20)]
+    await asyncio.sleep(0.05)
+    others = [asyncio.create_task(chat("rival", seed)) for seed in range(6)]
+    await asyncio.gather(*crowd, *others)
+    await engine.close()
+    # Each tenant has two of the four places: the last of six began while many of twenty still waited.
+    last = len(began) - 1 - began[::-1].index("rival")
+    assert began[last:].count("acme") >= 5
+
+
+async def test_prompts_are_read_tenants_in_turn(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, go = LocalChatModel.get_token_ids, threading.Event()
+    order: list[str] = []
+
+    def noted(model: LocalChatModel, text: str) -> list[int]:
+        assert go.wait(60)
+        order.append("rival" if "rival" in text else "acme")
+        return known(model, text)
+
+    monkeypatch.setattr(LocalChatModel, "get_token_ids", noted)
+    tasks = [asyncio.create_task(read(engine.stream(ask(f"acme {i}"), tenant="acme"))) for i in range(20)]
+    await asyncio.sleep(0.01)
+    tasks += [asyncio.create_task(read(engine.stream(ask(f"rival {i}"), tenant="rival"))) for i in range(2)]
+    await asyncio.sleep(0.01)
+    go.set()
+    await asyncio.gather(*tasks)
+    assert order.index("rival") <= 2
+    assert order[:6].count("rival") == 2
+
+
+async def test_turns_change_no_reply(tiny: str) -> None:
+    """The same request and seed: the same reply, alone or while tenants take turns."""
+    engine = LocalEngine(LocalChatModel(model=tiny), max_streams=8)
+    asked = [
+        (tenant, ask("look at the map " * (1 + 9 * (seed % 2)), seed=seed, max_tokens=20))
+        for seed in range(12)
+        for tenant in "ab"
+    ]
+    alone = [(await read(engine.stream(request, tenant=f"alone-{i}")))[1] for i, (_, request) in enumerate(asked)]
+    together = await asyncio.gather(*(read(engine.stream(request, tenant=tenant)) for tenant, request in asked))
+    assert [said.token_ids for _, said, _ in together] == [said.token_ids for said in alone]
+    for (_, said, _), single in zip(together, alone, strict=True):
+        assert said.logprobs == pytest.approx(single.logprobs, abs=1e-5)  # prompts are cached here, and were not there
+    await engine.close()

@@ -96,9 +96,26 @@ async def test_a_reply_comes_in_pieces_with_the_token_ids_and_log_probabilities_
     assert len(reply.token_ids) == len(reply.logprobs) == 4
     assert reply.token_ids[-1] == vllm_server.END
     assert made_by(reply, "where to now", vllm_server.BASE)
-    assert (reply.finish, reply.version, reply.cached) == ("stop", "", 1)
+    assert (reply.finish, reply.version, reply.cached) == ("stop", "", 0)
     assert engine.window == 64
     assert all(piece.logprobs == () for piece in pieces)
+
+
+async def test_each_tenant_has_a_part_of_the_prefix_cache_that_nobody_can_name(engine: VllmEngine, server: Any) -> None:
+    async def cached(tenant: str, asks: VllmEngine = engine) -> int:
+        (*_, reply) = [item async for item in asks.stream(asked(), "", tenant)]
+        assert isinstance(reply, Reply)
+        return reply.cached
+
+    assert [await cached(tenant) for tenant in ("acme", "rival", "acme", "rival")] == [0, 0, 3, 3]
+    salts = [body["cache_salt"] for path, body in server.requests if path.endswith("/chat/completions")]
+    assert salts[:2] == salts[2:]
+    assert len(set(salts)) == 2
+    assert all(len(salt) >= 43 for salt in salts)  # 256 bits
+    assert not any(tenant in salt for salt in salts for tenant in ("acme", "rival"))
+    again = VllmEngine("base", server.url)
+    assert await cached("acme", again) == 0  # another process has other salts
+    await again.close()
 
 
 async def test_log_probabilities_and_alternatives_come_with_the_pieces_if_asked_for(engine: VllmEngine) -> None:
