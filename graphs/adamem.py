@@ -34,6 +34,7 @@ from langgraph.graph import StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
 from ..memory.errors import UserError
+from ..memory.search.encoders import EncoderOptions
 from ..memory.trajectories import OutcomeFilter, Trajectories
 from ..nodes.act.choose import Choose
 from ..nodes.act.episode import Act, Begin, route_episode_end
@@ -140,16 +141,12 @@ class AdaMEM:
     """k: precedents retrieved. Paper: 1; more helped up to 16."""
     retrieval_key: KeyName = "structured"
     """phi(s_t): `structured`, of the goal and the present state; `whole`, of the whole prompt with its history, as in the paper."""
-    embedder: str = ""
-    """Dense keys: a sentence-transformers model by folder or name. Empty: exact Jaccard over words. Paper: Qwen3-Embedding-4B."""
-    vectors_file: str = ""
-    """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
     outcomes: OutcomeFilter = "all"
     """Precedents come from trajectories that were a `success`, a `failure`, or `all`; `mixed`: k of each. Paper: success."""
     success_threshold: float | None = field(default=None, metadata=SHARED)
     """The return from which a trajectory counts as a success; the environment's own threshold if not given."""
     min_similarity: float | None = None
-    """The least similarity of a precedent, in [0, 1]; None: that of the comparison (0.21 by words). Paper: 0, any."""
+    """The least similarity of a precedent; None: that of the comparison (0.21 by words; of the embedder). Paper: 0, any."""
     max_per_trajectory: int = 1
     """Precedents from one trajectory at most; 0: any number, as in the paper."""
     diversity: float = 0.0
@@ -158,6 +155,18 @@ class AdaMEM:
     """True if only the newest of the steps with the same key and action is a precedent. Paper: no."""
     steps_before_retrieval: int = 0
     """Steps of an episode before the first retrieval: a start often says little. Paper: 0."""
+
+    # Dense keys: states compared by their embeddings
+    embedder: str = ""
+    """A sentence-transformers model by folder or name, or `openai:NAME`; empty: exact Jaccard over words. Paper: Qwen3-Embedding."""
+    embedder_url: str | None = None
+    """The address of the API of an `openai:NAME` embedder; OPENAI_BASE_URL if not given. The key is OPENAI_API_KEY."""
+    query_prompt: str | None = None
+    """Text before what is searched for: `query: ` for E5, an instruction for Qwen3-Embedding; None: as the model's files say."""
+    document_prompt: str | None = None
+    """Text before what is stored, likewise: `passage: ` for E5."""
+    vectors_file: str = ""
+    """The file that keeps the vectors of dense keys; beside the bank if not given, and in the process without a bank."""
 
     # Triggers: when memory is asked
     triggers: tuple[Trigger, ...] = ("vote",)
@@ -251,29 +260,20 @@ class AdaMEM:
         """The long-term memory: the trajectories of the bank, and those that the run itself adds.
 
         Raises:
-            UserError: `outcomes` asks for successes or failures and the return of a success is unknown, or the bank holds
-                nothing of this environment.
+            UserError: `outcomes` asks for successes or failures and the return of a success is unknown, the bank holds nothing
+                of this environment, or there is no such embedder.
         """
         if self.outcomes != "all":
             parts.require_success_threshold("adamem", self.success_threshold, self.bank)
-        bank = parts.bank_trajectories(self.bank, "adamem")
-        vectors_file = self.vectors_file or (self.bank and f"{self.bank}.vectors")
+        bank, key, threshold = parts.bank_trajectories(self.bank, "adamem"), self.retrieval_key, self.success_threshold
+        encoder = EncoderOptions(self.embedder, self.embedder_url, self.query_prompt, self.document_prompt)
+        similarity = open_vectors(encoder, self.vectors_file or (self.bank and f"{self.bank}.vectors"))
         if not self.online and bank:
-            return load_bank_memory(
-                self.bank,
-                key=self.retrieval_key,
-                success_threshold=parts.bank_success_threshold(self.success_threshold),
-                embedder=self.embedder,
-                vectors_file=vectors_file,
-            )
+            threshold = parts.bank_success_threshold(threshold)
+            return load_bank_memory(self.bank, key=key, success_threshold=threshold, similarity=similarity)
+        success, limit = parts.success_predicate(threshold, bank), self.max_trajectories
         return Trajectories(
-            parts.shelf,
-            bank=bank,
-            key=KEYS[self.retrieval_key],
-            similarity=open_vectors(self.embedder, vectors_file),
-            success=parts.success_predicate(self.success_threshold, bank),
-            limit=self.max_trajectories,
-            run=parts.run,
+            parts.shelf, bank=bank, key=KEYS[key], similarity=similarity, success=success, limit=limit, run=parts.run
         )
 
 

@@ -333,7 +333,7 @@ class Trajectories:
         with self._lock:
             if not any(self._among(side, domain, task, before).any() for side in sides):
                 return []
-        (reading,) = self.similarity.read([key])  # outside the lock: an encoder is slow
+        reading = self.similarity.read_query(key)  # outside the lock: an encoder is slow
         with self._lock:
             found: list[tuple[float, int]] = []
             for side in sides:

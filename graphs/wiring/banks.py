@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from ...memory.records import Trajectory
-from ...memory.search.vectors import CosineSimilarity, SentenceEncoder
+from ...memory.search.encoders import EncoderOptions, open_encoder
+from ...memory.search.vectors import CosineSimilarity
 from ...memory.trajectories import KeyFunction, Trajectories, read_bank, structured_key, whole_prompt_key
 
 KeyName = Literal["structured", "whole"]
@@ -22,7 +23,7 @@ def load_bank(path: str) -> tuple[Trajectory, ...]:
 
 
 def load_bank_memory(
-    path: str, *, key: KeyName, success_threshold: float | None, embedder: str, vectors_file: str
+    path: str, *, key: KeyName, success_threshold: float | None, similarity: CosineSimilarity | None
 ) -> Trajectories:
     """The memory of a bank to which nothing is added; the runs of a process share it.
 
@@ -30,23 +31,24 @@ def load_bank_memory(
         path: the bank.
         key: the name of phi(s_t), by which steps are compared.
         success_threshold: the return from which a trajectory counts as a success; None: unknown.
-        embedder: as for `open_vectors`.
-        vectors_file: likewise.
+        similarity: compares keys, from `open_vectors`; None: by their words.
     """
     return _memory(
         Path(path),
         _mtime_ns(path),
         key=key,
         success_threshold=success_threshold,
-        embedder=embedder,
-        vectors_file=vectors_file,
+        similarity=similarity,
     )
 
 
 @lru_cache(maxsize=4)
-def open_vectors(embedder: str, vectors_file: str) -> CosineSimilarity | None:
-    """The cosine similarity of a sentence-transformers model, whose vectors a file keeps; None without a model."""
-    return CosineSimilarity(SentenceEncoder(embedder), vectors_file or None) if embedder else None
+def open_vectors(options: EncoderOptions, vectors_file: str) -> CosineSimilarity | None:
+    """The cosine similarity of an encoder, whose vectors a file keeps; None without a name."""
+    if not options.name:
+        return None
+    encoder, prompts = open_encoder(options)
+    return CosineSimilarity(encoder, vectors_file or None, prompts=prompts)
 
 
 def reaches_return(threshold: float | None) -> Callable[[Trajectory], bool | None]:
@@ -67,11 +69,11 @@ def _read(path: Path, stamp: int) -> tuple[Trajectory, ...]:
 
 @lru_cache(maxsize=4)
 def _memory(
-    path: Path, stamp: int, *, key: KeyName, success_threshold: float | None, embedder: str, vectors_file: str
+    path: Path, stamp: int, *, key: KeyName, success_threshold: float | None, similarity: CosineSimilarity | None
 ) -> Trajectories:
     return Trajectories(
         bank=_read(path, stamp),
         key=KEYS[key],
-        similarity=open_vectors(embedder, vectors_file),
+        similarity=similarity,
         success=reaches_return(success_threshold),
     )

@@ -32,7 +32,9 @@ __all__ = [
     "ngrams",
     "reference_words",
     "shingles",
+    "split_key",
     "state_shingles",
+    "with_goal_places",
     "words",
 ]
 
@@ -108,14 +110,25 @@ def state_shingles(goal: str, state: str) -> list[str]:
     the fridge`, and unlike holding a mug for the latter. So both hold "word 2 of the goal". States under one goal keep all their
     differences. Numbers count as single words outside the runs, so that `shelf 1, shelf 2` shares its runs with `shelf 3, shelf 4`. Without a goal: `shingles`.
     """
-    places: dict[str, str] = {}
-    for place, word in enumerate(words(goal)):
-        places.setdefault(word, f"\0{place}")  # no word of a text begins so
     if not goal:
         return shingles(state)
-    tokens = words(state)
-    text = [places.get(token, token) for token in tokens if not token.isdigit()]
+    places, tokens = _places(goal), words(state)
+    text = [f"\0{places[token]}" if token in places else token for token in tokens if not token.isdigit()]  # no word begins so
     return [*_runs(text), *(token for token in tokens if token.isdigit())]
+
+
+def with_goal_places(goal: str, state: str) -> str:
+    """A state with the words that the goal names replaced by their places in it: `goal1 on goal4`; see `state_shingles`."""
+    places = _places(goal)
+    return _WORD.sub(lambda found: f"goal{places[word]}" if (word := found[0].lower()) in places else found[0], state)
+
+
+def _places(goal: str) -> dict[str, int]:
+    """word of a goal -> its first place in it."""
+    places: dict[str, int] = {}
+    for place, word in enumerate(words(goal)):
+        places.setdefault(word, place)
+    return places
 
 
 def bag(tokens: Iterable[Hashable]) -> list[tuple[Hashable, int]]:
@@ -360,7 +373,11 @@ class Similarity(Protocol):
         ...
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
-        """Each text in the form that is compared. All slow work happens here; safe to call from several threads."""
+        """Each stored text in the form that is compared. All slow work happens here; safe to call from several threads."""
+        ...
+
+    def read_query(self, text: str, /) -> Any:
+        """A text that is searched for, in that form."""
         ...
 
     def rows(self) -> KeyRows:
@@ -401,6 +418,10 @@ class JaccardSimilarity:
         """(tokens of the goal, tokens of the state) of each text; no goal: all of it is the state."""
         parts = [split_key(text) for text in texts]
         return [(frozenset(self.tokens("", goal)), frozenset(self.tokens(goal, state))) for goal, state in parts]
+
+    def read_query(self, text: str, /) -> tuple[frozenset[Hashable], frozenset[Hashable]]:
+        """(tokens of the goal, tokens of the state) of a text that is searched for."""
+        return self.read([text])[0]
 
     def rows(self) -> KeyRows:
         return _JaccardRows()

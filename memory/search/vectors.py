@@ -15,66 +15,68 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from langchain_core.embeddings import Embeddings
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from ..errors import UserError
 from ..storage.chroma_store import embedder_name
-from .similarity import KeyRows, RankedRows
+from .encoders import Prompts
+from .similarity import KeyRows, RankedRows, split_key, with_goal_places
 
-__all__ = ["BadVectors", "CosineSimilarity", "SentenceEncoder"]
+__all__ = ["BadVectors", "CosineSimilarity"]
 
 EmbeddedText = tuple[bytes, NDArray[np.float32]]
 """A text in the form that is compared: its hash, and its vector (dims,) of unit length (or zero)."""
+
+
+class EmbeddedKey(NamedTuple):
+    """A key text in the form that is compared."""
+
+    state: EmbeddedText
+    goal: EmbeddedText
+    """The hash is empty and the vector zero for a key without a goal."""
+
+
+UNRELATED = tuple(
+    f"goal: {goal}\nstate: {state}"
+    for goal, state in (
+        ("put a clean mug on the shelf", "You are in the kitchen. On the counter you see a plate, a knife and a tomato."),
+        ("book the cheapest flight to Oslo", "Departures on Friday: 07:15, 11:40 and 18:05. Fares begin at 89 euros."),
+        ("win this game of chess", "White's bishop pins the knight. Black has castled and is a pawn up."),
+        ("open the vault below the castle", "A damp cellar. Stone steps lead up, and an iron gate bars the way north."),
+        ("refund a customer", "Ticket 4182: the parcel came damaged, and she asks for her money back."),
+        ("prove that the sum of two odd numbers is even", "Let m = 2a + 1 and n = 2b + 1 with integers a and b."),
+        ("repair the failing test", "AssertionError in line 57 of parser.py: expected a list, got None."),
+        ("find out who composed this opera", "Search results: a review of the premiere in Milan, and a biography."),
+    )
+)
+"""Keys of situations that have nothing to do with each other."""
+
+
+_NO_PROMPTS = Prompts()
 
 
 class BadVectors(UserError, ValueError):
     """An error: the vectors cannot be compared with the stored ones, or a file holds no vectors."""
 
 
-class SentenceEncoder(Embeddings):
-    """A sentence-transformers model as LangChain `Embeddings`.
-
-    Args:
-        model: the name of its repository, or its folder.
-
-    Raises:
-        UserError: there is no such model.
-    """
-
-    def __init__(self, model: str | os.PathLike[str]) -> None:
-        from sentence_transformers import SentenceTransformer
-
-        self.model_name = os.fspath(model)
-        self._lock = threading.Lock()  # its tokenizer cannot be used by two threads at once
-        try:
-            self._model = SentenceTransformer(self.model_name)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"no sentence-transformers model {self.model_name!r} ({' '.join(str(error).split())[:200]}): give the folder of "
-                "one, or the name of one that this machine has or can fetch"
-            ) from error
-
-    @override
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        with self._lock:
-            return cast(list[list[float]], self._model.encode(texts, show_progress_bar=False).tolist())
-
-    @override
-    def embed_query(self, text: str) -> list[float]:
-        return self.embed_documents([text])[0]
-
-
 class CosineSimilarity:
     """The comparison of key texts by the cosine of their embeddings, with a persistent cache of the vectors.
 
+    A key of the form `goal: ...` and, from the next line on, `state: ...` is compared in two parts, as by `JaccardSimilarity`:
+
+        similarity = cos(states) * (1 + cos(goals)) / 2,    1 for the cosine of equal goals
+
+    where the words of a state that its goal names are replaced by their places in the goal (`with_goal_places`). One vector for
+    both parts is mostly about the goal, the same at every step. With all-MiniLM-L6-v2 at ALFWorld's valid_train, four precedents
+    then hold the expert's next action at .72 of the steps, and in two parts at .87. A key of any other form is compared as a whole.
+
     A step costs at most one call of the encoder: the vector of its search is stored with it, and a known text needs no call.
-    Key and query are texts of one form, so both are embedded as documents, and equal texts have similarity 1. (AdaMEM's
-    embedder puts an instruction before queries only, which takes a second call per step.)
+    Key and query are texts of one form, so both are embedded alike, and equal texts have similarity 1. With an instruction
+    before queries only, which some encoders want, neither holds: every text is embedded twice.
 
     The vectors belong to texts, not to trajectories. The file is only a cache: without it the texts are embedded again.
 
@@ -83,6 +85,7 @@ class CosineSimilarity:
         path: the SQLite file of the vectors, made if missing; None: a temporary one, deleted on `close`.
         dims: the dimension of a vector; None: that of the first one.
         name: the encoder's name in the file; empty: its model's name, or its class.
+        prompts: the texts that the encoder wants before queries and before stored texts.
 
     Raises:
         BadVectors: the file is another program's, or was made with another encoder or dimension.
@@ -91,14 +94,22 @@ class CosineSimilarity:
     """
 
     def __init__(
-        self, embeddings: Embeddings, path: str | os.PathLike[str] | None = None, *, dims: int | None = None, name: str = ""
+        self,
+        embeddings: Embeddings,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        dims: int | None = None,
+        name: str = "",
+        prompts: Prompts = _NO_PROMPTS,
     ) -> None:
         if dims is not None and dims < 1:
             raise BadVectors(f"vectors of {dims} numbers: dims is at least 1, or None for those of the encoder")
         self.name = name or embedder_name(embeddings)
         self.dims = dims
         self.path = None if path is None else Path(path)
+        self.prompts = prompts
         self._embeddings = embeddings
+        self._floor: float | None = None
         self._lock = threading.Lock()
         with self._errors("opened"):
             if self.path is not None:
@@ -123,12 +134,49 @@ class CosineSimilarity:
     def minimum(self) -> float:
         return -1.0
 
+    @property
+    def default_floor(self) -> float:
+        """The greatest similarity among situations that have nothing to do with each other (`UNRELATED`), at least 0.
+
+        Each encoder has a scale of its own: the cosine of two such texts is near 0 for some, and above 0.7 for others.
+        """
+        if self._floor is None:
+            rows, everything = self.rows(), np.ones(len(UNRELATED), np.bool_)
+            for reading in self.read(UNRELATED):
+                rows.add(reading)
+            queries = self._read(UNRELATED, self.prompts.query)
+            nearest = [
+                rows.nearest(query, 1, -1.0, everything & ~row)[1]
+                for query, row in zip(queries, np.eye(len(queries), dtype=np.bool_), strict=True)
+            ]
+            self._floor = max(0.0, *(float(found[0]) for found in nearest))
+        return self._floor
+
     def rows(self) -> KeyRows:
         """An empty table of rows."""
         return _CosineRows()
 
-    def read(self, texts: Sequence[str], /) -> list[EmbeddedText]:
-        """The vectors of these texts; one call of the encoder embeds all unknown ones."""
+    def read(self, texts: Sequence[str], /) -> list[EmbeddedKey]:
+        """The vectors of these stored texts; one call of the encoder embeds all unknown ones."""
+        return self._read(texts, self.prompts.document)
+
+    def read_query(self, text: str, /) -> EmbeddedKey:
+        """The vectors of a text that is searched for."""
+        return self._read([text], self.prompts.query)[0]
+
+    def _read(self, texts: Sequence[str], prompt: str) -> list[EmbeddedKey]:
+        parts = [split_key(text) for text in texts]
+        states = [prompt + with_goal_places(goal, state) for goal, state in parts]
+        goals = [prompt + goal for goal, _ in parts if goal]
+        embedded = self._embed([*states, *goals])
+        of_goals = iter(embedded[len(states) :])
+        return [
+            EmbeddedKey(state, next(of_goals) if goal else (b"", np.zeros_like(state[1])))
+            for state, (goal, _) in zip(embedded, parts, strict=False)
+        ]
+
+    def _embed(self, texts: Sequence[str]) -> list[EmbeddedText]:
+        """The vectors of these texts as they are."""
         keys = [hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest() for text in texts]
         known = self._stored_vectors(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in known}
@@ -212,28 +260,20 @@ _MASKED = np.float32(-2)
 
 
 class _CosineRows:
-    """The rows of one memory: each refers to a vector, and equal texts share one."""
+    """The rows of one memory: each refers to the vectors of a state and of a goal, and equal texts share one."""
 
     def __init__(self) -> None:
-        self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
-        self._blocks: list[NDArray[np.float32]] = []  # (_BLOCK, dims) each
-        self._vectors = array("i")  # row -> number of its vector; read in place, see `JaccardIndex`
-        self._last: tuple[bytes, NDArray[np.float32]] = (
-            b"",
-            np.zeros(0, np.float32),
-        )  # the text of the last `_cosines`, and its result
+        self._states, self._goals = _Vectors(), _Vectors()
+        self._state_of = array("i")  # row -> number of its state's vector; read in place, see `JaccardIndex`
+        self._goal_of = array("i")  # row -> number of its goal's vector
 
-    def add(self, reading: EmbeddedText, /) -> None:
-        key, vector = reading
-        number = self._numbers.setdefault(key, len(self._numbers))
-        block, place = divmod(number, _BLOCK)
-        if block == len(self._blocks):
-            self._blocks.append(np.empty((_BLOCK, len(vector)), np.float32))
-        self._blocks[block][place] = vector
-        self._vectors.append(number)
+    def add(self, reading: EmbeddedKey, /) -> None:
+        self._state_of.append(self._states.add(reading.state))
+        self._goal_of.append(self._goals.add(reading.goal))
 
-    def nearest(self, reading: EmbeddedText, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
-        similarities = self._cosines(reading)[np.frombuffer(self._vectors, np.int32)]
+    def nearest(self, reading: EmbeddedKey, k: int, min_similarity: float, among: NDArray[np.bool_] | None, /) -> RankedRows:
+        similarities = self._states.cosines(reading.state)[np.frombuffer(self._state_of, np.int32)]
+        similarities *= self._factors(reading.goal)[np.frombuffer(self._goal_of, np.int32)]
         if among is not None:
             similarities[~among] = _MASKED
         parts = max(512, 4 * k)
@@ -247,25 +287,69 @@ class _CosineRows:
         return rows[order], found[order]
 
     def row_similarities(self, row: int, rows: NDArray[np.intp], /) -> NDArray[np.float64]:
-        number = self._vectors[row]
-        vector = self._blocks[number // _BLOCK][number % _BLOCK]
-        numbers = np.frombuffer(self._vectors, np.int32)[rows]
-        if 4 * len(rows) > len(self._numbers):
-            cosines = self._all(vector)[numbers]
-        else:
-            cosines = np.array([np.vecdot(self._blocks[n // _BLOCK][n % _BLOCK], vector) for n in numbers.tolist()], np.float32)
-        cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
-        return np.clip(cosines, -1, 1).astype(np.float64)
+        cosines = self._states.row_cosines(self._state_of[row], np.frombuffer(self._state_of, np.int32)[rows])
+        factors = self._factors(self._goals.text(self._goal_of[row]))[np.frombuffer(self._goal_of, np.int32)[rows]]
+        return (cosines * factors).astype(np.float64)
 
-    def _cosines(self, reading: EmbeddedText) -> NDArray[np.float32]:
+    def _factors(self, goal: EmbeddedText) -> NDArray[np.float32]:
+        """number of a goal -> (1 + its cosine with this goal) / 2; 1 for an equal goal, also one of a zero vector."""
+        factors = (1 + self._goals.cosines(goal)) / 2
+        if (same := self._goals.number(goal)) is not None:
+            factors[same] = 1
+        return cast(NDArray[np.float32], factors)
+
+
+class _Vectors:
+    """Distinct texts and their vectors, by number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}  # hash of a text -> number of its vector
+        self._hashes: list[bytes] = []
+        self._blocks: list[NDArray[np.float32]] = []  # (_BLOCK, dims) each
+        self._last: tuple[bytes, NDArray[np.float32]] = (
+            b"",
+            np.zeros(0, np.float32),
+        )  # the text of the last `cosines`, and its result
+
+    def add(self, text: EmbeddedText) -> int:
+        """The number of this text."""
+        key, vector = text
+        number = self._numbers.setdefault(key, len(self._numbers))
+        if number == len(self._hashes):
+            self._hashes.append(key)
+            block, place = divmod(number, _BLOCK)
+            if block == len(self._blocks):
+                self._blocks.append(np.empty((_BLOCK, len(vector)), np.float32))
+            self._blocks[block][place] = vector
+        return number
+
+    def number(self, text: EmbeddedText) -> int | None:
+        """The number of this text, if it was added."""
+        return self._numbers.get(text[0])
+
+    def text(self, number: int) -> EmbeddedText:
+        """The text of this number."""
+        return self._hashes[number], self._blocks[number // _BLOCK][number % _BLOCK]
+
+    def cosines(self, text: EmbeddedText) -> NDArray[np.float32]:
         """number of a vector -> its cosine with this one. Cached for the next search with the same text."""
-        key, vector = reading
+        key, vector = text
         if self._last[0] != key or len(self._last[1]) != len(self._numbers):
             cosines = np.clip(self._all(vector), -1, 1)
             if (same := self._numbers.get(key)) is not None and vector.any():
                 cosines[same] = 1  # rather than 1 less the rounding
             self._last = key, cosines
         return self._last[1]
+
+    def row_cosines(self, number: int, numbers: NDArray[np.int32]) -> NDArray[np.float32]:
+        """The cosine of one vector with each of `numbers`."""
+        vector = self.text(number)[1]
+        if 4 * len(numbers) > len(self._numbers):
+            cosines = self._all(vector)[numbers]
+        else:
+            cosines = np.array([np.vecdot(self.text(n)[1], vector) for n in numbers.tolist()], np.float32)
+        cosines[numbers == number] = vector.any()  # 1, rather than 1 less the rounding; 0 for a zero vector
+        return np.clip(cosines, -1, 1)
 
     def _all(self, vector: NDArray[np.float32]) -> NDArray[np.float32]:
         """number of a vector -> its dot product with this one.

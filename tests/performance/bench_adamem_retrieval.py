@@ -2,7 +2,7 @@
 
     learngraph adamem build --env alfworld --split train --tasks 50 --out bank.jsonl
     learngraph adamem build --env alfworld --split test --tasks 140 --out asked.jsonl
-    python tests/performance/bench_adamem_retrieval.py bank.jsonl asked.jsonl [--k 4] [--embedder FOLDER_OR_NAME]
+    python tests/performance/bench_adamem_retrieval.py bank.jsonl asked.jsonl [--k 4] [--embedder NAME]
 
 The bank is searched at every step of the other file's trajectories, walkthroughs of tasks that it does not hold. A precedent is a hit
 if its action is the expert's next one up to numbers, once the words of each task's goal are named alike: its last word (the place of
@@ -19,6 +19,7 @@ from pathlib import Path
 from learngraph.graphs.adamem import AdaMEM
 from learngraph.graphs.wiring.banks import KEYS, open_vectors
 from learngraph.memory.records import Precedent, Trajectory
+from learngraph.memory.search.encoders import EncoderOptions
 from learngraph.memory.search.similarity import JaccardSimilarity, shingles, words
 from learngraph.memory.trajectories import Trajectories, read_bank
 
@@ -70,6 +71,8 @@ def main() -> None:
     parser.add_argument("asked", type=Path)
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--embedder", default="", help="also measure dense keys, with this embedder")
+    parser.add_argument("--embedder-url", default=None, help="the address of an `openai:NAME` embedder")
+    parser.add_argument("--query-prompt", default=None, help="the text before queries")
     options = parser.parse_args()
     bank, asked = read_bank(options.bank), read_bank(options.asked)
     usual, plain = AdaMEM(k=options.k), JaccardSimilarity(lambda goal, text: shingles(text))
@@ -82,7 +85,7 @@ def main() -> None:
         ("whole prompt (paper's key)", whole, plain),
     ]
     if options.embedder:
-        dense = open_vectors(options.embedder, "")
+        dense = open_vectors(EncoderOptions(options.embedder, options.embedder_url, options.query_prompt), "")
         rows += [
             ("dense, default", usual, dense),
             ("dense, no least similarity", replace(usual, min_similarity=-1.0), dense),

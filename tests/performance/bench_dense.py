@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from learngraph.memory.records import Task, Trajectory, Transition
 from learngraph.memory.search.similarity import JaccardSimilarity, KeyRows, Similarity, words
-from learngraph.memory.search.vectors import CosineSimilarity
+from learngraph.memory.search.vectors import CosineSimilarity, EmbeddedKey
 from learngraph.memory.trajectories import Trajectories, structured_key
 
 STEPS, K, TASKS = 50, 10, 100
@@ -61,7 +61,11 @@ class Ready:
         self._dims, self._rows = dims, CosineSimilarity(Encoder(dims)).rows
 
     def read(self, texts: Sequence[str], /) -> Sequence[Any]:
-        return [(hashlib.blake2b(of.encode(), digest_size=16).digest(), noise(of, self._dims)) for of in texts]
+        return [self.read_query(of) for of in texts]
+
+    def read_query(self, text: str, /) -> EmbeddedKey:
+        vector = noise(text, self._dims)
+        return EmbeddedKey((hashlib.blake2b(text.encode(), digest_size=16).digest(), vector), (b"", np.zeros_like(vector)))
 
     def rows(self) -> KeyRows:
         return self._rows()
@@ -80,6 +84,9 @@ class ReadBefore:
         if texts != self._texts:
             self._texts, self._readings = texts, self._read(texts)
         return self._readings
+
+    def read_query(self, text: str, /) -> Any:
+        return self._read([text])[0]
 
 
 def attempt(number: int, states: Sequence[str]) -> Trajectory:

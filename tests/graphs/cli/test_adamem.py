@@ -12,13 +12,17 @@ from typing import Any
 
 import pytest
 from in_process import play_in_process
+from langchain_core.embeddings import Embeddings
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from openai_server import OpenAIServer
 
 from learngraph.graphs.cli.adamem.command import USAGE, adamem
 from learngraph.graphs.cli.adamem.counterfactual import CounterfactualAgent
 from learngraph.graphs.cli.main import main
 from learngraph.memory.errors import UserError
+from learngraph.memory.search import encoders
+from learngraph.memory.search.vectors import CosineSimilarity
 from learngraph.memory.storage.shelf import as_jsonl, read_jsonl
 from learngraph.memory.trajectories import read_bank
 from learngraph.nodes.synthesize import mft
@@ -405,3 +409,59 @@ def test_help_says_what_there_is(command: str, capsys: pytest.CaptureFixture[str
 
 def test_the_overview(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--help", capsys) == USAGE + "\n"
+
+
+# dense keys
+
+
+def letters(texts: list[str]) -> list[list[float]]:
+    """How often each letter stands in each text."""
+    return [[float(text.count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+
+
+RULE_RUN = "run adamem --env toy --prior uniform --author rule --bank bank.jsonl --episodes 1 --seeds 1 --out r --json"
+
+
+def dense_run(*flags: str) -> list[dict[str, Any]]:
+    """The steps of a run without a language model that starts from a bank of walkthroughs."""
+    assert adamem(["build", "--env", "toy", "--tasks", "5", "--out", "bank.jsonl"]) == 0
+    assert main([*RULE_RUN.split(), *flags]) == 0
+    return [json.loads(line) for line in Path("r/adamem-s0/steps.jsonl").read_text().splitlines()]
+
+
+def test_an_embedder_needs_no_least_similarity(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Letters(Embeddings):
+        prompts = encoders.Prompts()
+        model_name = "letters"
+
+        def __init__(self, model: str) -> None:
+            assert model == "some/model"
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return letters(texts)
+
+        def embed_query(self, text: str) -> list[float]:
+            raise AssertionError("both sides are embedded alike")
+
+    monkeypatch.setattr(encoders, "SentenceEncoder", Letters)
+    found = [one["similarity"] for step in dense_run("--embedder", "some/model") for one in step["precedents"]]
+    floor = CosineSimilarity(Letters("some/model")).default_floor
+    assert 0.5 < floor < min(found)
+
+
+def test_an_embedder_behind_an_api_is_named_by_flags(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(letters(request["input"]))]
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        return {"body": json.dumps({"object": "list", "model": request["model"], "data": data, "usage": usage})}
+
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    with OpenAIServer(answer) as server:
+        flags = ["--embedder", "openai:letters", "--embedder-url", server.url, "--query-prompt", "find: "]
+        assert any(step["precedents"] for step in dense_run(*flags))
+        sent = [text for request in server.requests for text in request["input"]]
+    assert {request["model"] for request in server.requests} == {"letters"}
+    queries = [text for text in sent if text.startswith("find: ")]
+    assert "find: door violet" in queries
+    assert len(queries) < len(sent)  # stored texts have no prompt
+    assert len(sent) == len(set(sent))  # nothing is paid for twice

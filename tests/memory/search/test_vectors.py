@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from langchain_core.embeddings import Embeddings
 from learngraph.memory.errors import UserError
 from learngraph.memory.records import Precedent, Task, Trajectory, Transition
 from learngraph.memory.search import vectors
-from learngraph.memory.search.vectors import BadVectors, CosineSimilarity, SentenceEncoder
+from learngraph.memory.search.encoders import Prompts, SentenceEncoder
+from learngraph.memory.search.vectors import UNRELATED, BadVectors, CosineSimilarity, EmbeddedKey
 from learngraph.memory.trajectories import BadMemory, Trajectories, goal_key, structured_key
 
 WORDS = ["door", "gate", "black", "red", "troll", "reach", "exit", "state:"]
@@ -49,6 +51,11 @@ def key(state: str) -> str:
     return structured_key(Task("asked", "reach exit"), (), state)
 
 
+def row(name: bytes, vector: Any) -> EmbeddedKey:
+    """A key without a goal, as it is compared."""
+    return EmbeddedKey((name, vector), (b"", np.zeros_like(vector)))
+
+
 def found(memory: Trajectories, text: str, k: int = 10, **filters: Any) -> list[tuple[str, float]]:
     return [(f"{one.trajectory}/{one.step}", one.similarity) for one in memory.search(text, k, **filters)]
 
@@ -61,6 +68,56 @@ def test_cosines_worked_out_by_hand():
     assert found(memory, "door black", per_trajectory=0, min_similarity=0.1) == expected[:1] + expected[1:]
     assert found(memory, "door black", per_trajectory=0, min_similarity=0.65) == expected[:2]
     assert ("a/0/2", 0.0) in found(memory, "door black", per_trajectory=0)
+
+
+def test_goal_and_state_are_compared_apart():
+    """cos(states) * (1 + cos(goals)) / 2, worked out by hand; the words of a goal count as their places in it."""
+    embed = Counts(["door", "red", "reach", "exit", "mug", "goal1"])
+    memory = Trajectories(similarity=CosineSimilarity(embed))
+    memory.add(replace(attempt("door"), task=Task("t", "reach exit")))
+    memory.add(replace(attempt("door red", number=1), task=Task("t", "reach mug")))
+    same = structured_key(Task("asked", "reach exit"), (), "door")
+    assert found(memory, same) == [("a/0/0", 1.0), ("a/1/0", pytest.approx(2**-0.5 * (1 + 0.5) / 2))]
+    memory = Trajectories(similarity=CosineSimilarity(embed))
+    memory.add(replace(attempt("door mug"), task=Task("t", "reach mug")))
+    held = structured_key(Task("asked", "reach exit"), (), "door exit")  # the exit is to this goal what the mug is to the other
+    assert found(memory, held) == [("a/0/0", pytest.approx((1 + 0.5) / 2))]
+    assert "door goal1" in embed.texts
+    assert found(memory, "door goal1") == [("a/0/0", pytest.approx(1 / 2))]  # no goal is like none
+
+
+def test_an_encoder_has_its_prompts_before_queries_and_stored_texts():
+    embed = Counts([*WORDS, "query:", "passage:"])
+    memory = Trajectories(similarity=CosineSimilarity(embed, prompts=Prompts("query: ", "passage: ")))
+    memory.add(attempt("door black"))
+    assert sorted(embed.texts) == ["passage: door black", "passage: reach exit"]
+    embed.texts.clear()
+    # state: 2 of 3 words alike; goal: likewise
+    assert found(memory, key("door black")) == [("a/0/0", pytest.approx(2 / 3 * (1 + 2 / 3) / 2))]
+    assert sorted(embed.texts) == ["query: door black", "query: reach exit"]
+
+
+def test_the_least_similarity_is_that_of_the_encoder():
+    """What has nothing to do with each other decides: an encoder to which all texts are alike has a high one."""
+
+    class Alike(Counts):
+        """How often each letter stands in a text: no two texts are far apart."""
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [[float(text.count(letter)) for letter in "abcdefghijklmnopqrstuvwxyz"] for text in texts]
+
+    apart, alike = CosineSimilarity(Counts(["zebra", "door"])), CosineSimilarity(Alike())
+    assert apart.default_floor == 0.0
+    assert 0.7 < alike.default_floor < 1
+    readings, rows = alike.read(UNRELATED), alike.rows()
+    for reading in readings:
+        rows.add(reading)
+    pairs = [rows.row_similarities(i, np.array([j]))[0] for i in range(len(readings)) for j in range(i)]
+    assert alike.default_floor == pytest.approx(max(pairs), abs=1e-6)
+    memory = Trajectories(similarity=alike)
+    memory.add(attempt("zzz"))
+    assert found(memory, key("door red"), min_similarity=None) == []
+    assert found(memory, key("door red"), min_similarity=0.0) == [("a/0/0", 0.0)]
 
 
 def test_equal_texts_have_similarity_one_exactly():
@@ -143,16 +200,16 @@ def test_many_blocks_answer_as_one_with_and_without_a_filter(monkeypatch):
     matrix /= np.linalg.norm(matrix, axis=1, keepdims=True)
     rows = vectors._CosineRows()
     for number in range(100):
-        rows.add((bytes([number]), matrix[number]))
+        rows.add(row(bytes([number]), matrix[number]))
     query = matrix[3] + matrix[77]
     query /= np.linalg.norm(query)
     cosines = np.clip(np.vecdot(matrix, query), -1, 1)
     for share in (1.0, 0.5, 0.1, 0.02, 0.0):
         among = draw.random(100) < share
         expected = sorted(((float(cosines[i]), i) for i in np.flatnonzero(among)), reverse=True)[:7]
-        found, similarities = rows.nearest((b"new", query), 7, -1.0, among)
+        found, similarities = rows.nearest(row(b"new", query), 7, -1.0, among)
         assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
-    assert len(rows.nearest((b"new", query), 200, -1.0, None)[0]) == 100
+    assert len(rows.nearest(row(b"new", query), 200, -1.0, None)[0]) == 100
     for few in (np.arange(100), np.array([3, 50, 99])):
         assert rows.row_similarities(3, few) == pytest.approx(matrix[few] @ matrix[3], abs=1e-6)
         assert rows.row_similarities(3, few).tolist() == [
@@ -168,14 +225,14 @@ def test_the_best_of_many_rows_are_those_that_sorting_all_gives(k: int, values: 
     matrix = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     rows = vectors._CosineRows()
     for angle, vector in zip(angles, matrix, strict=True):
-        rows.add((angle.tobytes(), vector))
+        rows.add(row(angle.tobytes(), vector))
     among = draw.random(3000) < 0.3
     query = np.array([1, 0], np.float32)
     cosines = np.clip(np.vecdot(matrix, query), -1, 1)
     for shown in (None, among):
         everything = np.arange(3000) if shown is None else np.flatnonzero(among)
         expected = sorted(((float(cosines[i]), int(i)) for i in everything if cosines[i] >= 0.1), reverse=True)[:k]
-        found, similarities = rows.nearest((b"new", query), k, 0.1, shown)
+        found, similarities = rows.nearest(row(b"new", query), k, 0.1, shown)
         assert list(zip(similarities.tolist(), found.tolist(), strict=True)) == expected
 
 
@@ -194,7 +251,7 @@ def test_a_step_costs_one_call_of_the_encoder_and_a_repeat_none():
         assert embed.calls <= step + 2
     memory.add(attempt(*states, number=1))  # stored with the vectors that it was looked up with
     assert embed.calls == 3  # gate troll, door black, door red
-    assert sorted(embed.texts) == sorted({key(state) for state in states})
+    assert sorted(embed.texts) == sorted({"reach exit", *states})
     memory.reload()
     assert embed.calls == 3
 
@@ -215,7 +272,7 @@ def test_a_bank_and_several_memories_may_share_the_vectors():
     bank = [attempt("door black", "door red")]
     first = Trajectories(bank=bank, similarity=shared)
     second = Trajectories(bank=bank, similarity=shared, key=goal_key)
-    assert embed.texts == [key("door black"), key("door red"), "reach exit"]
+    assert embed.texts == ["door black", "door red", "reach exit"]  # of the second memory's keys, the goals, none is new
     assert found(first, key("door red"), 1) == [("a/0/1", 1.0)]
     assert found(second, "reach exit", 1) == [("a/0/1", 1.0)]
 
@@ -226,10 +283,10 @@ def test_a_bank_and_several_memories_may_share_the_vectors():
 def test_vectors_outlive_the_process_that_made_them(tmp_path):
     file = tmp_path / "new" / "vectors.sqlite"
     first = CosineSimilarity(Counts(), file)
-    ((_, made),) = first.read(["door black"])
+    (((_, made), _),) = first.read(["door black"])
     first.close()
     embed = Counts()
-    ((_, again),) = CosineSimilarity(embed, file).read(["door black"])
+    (((_, again), _),) = CosineSimilarity(embed, file).read(["door black"])
     assert embed.calls == 0
     assert np.array_equal(made, again)
     assert np.linalg.norm(made) == pytest.approx(1)
@@ -253,7 +310,7 @@ def test_another_encoder_or_dimension_is_refused_when_the_file_is_opened(tmp_pat
     with pytest.raises(BadVectors, match=r"asked for counts \(1\)") as error:
         smaller.read(["door"])
     assert isinstance(error.value, UserError)
-    assert CosineSimilarity(Counts(), file, dims=8, name="counts").read(["door"])[0][1].shape == (8,)
+    assert CosineSimilarity(Counts(), file, dims=8, name="counts").read(["door"])[0].state[1].shape == (8,)
 
 
 def test_the_name_is_the_models_or_the_class():
@@ -303,7 +360,7 @@ def test_a_file_that_another_process_is_just_making_is_waited_for(tmp_path, monk
     first = CosineSimilarity(Counts(), file)
     seconds[0].join()
     (second,) = opened
-    assert second.read(["door"])[0][1].tolist() == first.read(["door"])[0][1].tolist()
+    assert second.read(["door"])[0].state[1].tolist() == first.read(["door"])[0].state[1].tolist()
     assert connect(file).execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
@@ -363,7 +420,7 @@ def test_threads_agree_on_the_vector_of_a_text(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         read = list(pool.map(lambda _: kept.read(names), range(16)))
     for other in read[1:]:
-        assert all(np.array_equal(a[1], b[1]) for a, b in zip(read[0], other, strict=True))
+        assert all(np.array_equal(a.state[1], b.state[1]) for a, b in zip(read[0], other, strict=True))
 
 
 # a real encoder
