@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from tyro.conf import Positional
 
 from ...memory.errors import UserError
 from ...memory.storage.cache import Cache
-from ...nodes.act.policies import LocalPolicy, PromptView
+from ...nodes.act.policies import LocalPolicy, PromptView, Scorer
 from ...nodes.prompt import Prompt
 from ..wiring.flags import CommandError, parse_flags
 from .benchmark import Interval, final_count, interval, markdown_table, mean, with_interval
@@ -188,7 +188,7 @@ def _model_policy(cache: Path | None) -> Callable[[PromptView], Any]:
 
     if cache not in _scorers:
         kept = Cache(None if cache is None else cache / "scores.sqlite")
-        _scorers[cache] = RecordedScorer("pocket", lambda: open_model("pocket", threads=1), kept)
+        _scorers[cache] = RecordedScorer("pocket", lambda: cast(Scorer, open_model("pocket", threads=1)), kept)
     scorer = _scorers[cache]
     return lambda view: LocalPolicy(scorer, view, Prompt.load("act/score"))
 
@@ -342,11 +342,13 @@ def search_table(rows: Sequence[ArmComparison]) -> str:
     totals = {}
     for arm in dict.fromkeys(row.arm for row in rows):
         if all((arm, *place) in cells for place in places):
-            totals[arm] = mean([-cells[arm, *place].lead / units[place] for place in places])
+            totals[arm] = -mean([cells[arm, *place].lead / units[place] for place in places]) + 0.0  # without the sign of -0
     lines = [["settings", "all", *(f"{world}, {variant}" for world, variant in places)]]
     for arm in sorted(totals, key=lambda arm: -totals[arm]):
         here = [cells[arm, *place] for place in places]
-        lines.append([arm, f"{totals[arm]:+.3f}", *(f"{r.average:.3g} ({-r.lead:+.3f}{'*' if r.mark else ''})" for r in here)])
+        lines.append(
+            [arm, f"{totals[arm]:+.3f}", *(f"{r.average:.3g} ({0.0 - r.lead:+.3f}{'*' if r.mark else ''})" for r in here)]
+        )
     return markdown_table(lines)
 
 
