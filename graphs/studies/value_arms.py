@@ -57,7 +57,7 @@ class StudyArm:
             if "unseen_bonus" in chosen:
                 chosen["unseen_bonus"] *= 10  # its rewards are about ten times the world's
             if "initial_value" in chosen:
-                chosen["initial_value"] = 10.0
+                chosen["initial_value"] *= 10
         match self.method:
             case "jitrl":
                 return replace(getattr(JitRL, self.preset)() if self.preset else JitRL(), **chosen)
@@ -78,12 +78,16 @@ ARMS: Mapping[str, StudyArm] = {
     "static": StudyArm("static"),
     "tabular": StudyArm("tabular"),
     "optimistic-table": StudyArm(
-        "tabular", {"epsilon": 0.0}, by_family={"initial_value": {"toy": 1.0, "twx": 1.0, "jericho": 10.0}}
+        "tabular",
+        by_family={
+            "initial_value": {"toy": 0.1, "twx": 0.05, "jericho": 0.5},
+            "epsilon": {"toy": 0.1, "twx": 0.0, "jericho": 0.1},
+        },
     ),
     "reference": StudyArm("jitrl", preset="reference"),
     "paper": StudyArm("jitrl", preset="paper"),
     "paper-well-set": StudyArm(
-        "jitrl", {"beta": 10.0}, "paper", by_family={"unseen_bonus": {"toy": 0.5, "twx": 0.1, "jericho": 5.0}}
+        "jitrl", {"beta": 10.0}, "paper", by_family={"unseen_bonus": {"toy": 0.5, "twx": 0.01, "jericho": 5.0}}
     ),
     "jitrl-uniform": StudyArm("jitrl", prior="uniform"),
     "jitrl-cut": StudyArm("jitrl", control="cut"),
@@ -91,7 +95,8 @@ ARMS: Mapping[str, StudyArm] = {
     "jitrl-noise": StudyArm("jitrl", control="noise"),
 }
 """Name -> arm. `former` has the formulas of our earlier default, `paper-well-set` the paper's with beta and alpha chosen on the
-train fold, `optimistic-table` Q-learning that tries everything once. With memory cut, only what the running episode shows is left."""
+train fold (but for Jericho), `optimistic-table` Q-learning with an initial value and an epsilon chosen there, too. With memory cut,
+only what the running episode shows is left."""
 
 
 def family(world: str) -> str:
