@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 .PHONY: run test quick slow test-all check clean
 
 run: $(READY)
-	$(BIN)/learngraph run jitrl --env twx:twc --compare static random tabular $(ARGS)
+	$(BIN)/learngraph run jitrl --env twx:twc --seeds 8 --compare static random tabular $(ARGS)
 
 test: quick $(if $(CI),slow check)
 
