@@ -348,6 +348,24 @@ class Experiences:
             placed = sorted((place, similarity) for row, similarity in found for place in view.places(row, shown))
             return [(similarity, view.experiences[place]) for place, similarity in placed]
 
+    def visits(self, id: str, **scope: Unpack[ExperienceScope]) -> tuple[Experience, ...]:
+        """The single visits behind a neighbour, oldest first: those in scope to the same action in the same state.
+
+        Args:
+            id: of the neighbour, which is that of its newest experience.
+            scope: where the neighbour was found. See `neighbours`.
+
+        Raises:
+            KeyError: no experience in scope has this id.
+        """
+        with self._lock:
+            view, shown = self._view(**scope)
+            newest = next((one for one in reversed(view.experiences) if one.id == id), None)
+            if newest is None:
+                raise KeyError(f"no experience in scope has the id {id!r}")
+            places = view.places(view.rows[newest.state], shown)
+            return tuple(one for one in map(view.experiences.__getitem__, places) if one.action == newest.action)
+
     def _view(
         self,
         *,

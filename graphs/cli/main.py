@@ -48,6 +48,11 @@ COMMANDS: Mapping[str, Command] = {
         ".calibrate",
         "calibrate",
     ),
+    "explain": Command(
+        "say why JitRL took an action, and what the model alone would have done: learngraph explain RUN_FOLDER --step N",
+        ".explain",
+        "explain",
+    ),
     "list": Command("the methods, environments and models, with what each needs installed", ".listing", "list_all"),
     "draw": Command("draw the graph of a method, without loading a model or an environment", ".draw", "draw"),
     "memory": Command(

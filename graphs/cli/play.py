@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "STORAGE_ERRNOS",
     "asks_model",
+    "credits_future",
     "judge_node",
     "loads_model",
     "make_method_inputs",
@@ -258,6 +259,11 @@ def _reference(options: RunOptions, environment: Any) -> Callable[[Any], Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise CommandError(f"--reference {options.reference}: cannot be read ({error})") from error
     return lambda task: text
+
+
+def credits_future(judge: str) -> bool:
+    """True if the judge's reward of a step counts what followed from it, so that returns are not discounted again."""
+    return "model" in judge.split("+")
 
 
 def asks_model(judge: str) -> bool:

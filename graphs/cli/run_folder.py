@@ -16,7 +16,7 @@ from ..wiring.flags import COST_OPTIONS, DRAW_OPTIONS, REQUEST_OPTIONS, CommandE
 from .options import RunOptions, SweepSetup
 from .play import needs_model
 
-__all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "settings_record", "shares_memory"]
+__all__ = ["make_job", "memory_location", "parse_seeds", "run_folder_name", "run_memory", "settings_record", "shares_memory"]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -96,8 +96,7 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
     unique = f"{folder.resolve().name}-{name}"
     if options.memory or options.checkpoints:
         unique += f"-{first_digest(folder, settings_record(setup, parse_seeds(options.seeds)))}"
-    of = stem if shares_memory(setup, method) else name
-    where, namespace = memory_location(options.memory, of) if options.memory else memory_location(str(folder / of / "memory"))
+    where, namespace = run_memory(folder, options.memory, stem if shares_memory(setup, method) else name)
     checkpoints = str(folder / name / "checkpoints.sqlite")
     if options.checkpoints:
         url = "://" in options.checkpoints
@@ -114,6 +113,11 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
         checkpoints=checkpoints,
         max_run_tokens=options.max_run_tokens,
     )
+
+
+def run_memory(folder: Path, memory: str | None, name: str) -> tuple[str, tuple[str, ...]]:
+    """Place and namespace of the memory of this name: in the run's folder, or where the option `--memory` says."""
+    return memory_location(memory, name) if memory else memory_location(str(folder / name / "memory"))
 
 
 def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:

@@ -19,7 +19,8 @@ from typing import Any
 from ...memory.errors import UserError, plural
 from .benchmark import markdown_table, mean
 from .calibration_statistics import MIN_SEEDS, SeedEstimate, auroc, isotonic, jackknife_estimate, mean_estimate, spearman
-from .old_names import read_settings, run_stem
+from .folder_settings import read_sweep_settings
+from .old_names import run_stem
 from .sweep import read_rows
 
 __all__ = [
@@ -243,16 +244,10 @@ def read_run_folder(folder: Path, method: str | None = None) -> dict[str, tuple[
         method: read this method only.
 
     Raises:
-        CalibrationError: the folder is not a run folder, or has no runs of the method.
+        UserError: the folder is not a run folder, or has no runs of the method.
     """
-    try:
-        settings = read_settings(folder / "settings.json")
-        methods, seeds = list(settings["methods"]), list(settings["seeds"])
-    except OSError:
-        there = "has no settings.json" if folder.is_dir() else "does not exist" if not folder.exists() else "is a file"
-        raise CalibrationError(f"{folder} {there}; give a folder that `learngraph run` has made") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CalibrationError(f"{folder}/settings.json is damaged ({error}); give another run folder") from None
+    settings = read_sweep_settings(folder)
+    methods, seeds = list(settings["methods"]), settings["seeds"]
     if method is not None and method not in methods:
         raise CalibrationError(f"{folder} has no runs of {method}; it has {', '.join(methods)}")
     return {name: _attempts(folder, name, seeds) for name in ([method] if method else methods)}

@@ -10,7 +10,7 @@ from typing import Any
 from ...memory.errors import UserError
 from .old_names import read_settings, with_first_names
 
-__all__ = ["check_settings", "first_digest", "settings_digest"]
+__all__ = ["check_settings", "first_digest", "read_sweep_settings", "settings_digest"]
 
 GROWING = ("episodes", "seeds", "methods", "arms")
 """Settings of a folder that may grow from one command to the next."""
@@ -46,6 +46,22 @@ def check_settings(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] 
     if all(wanted.get(name) == value for name, value in same.items()):
         return None
     return {**wanted, FIRST_DIGEST: first or settings_digest(there)}
+
+
+def read_sweep_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a sweep, by today's names, with its `methods` and `seeds`.
+
+    Raises:
+        UserError: the folder is not one that `learngraph run` has made.
+    """
+    try:
+        settings = read_settings(folder / "settings.json")
+        return settings | {"methods": dict(settings["methods"]), "seeds": list(settings["seeds"])}
+    except OSError:
+        there = "has no settings.json" if folder.is_dir() else "does not exist" if not folder.exists() else "is a file"
+        raise UserError(f"{folder} {there}; give a folder that `learngraph run` has made") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder}/settings.json is damaged ({error}); give another run folder") from None
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .graphs import icrl as icrl
     from .graphs import jitrl as jitrl
     from .graphs import training_free_grpo as training_free_grpo
+    from .graphs.cli.explain import explain_step as explain
     from .graphs.wiring.flow import wire as wire
     from .graphs.wiring.parts import MethodInputs as MethodInputs
     from .graphs.wiring.picture import picture as picture
@@ -40,6 +41,7 @@ __all__ = [
     "__version__",
     "adamem",
     "claas",
+    "explain",
     "icrl",
     "jitrl",
     "picture",
@@ -55,6 +57,7 @@ _LOADED_ON_USE = {
     "UserError": (".memory.errors", "UserError"),
     "adamem": (".graphs.adamem", ""),
     "claas": (".graphs.claas", ""),
+    "explain": (".graphs.cli.explain", "explain_step"),
     "icrl": (".graphs.icrl", ""),
     "jitrl": (".graphs.jitrl", ""),
     "picture": (".graphs.wiring.picture", "picture"),

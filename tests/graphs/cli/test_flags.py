@@ -19,6 +19,7 @@ from learngraph.graphs.cli.adamem.pairs import CollectOptions, FilterOptions
 from learngraph.graphs.cli.adamem.train import TrainOptions
 from learngraph.graphs.cli.calibrate import CalibrateOptions
 from learngraph.graphs.cli.draw import DrawOptions
+from learngraph.graphs.cli.explain import ExplainOptions
 from learngraph.graphs.cli.library import LibraryExportOptions
 from learngraph.graphs.cli.memory import MemoryPruneOptions
 from learngraph.graphs.cli.options import RunOptions
@@ -35,6 +36,7 @@ COMMANDS: dict[str, tuple[type, ...]] = {
     "run training-free-grpo (options)": (TrainingFreeOptions,),
     "serve": (ServeOptions,),
     "calibrate": (CalibrateOptions,),
+    "explain": (ExplainOptions,),
     "draw": (DrawOptions,),
     "memory prune": (MemoryPruneOptions,),
     "library export": (LibraryExportOptions,),

@@ -1,0 +1,176 @@
+"""`learngraph explain RUN_FOLDER --step N`: what it says of a decision is what the run computed."""
+
+from __future__ import annotations
+
+import math
+import tarfile
+from pathlib import Path
+
+import pytest
+from in_process import play_in_process
+
+import learngraph
+from learngraph.graphs.cli.explain import read_decision
+from learngraph.graphs.cli.main import main
+from learngraph.graphs.jitrl import VARIANT_NODES, JitRL
+from learngraph.graphs.studies.decisions import explain_decision
+from learngraph.memory.errors import UserError
+from learngraph.memory.experiences import Experiences
+from learngraph.memory.records import Candidate, Observation, Task, Trajectory, Transition
+from learngraph.memory.storage.journal import Journal
+from learngraph.tools.environments.keyword_keep import KeywordKeep
+
+TOY = "run jitrl --env toy --prior uniform --horizon 8"
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    return play_in_process(monkeypatch, tmp_path)
+
+
+def test_the_command_explains_a_step_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TOY.split(), "--seeds", "1", "--episodes", "5", "--compare", "static", "--out", "r"]) == 0
+    capsys.readouterr()
+    assert main(["explain", "r", "--step", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    decision = read_decision(here / "r", 1)
+    state = decision.state
+    assert f"Episode 4, step 1 of jitrl-s0 (task keep-test-0): in the state '{state['observation'].text}'" in said
+    assert f"the agent took '{state['action']}'." in said
+    visits = sum(n.count for n in state["neighbours"])
+    assert f"Memory knew 1 state just like it, with {visits} visit" in said
+    assert f"To the model alone all {len(state['candidates'])} actions were equally likely" in said
+    for estimate in state["estimates"]:
+        assert f"{estimate.action} | {estimate.count:.3g} | {estimate.value:.3g} |" in said.replace("  ", " ")
+    assert main(["explain", "r", "--step", "0", "--episode", "0"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Memory held no state similar enough (min_similarity 0.95), so the model's own logits stand." in said
+    assert "So memory changed nothing." in said
+
+
+@pytest.fixture
+def played(here: Path) -> Path:
+    """A folder of runs with three estimators."""
+    compared = ["--compare", "jitrl:paper", "jitrl:reference", "static"]
+    assert main([*TOY.split(), "--seeds", "0,3", "--episodes", "4", *compared, "--out", "r"]) == 0
+    return here / "r"
+
+
+@pytest.mark.parametrize("method", ["jitrl", "jitrl:paper", "jitrl:reference"])
+def test_the_values_computed_again_are_those_of_the_journal(played: Path, method: str) -> None:
+    """`changes` names each action of which count, Q, shift or logit differ from what the run wrote down."""
+    known = 0
+    for episode, step in [(0, 0), (0, 5), (1, 3), (2, 0), (2, 6), (3, 1), (3, 7)]:
+        decision = read_decision(played, step, seed=3, episode=episode, method=method)
+        assert decision.changes == ()
+        past = {one.episode for one in decision.memory}
+        assert past == set(range(episode)), "it is the memory from before that episode"
+        known += bool(decision.state["neighbours"])
+        shown = learngraph.explain(played, step, seed=3, episode=episode, method=method)
+        assert f"the agent took '{decision.state['action']}'." in shown.sentences[0]
+        assert sum(row[0] == f"* {decision.state['action']}" for row in shown.actions) == 1
+        assert len(shown.remembered) == 1 + len(decision.state["neighbours"])
+    assert known >= 3
+
+
+def test_the_published_formulas_are_put_into_their_own_words(played: Path) -> None:
+    paper = str(learngraph.explain(played, 2, method="jitrl:paper")).replace("\n", " ")
+    assert "V(s), their mean return, is" in paper
+    assert "with probability lambda = 0.65 else 0 (Eq. 6): the draw favoured" in paper
+    reference = str(learngraph.explain(played, 0, method="jitrl:reference")).replace("\n", " ")
+    assert "which falls as returns are high and steady" in reference
+    assert "at temperature 0 that decides" in reference
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["nowhere", "--step", "0"], "nowhere does not exist; give a folder that `learngraph run` has made"),
+        (["r", "--step", "99"], "episode 3 of r/jitrl-s0 has no step 99; it has 0 to "),
+        (["r", "--step", "0", "--episode", "4"], "r/jitrl-s0 has no episode 4; it has 0 to 3"),
+        (["r", "--step", "0", "--run-seed", "1"], "r has no seed 1; it has 0, 3"),
+        (
+            ["r", "--step", "0", "--method", "static"],
+            "no runs of static to explain; it has jitrl, jitrl:paper, jitrl:reference",
+        ),
+    ],
+)
+def test_a_mistake_says_what_there_is(played: Path, args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["explain", *args]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_only_jitrl_is_explained(here: Path) -> None:
+    assert main([*TOY.replace("jitrl", "static").split(), "--seeds", "1", "--episodes", "1", "--out", "s"]) == 0
+    with pytest.raises(UserError, match=r"s has no runs of jitrl, .* it has static"):
+        learngraph.explain("s", 0)
+
+
+def test_a_shared_memory_is_shown_as_it_was(here: Path) -> None:
+    """Two seeds in turn: the first one's decisions knew nothing of the second one's episodes."""
+    assert main([*TOY.split(), "--seeds", "2", "--episodes", "2", "--cross-task", "--out", "r"]) == 0
+    first = read_decision(here / "r", 2, seed=0, episode=1)
+    assert first.changes == ()
+    assert {one.run for one in first.memory} == {"jitrl-s0"}
+    second = read_decision(here / "r", 0, seed=1, episode=0)
+    assert second.changes == ()
+    assert {one.run for one in second.memory} == {"jitrl-s0"}
+
+
+def test_a_memory_that_was_pruned_since_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TOY.split(), "--seeds", "1", "--episodes", "4", "--out", "r"]) == 0
+    assert main(["memory", "prune", "r", "--keep-last", "1"]) == 0
+    assert read_decision(here / "r", 0).changes
+    assert learngraph.explain("r", 0).sentences[0].startswith("The memory says something else today than it said then of ")
+
+
+def test_folders_of_an_earlier_version_are_explained(here: Path) -> None:
+    with tarfile.open(Path(__file__).parents[2] / "data" / "before" / "sweep.tar.xz") as held:
+        held.extractall(here, filter="data")
+    shown = str(learngraph.explain("sweep", 0, episode=0)).replace("\n", " ")
+    assert "Episode 0, step 0 of jitrl-s0" in shown
+
+
+def test_repeats_and_losses_stand_in_the_sentences() -> None:
+    """A death at step 0 in one of two episodes; and this episode has taken `look` twice here, to no effect."""
+    task, world, journal = Task("t", "do"), KeywordKeep(), Journal()
+    settings = JitRL(temperature=0)
+    memory = settings.memory()
+    steps = (Transition("here", "jump", 0.0),), (Transition("here", "jump", 0.0), Transition("there", "open", 1.0))
+    for number, transitions in enumerate(steps):
+        lost = number == 0
+        memory.add(Trajectory(f"r/{number}", task, transitions, "r", number, domain=world.name, lost=lost))
+    head = Journal.start("r", 2, "t")
+    for _ in range(2):
+        head = journal.append(head, Transition("here", "look", 0.0))
+    state = {
+        "task": task,
+        "run": "r",
+        "episode": 2,
+        "step": 2,
+        "head": head,
+        "observation": Observation("here", ("jump", "look", "open")),
+        "candidates": [Candidate(a, math.log(p)) for a, p in (("jump", 0.2), ("look", 0.7), ("open", 0.1))],
+    }
+    for name, node in VARIANT_NODES["guarded"](settings, memory, world, journal).items():
+        state |= node(state)  # type: ignore[operator]
+        assert name != "choose" or state["action"] == "open"
+    said = explain_decision(state, settings, memory, world.name)
+    text = " ".join(said.sentences)
+    assert "This episode had taken 'look' in this very state twice since it last made progress, which took 1 from" in text
+    assert "50% of the visits to 'jump' lost an episode, which took 0.25 from its shift." in text
+    assert "The model alone preferred 'look'; it would" not in text
+    assert said.remembered[1] == ("here", "jump", "2", "0.4", "1", "1", "0, 1")
+    assert "'open' was never tried there" in text
+    assert said.sentences[-1] == "With memory 'open' had the highest logit, and at temperature 0 that decides."
+
+
+def test_visits_are_those_behind_a_neighbour() -> None:
+    memory, task = Experiences(gamma=1.0), Task("t", "do")
+    for number, reward in enumerate((1.0, 2.0, 4.0)):
+        memory.add(Trajectory(f"r/{number}", task, (Transition("red door", "open", reward),), "r", number, domain="w"))
+    (known,) = memory.neighbours("red door", k=5, task="t", domain="w", before=("r", 2))
+    assert [one.value for one in memory.visits(known.id, task="t", domain="w", before=("r", 2))] == [1.0, 2.0]
+    with pytest.raises(KeyError, match="r/9/0"):
+        memory.visits("r/9/0", task="t", domain="w")
