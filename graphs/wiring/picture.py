@@ -123,12 +123,12 @@ def _graphviz(graph: Graph, direction: str, form: str) -> bytes:
         look = {"label": f" {edge.label} "} if edge.label else {}
         look |= {"style": "dashed"} if edge.dotted else {}
         drawn.add_edge(edge.source, edge.target, key=edge.label or None, **look)
-    with _quiet():
+    with quiet():
         return cast(bytes, drawn.draw(format=form, prog="dot"))
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """A context in which C code prints nothing: the bundled Fontconfig complains about the settings of a newer one."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
