@@ -83,6 +83,10 @@ class Method:
     """True if finished episodes are kept on a shelf."""
     commit: Literal["best", "last"] = "best"
     """The attempt that a run ends with: the one with the highest reward that the method saw, or the last."""
+    stops_at_full_score: bool = False
+    """True if its episodes serve to find one good attempt: once one has the highest possible score, further ones are waste."""
+    has_independent_attempts: bool = False
+    """True if an episode makes no use of others: with a model behind an API they may be played at the same time."""
     has_training_phase: bool = False
     """True if it learns on some problems to play others: `build` then makes the graph of learning."""
 
@@ -113,6 +117,7 @@ METHODS: Mapping[str, Method] = {
         summary="shows the model its own attempts with their rewards, round after round",
         settings=icrl.ICRL,
         build=icrl.build,
+        stops_at_full_score=True,
     ),
     "adamem": Method(
         summary="recalls what was done in states like the present one, and writes a strategy from it on the spot",
@@ -132,6 +137,7 @@ METHODS: Mapping[str, Method] = {
         build=react.build,
         has_memory=False,
         commit="last",
+        has_independent_attempts=True,
     ),
     "cot": Method(
         summary="reasons step by step, then answers, in one pass",
@@ -139,6 +145,7 @@ METHODS: Mapping[str, Method] = {
         build=cot.build,
         has_memory=False,
         commit="last",
+        has_independent_attempts=True,
     ),
     "long-cot": Method(
         summary="tries, checks and tries again within one reply, then answers",
@@ -146,6 +153,7 @@ METHODS: Mapping[str, Method] = {
         build=partial(cot.build, long=True),
         has_memory=False,
         commit="last",
+        has_independent_attempts=True,
     ),
     "tool-agent": Method(
         summary=(
@@ -160,6 +168,8 @@ METHODS: Mapping[str, Method] = {
         summary="independent attempts, the one with the highest reward wins",
         settings=best_of_n.BestOfN,
         build=best_of_n.build,
+        stops_at_full_score=True,
+        has_independent_attempts=True,
     ),
     "self-refine": Method(
         summary="criticises its own attempt, and makes another; sees no reward",
@@ -173,6 +183,7 @@ METHODS: Mapping[str, Method] = {
         settings=reflexion.Reflexion,
         build=reflexion.build,
         model_use="text",
+        stops_at_full_score=True,
     ),
     "synapse": Method(
         summary="shows whole earlier attempts at the task most like this one, the same at every step",
@@ -192,6 +203,7 @@ METHODS: Mapping[str, Method] = {
         model_use="logits",
         has_memory=False,
         commit="last",
+        has_independent_attempts=True,
     ),
     "random": Method(
         summary="any admissible action",

@@ -51,7 +51,8 @@ class BadReply(UserError, ValueError):
 
     def __init__(self, name: str, error: str, reply: str) -> None:
         shown = reply if len(reply) <= 200 else reply[:200] + "…"
-        super().__init__(f"{name}: {error}" + (f"; the last reply was {shown!r}" if shown.strip() else ""))
+        is_new = shown.strip() and repr(shown)[:60] not in error  # many errors quote it
+        super().__init__(f"{name}: {error}" + (f"; the last reply was {shown!r}" if is_new else ""))
         self.name, self.error, self.reply = name, error, reply
 
 

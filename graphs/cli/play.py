@@ -90,14 +90,16 @@ def _play_job(setup: SweepSetup, job: Job) -> None:
         graph = _run_graph(setup, job, environment, files, ledger)
         known = getattr(environment, "knows_optimum", lambda task: True)(task)
         solved = getattr(environment, "solved", None)
-        sweep.play_run(graph, files, job, task, environment.optimum(task), solved, is_walkthrough=not known)
+        optimum = environment.optimum(task)
+        full_score = optimum if known and job.stops_at_full_score else None
+        sweep.play_run(graph, files, job, task, optimum, solved, is_walkthrough=not known, full_score=full_score)
 
 
 def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, ledger: Any) -> Any:
     """The graph of a whole run: episodes of the method, one after the other."""
     from ..methods import find_method
     from ..wiring import run
-    from ..wiring.loop import PlainLoop
+    from ..wiring.loop import ParallelAttempts, PlainLoop
 
     options, method = setup.options, find_method(job.method)
     model = None
@@ -108,7 +110,9 @@ def _run_graph(setup: SweepSetup, job: Job, environment: Any, files: Any, ledger
     inputs = make_method_inputs(options, environment, model, files.journal, method, judging)
     inputs = replace(inputs, shelf=files.shelf, run=job.run)
     episode: Any = method.build(inputs, setup.methods[job.method], chain=True)
-    if model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
+    if job.attempts_at_once > 1:
+        episode = ParallelAttempts(PlainLoop(episode), job.attempts_at_once)
+    elif model is not None and _policy_kind(options, environment, model, method.needs_logits) == "answer":
         # One call of the model or two: played again after a crash, where checkpoints inside cost more than they save.
         episode = PlainLoop(episode)
     # Rewards that a model gave may differ the next time; those of a world or a rule would be the same.

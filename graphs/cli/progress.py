@@ -95,7 +95,7 @@ def _progress_lines(
 ) -> Iterator[Callable[[], None]]:
     last_time, last_text = time.monotonic(), ""
 
-    def tick() -> None:
+    def tick(is_last: bool = False) -> None:
         nonlocal last_time, last_text
         states = {name: (state(name), total) for name, total in totals.items()}
         parts = [
@@ -103,9 +103,9 @@ def _progress_lines(
             for name, (now, total) in states.items()
         ]
         text = "; ".join(filter(None, (", ".join(parts), waiting())))
-        finished = all(now.done == total for now, total in states.values())
-        if text != last_text and (finished or time.monotonic() - last_time > 10):
+        if text != last_text and (is_last or time.monotonic() - last_time > 10):
             say(text)
             last_time, last_text = time.monotonic(), text
 
     yield tick
+    tick(is_last=True)

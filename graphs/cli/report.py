@@ -76,7 +76,7 @@ def report(
         UserError: no run was finished.
     """
     from ...nodes.cached_model import Prices
-    from ..studies import benchmark, comparison, episode_curves, sweep
+    from ..studies import benchmark, comparison, episode_curves, sweep, table_notes
 
     options, failed = setup.options, failures or ()
     unfinished = {(one.method, one.seed) for one in failed}
@@ -102,12 +102,13 @@ def report(
     drawn = [_draw_into(folder, name, settings) for name, settings in setup.methods.items()]
     tasks = [sweep.played_task(job) for job in finished[0]]
     remarks = [
-        *benchmark.walkthrough_notes(rows),
+        *table_notes.early_end_notes(rows, options.episodes),
+        *table_notes.walkthrough_notes(rows),
         *bank_overlap_warnings(setup, tasks),
-        *benchmark.bank_cost_notes(rows),
+        *table_notes.bank_cost_notes(rows),
         *_missing_reward_lines(folder),
-        *_empty_look_up_lines(rows),
-        *_cost_lines(rows),
+        *_silent_failure_lines(rows),
+        *table_notes.cost_notes(rows),
         *lines,
     ]
     if options.json:
@@ -135,31 +136,13 @@ def _read_results(setup: SweepSetup, finished: Sequence[Sequence[Job]]) -> list[
     return benchmark.with_common_optimum(results)
 
 
-def _empty_look_up_lines(rows: Sequence[MethodSummary]) -> list[str]:
-    """A line for each method whose memory held nothing alike at some steps; it is logged, too."""
-    lines = [
-        f"{row.method} found nothing alike in its memory at {row.empty_look_ups:,} of {row.look_ups:,} steps after the first episode"
-        for row in rows
-        if row.empty_look_ups
-    ]
+def _silent_failure_lines(rows: Sequence[MethodSummary]) -> list[str]:
+    """The lines about what went wrong without an error; they are logged, too."""
+    from ..studies import table_notes
+
+    lines = [*table_notes.empty_look_up_notes(rows), *table_notes.reply_notes(rows)]
     for line in lines:
         logging.getLogger(__name__).info(line)
-    return lines
-
-
-def _cost_lines(rows: Sequence[MethodSummary]) -> list[str]:
-    """A line for each method about what its calls cost, with what is in no finished episode."""
-    lines = []
-    for row in rows:
-        if not row.calls_per_run:
-            continue
-        runs = len(row.seeds)
-        dollars = "" if row.dollars_per_run is None else f", ${row.dollars_per_run * runs:,.4g}"
-        unused = f"; {row.unused_tokens:,} of these tokens are in no finished episode" if row.unused_tokens else ""
-        lines.append(
-            f"{row.method} cost {row.calls_per_run * runs:,.0f} calls, {row.input_tokens_per_run * runs:,.0f} tokens read, "
-            f"{row.output_tokens_per_run * runs:,.0f} written{dollars}{unused}"
-        )
     return lines
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,10 +118,21 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFa
         left = tuple(job for job in batch if not sweep.is_finished(job))
         in_turn = shares_memory(setup, batch[0].method)
         work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
+    concurrency = _concurrency(setup)
+    at_once = max(1, concurrency * min(setup.options.workers, len(work)) // len(work))
+    work = [(setup, [replace(job, attempts_at_once=_attempts_at_once(job, at_once)) for job in jobs]) for setup, jobs in work]
     with show_progress(setup, batches[0][0].folder.parent, followers) as tick:
-        failed = workers.run_workers(work, play, setup.options.workers, tick, _concurrency(setup))
+        failed = workers.run_workers(work, play, setup.options.workers, tick, concurrency)
         tick()
     return [failure for some in failed for failure in some]
+
+
+def _attempts_at_once(job: Job, most: int) -> int:
+    """Number of a run's episodes that are played at the same time: one where a run may end before its last episode."""
+    from .. import methods
+
+    may_end_early = job.stops_at_full_score or job.max_run_tokens
+    return most if methods.find_method(job.method).has_independent_attempts and not may_end_early else 1
 
 
 def _concurrency(setup: SweepSetup) -> int:

@@ -37,7 +37,8 @@ def parse_seeds(text: str) -> list[int]:
 def settings_record(setup: SweepSetup, seeds: Sequence[int]) -> dict[str, Any]:
     """The content of `settings.json`: every option and setting that the results depend on."""
     options = asdict(setup.options)
-    for name in ("out", "workers", "concurrency", "json", "compare", *REQUEST_OPTIONS, *COST_OPTIONS):
+    # A run that stopped at the full score goes on if it is asked for all episodes.
+    for name in ("out", "workers", "concurrency", "json", "compare", "stop_at_full_score", *REQUEST_OPTIONS, *COST_OPTIONS):
         del options[name]
     for name in DRAW_OPTIONS:  # a folder of an earlier version has none of them
         if options[name] is None:
@@ -112,12 +113,21 @@ def make_job(setup: SweepSetup, folder: Path, method: str, seed: int) -> Job:
         namespace=namespace,
         checkpoints=checkpoints,
         max_run_tokens=options.max_run_tokens,
+        stops_at_full_score=_stops_at_full_score(setup, method),
     )
 
 
 def run_memory(folder: Path, memory: str | None, name: str) -> tuple[str, tuple[str, ...]]:
     """Place and namespace of the memory of this name: in the run's folder, or where the option `--memory` says."""
     return memory_location(memory, name) if memory else memory_location(str(folder / name / "memory"))
+
+
+def _stops_at_full_score(setup: SweepSetup, method: str) -> bool:
+    """True if the method's runs may end before their last episode. In a comparison all methods play the same number of them."""
+    from ..methods import find_method
+
+    is_alone, sees_score = len(setup.methods) == 1, set(setup.options.judge.split("+")) <= {"environment", "rule"}
+    return setup.options.stop_at_full_score and is_alone and sees_score and find_method(method).stops_at_full_score
 
 
 def memory_location(memory: str, name: str = "") -> tuple[str, tuple[str, ...]]:

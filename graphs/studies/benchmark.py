@@ -62,6 +62,12 @@ class SeedResult:
     """Steps after the first episode that looked something up in memory, where the method notes it."""
     empty_look_ups: int = 0
     """Those that found nothing."""
+    is_stopped: bool = False
+    """True if the run ended before its last episode because one had earned the highest possible score."""
+    unreadable: int = 0
+    """Replies of the model that could not be used and were asked for again."""
+    lost_steps: int = 0
+    """Steps for which no reply could be used; the world received nothing."""
     is_walkthrough: bool = False
     """True if `optimum` is only what a known path scores: a higher score may be possible."""
     judged: tuple[float | None, ...] = ()
@@ -148,6 +154,14 @@ class MethodSummary:
     """Steps after the first episode that looked something up in memory, sum over seeds, where the method notes it."""
     empty_look_ups: int
     """Those that found nothing."""
+    stopped: int
+    """Number of seeds whose run ended early because an episode had earned the highest possible score."""
+    played: int
+    """Number of episodes that were played, sum over seeds."""
+    unreadable: int
+    """Replies of the model that could not be used and were asked for again, sum over all episodes."""
+    lost_steps: int
+    """Steps for which no reply could be used, sum over all episodes; the world received nothing."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as a dictionary for JSON."""
@@ -243,6 +257,10 @@ def summary(
         studied=mean([a.studied for a in attempts]),
         look_ups=sum(a.look_ups for a in attempts),
         empty_look_ups=sum(a.empty_look_ups for a in attempts),
+        stopped=sum(a.is_stopped for a in attempts),
+        played=sum(len(a.scores) for a in attempts),
+        unreadable=sum(a.unreadable for a in attempts),
+        lost_steps=sum(a.lost_steps for a in attempts),
     )
 
 
@@ -341,29 +359,6 @@ def with_common_optimum(methods: Sequence[Sequence[SeedResult]]) -> list[list[Se
     return [
         [replace(a, optimum=known[a.seed].optimum, is_walkthrough=known[a.seed].is_walkthrough) for a in seeds]
         for seeds in methods
-    ]
-
-
-def walkthrough_notes(rows: Sequence[MethodSummary]) -> list[str]:
-    """One line on the row `walkthrough`, and one for each method that scored higher than that."""
-    if optimum_name(rows) == "optimum":
-        return []
-    return [
-        "walkthrough: what a known way earns within the horizon; a higher score may be possible",
-        *(
-            f"{row.method}: {plural(row.exceeded, 'episode')} scored higher than the walkthrough, a regret of 0"
-            for row in rows
-            if row.exceeded
-        ),
-    ]
-
-
-def bank_cost_notes(rows: Sequence[MethodSummary]) -> list[str]:
-    """One line for each method that read a bank: what that cost, which the table leaves out."""
-    return [
-        f"{row.method}: reading its bank before the first attempt took {row.studied:,.0f} tokens a seed, which the table leaves out"
-        for row in rows
-        if row.studied
     ]
 
 

@@ -9,7 +9,7 @@ from .benchmark import format_number, interval, markdown_table, mean, with_inter
 from .evaluation import BOOTSTRAP_DRAWS, ArmSummary, Outcome, difference
 from .learning_curves import LearningStep
 
-__all__ = ["interval_note", "lead_notes", "steps_table", "table", "usage_table"]
+__all__ = ["interval_note", "lead_notes", "lost_comparison_notes", "steps_table", "table", "usage_table"]
 
 
 def lead_notes(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
@@ -23,6 +23,23 @@ def lead_notes(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
         lead = difference(ours, theirs)
         band = lead.over_seeds or lead.over_problems
         lines.append(f"{first} is ahead of {name} by {lead.mean:+.3f}" + (f" [{band[0]:+.3f}, {band[1]:+.3f}]" if band else ""))
+    return lines
+
+
+def lost_comparison_notes(learning: Mapping[str, Sequence[Sequence[LearningStep]]]) -> list[str]:
+    """One line for each arm that lost comparisons.
+
+    Args:
+        learning: arm -> the learning steps of each seed.
+    """
+    lines = []
+    for arm, seeds in learning.items():
+        steps = [step for seed in seeds for step in seed]
+        if lost := sum(step.lost for step in steps):
+            groups = sum(step.problems for step in steps)
+            lines.append(
+                f"{arm}: {lost:,} of {groups:,} comparisons were lost to failed rollouts or replies that could not be used"
+            )
     return lines
 
 

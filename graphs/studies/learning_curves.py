@@ -32,6 +32,10 @@ class LearningStep:
     """Number of groups that were compared."""
     test: float | None = None
     """Mean reward on the test problems under the library after it; None: not measured."""
+    lost: int = 0
+    """Number of groups from which nothing was learned because rollouts, or the reply that compares them, were missing."""
+    problems: int = 0
+    """Number of groups, one for each problem of the step; 0 in a run of an earlier version."""
 
 
 # One value per seed; None: not measured

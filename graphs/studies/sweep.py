@@ -60,6 +60,10 @@ class Job:
     """SQLite file or Postgres URL of the checkpoints."""
     max_run_tokens: int = 0
     """Tokens of model calls after which no further episode begins; 0: no limit."""
+    stops_at_full_score: bool = False
+    """True if the run is over once an episode has earned the highest possible score."""
+    attempts_at_once: int = 1
+    """Episodes that are played at the same time; more than 1 only where none of them depends on another."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,7 @@ def play_run(
     solved: float | None = None,
     *,
     is_walkthrough: bool = False,
+    full_score: float | None = None,
 ) -> None:
     """Play a run to its end, from wherever it stands, and write its result.
 
@@ -180,6 +185,7 @@ def play_run(
         optimum: the highest score that is known to be possible.
         solved: the score from which the task counts as solved, if there is such a thing.
         is_walkthrough: True if `optimum` is only what a known path scores.
+        full_score: the return after which the run is over; None: it plays all episodes.
     """
     from ..wiring import run
 
@@ -188,12 +194,14 @@ def play_run(
         _rewind(graph, config, job, files.journal, files.log)
     # With a checkpoint, go on from it, without a look at what is next: LangGraph says "nothing" for a node that has ended
     # and whose successor has not begun.
-    plan = run.RunInput(task=task, run=job.run, episode=0, episodes=job.episodes, tokens=job.max_run_tokens)
+    limits = {"episodes": job.episodes, "tokens": job.max_run_tokens, "full_score": full_score}
+    plan = {"task": task, "run": job.run, "episode": 0, **limits}
     begin = None if files.saver.get_tuple(config) else plan
     _stream_episodes(graph, begin, config, job, files.times)
     end = graph.get_state(config).values
-    if end["episodes"] < job.episodes:  # it was begun with fewer: its end becomes a pause
-        graph.update_state(config, {"episodes": job.episodes, "tokens": job.max_run_tokens}, as_node="tally")
+    stopped = end["episode"] < end["episodes"] and end.get("full_score") != full_score
+    if end["episodes"] < job.episodes or stopped:  # it was begun with fewer, or ended before: its end becomes a pause
+        graph.update_state(config, limits, as_node="tally")
         _stream_episodes(graph, None, config, job, files.times)
         end = graph.get_state(config).values
     result = {
@@ -207,7 +215,13 @@ def play_run(
     result["is_walkthrough"] = is_walkthrough
     write_json(
         job.folder / "result.json",
-        {**result, "episodes": end["episode"], "answer": end["answer"], "tokens": end["spent"]},
+        {
+            **result,
+            "episodes": end["episode"],
+            "answer": end["answer"],
+            "tokens": end["spent"],
+            "has_full_score": run.has_full_score(end),
+        },
     )
 
 
@@ -265,8 +279,9 @@ def is_finished(job: Job) -> bool:
         return False
     result, episodes = _result(job), job.folder / "episodes.jsonl"
     is_out_of_tokens = 0 < job.max_run_tokens <= result["tokens"]
+    has_enough = job.stops_at_full_score and result.get("has_full_score", False)
     return (
-        (result["episodes"] >= job.episodes or is_out_of_tokens)
+        (result["episodes"] >= job.episodes or is_out_of_tokens or has_enough)
         and episodes.exists()
         and len(read_rows(episodes)) == result["episodes"]
     )
@@ -329,6 +344,9 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
         studied=studied,
         look_ups=found.steps,
         empty_look_ups=found.empty,
+        is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.episodes,
+        unreadable=sum(row.get("unreadable", 0) for row in rows),
+        lost_steps=sum(row.get("lost_steps", 0) for row in rows),
     )
 
 

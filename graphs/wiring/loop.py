@@ -9,6 +9,7 @@ there is.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
@@ -141,3 +142,27 @@ class _GraphLink(ChainLink):
 
     async def ainvoke(self, state: Mapping[str, Any], config: RunnableConfig | None) -> Any:
         return await cast(PlainLoop, self.node).aplay(self.visible(state), config)
+
+
+class ParallelAttempts(Runnable[Any, Any]):
+    """The episode of a run whose episodes are independent, played so many at a time, in threads. Each is the same as if alone.
+
+    The first call plays its episode and the next ones of the run; the calls for those get what was played. An episode that fails
+    raises its error when it is its turn, so that those before it count.
+
+    Args:
+        episode: plays one episode, from `AttemptInput`.
+        at_once: number of episodes that are played at the same time.
+    """
+
+    def __init__(self, episode: Runnable[Any, Any], at_once: int) -> None:
+        self.episode, self.at_once = episode, at_once
+        self._played: dict[int, Future[Any]] = {}
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        first = input["episode"]
+        if first not in self._played:
+            together = range(first, max(first + 1, min(first + self.at_once, input["episodes"])))
+            with ThreadPoolExecutor(len(together)) as pool:
+                self._played = {n: pool.submit(self.episode.invoke, {**input, "episode": n}) for n in together}
+        return self._played.pop(first).result()

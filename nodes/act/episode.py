@@ -163,6 +163,11 @@ def route_episode_end(state: EpisodeChannels) -> Literal["next step", "over"]:
     return "over" if state["observation"].over else "next step"
 
 
+def reaches_full_score(earned: float | None, full_score: float | None) -> bool:
+    """True if a return, as the method sees it, is the highest possible one. False where one of the two is unknown."""
+    return earned is not None and full_score is not None and earned > full_score - 1e-6  # sums of rewards are rounded
+
+
 def replay_actions(environment: Environment, task: Task, actions: Sequence[str], run: str, episode: int = 0) -> Trajectory:
     """The trajectory of these actions from the start of the task, as if an agent had played it.
 

@@ -320,6 +320,14 @@ COMPARABLE_KINDS = ("mixed", "hard", "single", "unlabelled")
 """Kinds of groups from which something can be learned."""
 
 
+def is_lost_comparison(comparison: Comparison) -> bool:
+    """True if nothing was learned from a group because its rollouts or the reply that compares them are missing."""
+    if comparison.kind == "failed":
+        return True
+    unread = any(failure.startswith("contrast of ") and " a vote on " not in failure for failure in comparison.failures)
+    return unread and not comparison.insights and not comparison.edits
+
+
 def route_comparison(state: GroupChannels) -> Literal["compare", "no lesson"]:
     """`compare` if the group has something to compare, else `no lesson`."""
     return "compare" if state["kind"] in COMPARABLE_KINDS else "no lesson"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,11 +15,12 @@ from langchain_core.runnables import Runnable
 from ...memory.buffer import Buffer
 from ...memory.records import Trajectory
 from ...memory.storage.journal import Journal
+from ..act.episode import reaches_full_score
 from ..ask import Ask, BadReply, State
 from ..prompt import Prompt
 from ..read_reply import Unreadable, answer_text
 from ..retrieve.attempts import ContextError, Layout, attempts_in_prompt, fit_steps, notes_text
-from ..state import AttemptInput
+from ..state import AttemptInput, RewardChannels
 
 __all__ = ["AttemptPrompt", "route_next_attempt", "write_about_attempt"]
 
@@ -79,9 +81,17 @@ def write_about_attempt(
     return Ask(name, model, messages, read, Prompt.load("ask/again", prompts), on_bad_reply=_no_note)
 
 
-def route_next_attempt(state: AttemptInput) -> Literal["another attempt", "last attempt"]:
+class JudgedAttempt(AttemptInput, RewardChannels):
+    """An attempt that is over, with a reward (or none) for every step."""
+
+
+def route_next_attempt(state: JudgedAttempt) -> Literal["another attempt", "last attempt"]:
     """Router: will another attempt of the run read a note on this one?"""
-    return "last attempt" if 0 < state.get("episodes", 0) <= state["episode"] + 1 else "another attempt"
+    if 0 < state.get("episodes", 0) <= state["episode"] + 1:
+        return "last attempt"
+    known = [reward for reward in state["rewards"] if reward is not None]
+    earned = math.fsum(known) if len(known) == len(state["rewards"]) else None
+    return "last attempt" if reaches_full_score(earned, state.get("full_score")) else "another attempt"
 
 
 def _earlier_text(name: AttemptPrompt, buffer: Buffer, layout: Layout, state: State) -> str:

@@ -24,7 +24,7 @@ from ...memory.storage.rows import Rows
 from ..act.choose import seeded_random
 from ..ask import estimate_tokens
 from ..cached_model import BudgetSpent, SpendingLimit
-from ..extract.groups import COMPARABLE_KINDS, StopWhenBudgetSpent
+from ..extract.groups import COMPARABLE_KINDS, StopWhenBudgetSpent, is_lost_comparison
 from ..extract.rollouts import RolloutPlayer
 from ..extract.rule_critic import as_library, random_lessons, shuffle_lessons
 from ..state import GroupInput, LearningChannels
@@ -376,13 +376,13 @@ class Consolidate(Runnable[Any, Any]):
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        state = {**input, "lesson_rewards": add_lesson_rewards(input)}
+        state = _with_lesson_rewards(input)
         return self._update(state, self._budgeted_node.invoke(state, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         if known := self._update_without_asking(input):
             return known
-        state = {**input, "lesson_rewards": add_lesson_rewards(input)}
+        state = _with_lesson_rewards(input)
         return self._update(state, await self._budgeted_node.ainvoke(state, config))
 
     @property
@@ -423,6 +423,10 @@ class Consolidate(Runnable[Any, Any]):
         every = f"all rollouts of epoch {epoch} failed, in the end {lost}" if len(groups) < 2 else ""
         every = every or f"all {lost} rollouts of step {step} failed"
         raise UserError(f"training-free-grpo: {every}, {_failure_reasons(groups)}")
+
+
+def _with_lesson_rewards(state: LearningRunState) -> LearningRunState:
+    return cast(LearningRunState, {**state, "lesson_rewards": add_lesson_rewards(state)})
 
 
 def add_lesson_rewards(state: LearningRunState) -> dict[str, list[float]]:
@@ -554,6 +558,7 @@ class RecordStep:
             "kinds": dict(Counter(one.kind for one in groups)),
             "groups": {one.task: one.kind for one in groups},
             "compared": sum(one.kind in COMPARABLE_KINDS for one in groups),
+            "lost": sum(map(is_lost_comparison, groups)),
             "rewards": {one.task: list(one.rewards) for one in groups},
             "truths": {one.task: list(one.truths) for one in groups},
             "train": sum(rewards) / len(rewards) if rewards else None,

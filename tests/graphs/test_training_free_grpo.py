@@ -29,6 +29,8 @@ from pydantic import Field
 
 from learngraph.graphs import training_free_grpo
 from learngraph.graphs.baselines import lesson_react, tool_agent
+from learngraph.graphs.studies import evaluation_tables
+from learngraph.graphs.studies.training_free import bench as training_free_bench
 from learngraph.graphs.training_free_grpo import TrainingFreeGRPO
 from learngraph.graphs.wiring import flow
 from learngraph.graphs.wiring.fingerprint import model_fingerprint
@@ -755,6 +757,22 @@ def test_d16_a_group_keeps_its_size_when_nobody_can_summarise() -> None:
     assert all(f"Attempt {n}" in one for one in told for n in range(1, 5))
     assert len([failure for failure in silent.rows[0]["failures"] if "no summary" in failure]) == 3 * 4
     assert [lesson.text for lesson in silent.product(out).lessons] == [LESSON]
+
+
+def test_lost_comparisons_are_counted() -> None:
+    """A group whose comparison nobody could read; one that has nothing to compare is not lost."""
+    bench = Bench(Chat(mangled=("contrast",)), TrainingFreeGRPO(group_size=4, epochs=1))
+    bench.run()
+    row = bench.rows[0]
+    assert (row["compared"], row["lost"]) == (3, 3)
+    assert row["kinds"] == {"mixed": 3, "alike": 1}
+    whole = Bench(settings=TrainingFreeGRPO(group_size=4, epochs=1))
+    whole.run()
+    assert whole.rows[0]["lost"] == 0
+    steps = [training_free_bench.learning_step(0, one.rows[0]) for one in (bench, whole)]
+    assert evaluation_tables.lost_comparison_notes({"grpo": [[steps[0]]], "whole": [[steps[1]]]}) == [
+        "grpo: 3 of 4 comparisons were lost to failed rollouts or replies that could not be used"
+    ]
 
 
 class Silent(Chat):

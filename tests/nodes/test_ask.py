@@ -66,7 +66,7 @@ def test_asks_again_with_the_error(run: Any) -> None:
 
 
 def test_gives_up_in_words(run: Any) -> None:
-    with pytest.raises(BadReply, match=r"test/number: asked for a number, got 'c'; the last reply was 'c'"):
+    with pytest.raises(BadReply, match=r"test/number: asked for a number, got 'c'$"):
         run(ask(model("a", "b", "c")), {"n": 0})
 
 

@@ -322,6 +322,8 @@ def learning_step(seed: int, row: Mapping[str, Any]) -> LearningStep:
         row["lessons"],
         row["accepted"] and row["before"] != row["library"],
         row["compared"],
+        lost=row.get("lost", 0),  # a row of an earlier version has none
+        problems=len(row.get("problems", ())),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -49,13 +50,18 @@ def write_report(setup: TrainingFreeSetup, blueprint: Callable[[str, Any], Any])
     by_row = [
         row.as_dict() | {"steps": [[asdict(step) for step in seed] for seed in learning.get(row.arm, [])]} for row in rows
     ]
+    for row in by_row:
+        row["lost_comparisons"] = sum(step["lost"] for seed in row["steps"] for step in seed)
     paid = {stage: asdict(usage) for stage, usage in spent.items()}
     sweep.write_json(setup.folder / "results.json", {"arms": by_row, "paid": paid, "dollars": cost})
     _write_lines(setup.folder / "failures.jsonl", failures)
     pictures = _draw_pictures(setup, learning, arms)
     if len(done) < len(setup.arms) and not over:
         raise UserError(f"{setup.folder}: not all arms were finished; the same command goes on")
-    notes = [f"stopped: {over}"] if over and len(done) < len(setup.arms) else []
+    lost = evaluation_tables.lost_comparison_notes(learning)
+    for note in lost:
+        logging.getLogger(__name__).info(note)
+    notes = [*lost, *([f"stopped: {over}"] if over and len(done) < len(setup.arms) else [])]
     if setup.options.json:
         for row in by_row:
             print_line(json.dumps(row))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from learngraph.graphs.studies import benchmark, sweep
+from learngraph.graphs.studies import benchmark, sweep, table_notes
 from learngraph.graphs.studies.benchmark import SeedResult
 
 
@@ -86,10 +86,10 @@ def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     read = sweep.seed_result(sweep.Job("reasoning-bank", 0, 2, tmp_path, "r", "r", "", (), ""))
     summed = benchmark.summary([read, replace(read, studied=1000)], "toy", "pocket")
     assert (summed.studied, summed.tokens_per_step, summed.seconds_per_step) == (3000, 10, 0.5)
-    assert benchmark.bank_cost_notes([summed]) == [
+    assert table_notes.bank_cost_notes([summed]) == [
         "reasoning-bank: reading its bank before the first attempt took 3,000 tokens a seed, which the table leaves out"
     ]
-    assert benchmark.bank_cost_notes([replace(summed, studied=0.0)]) == []
+    assert table_notes.bank_cost_notes([replace(summed, studied=0.0)]) == []
 
 
 def test_success_is_of_all_episodes_and_solved_of_the_answers() -> None:
@@ -127,13 +127,13 @@ def test_a_walkthrough_is_called_so_and_scoring_higher_is_no_negative_regret() -
     lines = benchmark.table([row]).splitlines()
     assert lines[-1].split("|")[1].strip() == "walkthrough"
     assert "last / walkthrough" in lines[0]
-    assert benchmark.walkthrough_notes([row]) == [
+    assert table_notes.walkthrough_notes([row]) == [
         "walkthrough: what a known way earns within the horizon; a higher score may be possible",
         "jitrl: 1 episode scored higher than the walkthrough, a regret of 0",
     ]
     known = benchmark.summary([attempts(0, [0.5, 1.000000002], 1.0)], "twx:twc", "none")  # six times 0.166666667
     assert (known.regret, known.exceeded) == (0.5, 0)
-    assert benchmark.walkthrough_notes([known]) == []
+    assert table_notes.walkthrough_notes([known]) == []
 
 
 def test_all_methods_have_one_optimum_on_a_seed() -> None:
