@@ -192,7 +192,8 @@ def _find_step(run: Path, step: int, episode: int | None) -> tuple[Mapping[str, 
     if episode is not None and episode not in last:
         raise CommandError(f"{run} has no episode {episode}; it has {_span(min(last), max(last))}")
     chosen = max(last) if episode is None else episode
-    path, id = [], last[chosen]
+    path: list[Mapping[str, Any]] = []
+    id = last[chosen]
     while id in rows:
         path.append(rows[id])
         id = rows[id]["parent"]

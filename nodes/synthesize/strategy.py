@@ -101,7 +101,7 @@ class StrategyWriter:
         used = {name: value for name, value in values.items() if name in self.prompt.placeholders}
         frame = "\n".join([around, *used.values()])
         room = self.window - self.max_strategy_tokens
-        past = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
+        past: Sequence[Transition] = self.journal.history(state["head"], last=self.recent) if self.recent != 0 else ()
         if "now" in used:  # such a prompt is for models that chat, and says that a step without a reward earned nothing
             past = without_zero_rewards(past)
         first = state.get("step", len(past)) - len(past) + 1

@@ -548,7 +548,7 @@ class LocalEngine:
         if not self._waiting:
             return
         free = self._max_streams - len(self._prefilling) - len(self._generating)
-        admitted = []
+        admitted: list[_ReplyRun] = []
         for places, run in _in_turns(self._waiting, Counter(run.tenant for run in (*self._prefilling, *self._generating))):
             if len(admitted) >= free and places:
                 break
