@@ -330,15 +330,16 @@ MODES: Mapping[str, Mode] = {
 def _frame(parts: MethodInputs, settings: AdaMEM, memory: Trajectories, mode: Mode) -> dict[str, Node]:
     """The nodes that every mode has."""
     start = {"used": [], "precedents": [], "reasons": [], "vote": False, "written": -1}
+    lists, values = ("candidates", "reasons", "precedents"), ("tentative", "nearest_similarity", "synthesis")
     return {
-        "begin": Begin(parts.environment, {**start, "strategy": None, "synthesis": None, "tentative": None}),
+        "begin": Begin(parts.environment, {**start, **dict.fromkeys((*values, "strategy"))}),
         "choose": Choose(settings.temperature),
         "act": Act(
             parts.environment,
             parts.journal,
-            journal_channels=("candidates", "tentative", "reasons", "precedents", "strategy", "synthesis"),
-            clear_lists=("candidates", "precedents", "reasons"),
-            clear_values=("synthesis", "tentative") if mode.keeps_strategy else ("synthesis", "tentative", "strategy"),
+            journal_channels=(*lists, *values, "strategy"),
+            clear_lists=lists,
+            clear_values=values if mode.keeps_strategy else (*values, "strategy"),
         ),
         "judge": parts.judge_node(),
         "remember": Push(memory if settings.online else ReadOnlyMemory(), parts.environment, parts.journal),

@@ -144,6 +144,8 @@ class PrecedentChannels(TypedDict):
 
     precedents: list[Precedent]
     """E_ret, the most similar first; empty: nothing is similar enough."""
+    nearest_similarity: float | None
+    """The greatest similarity that a step in memory has, also where that is not enough; 0 without any, None if not searched."""
     used: list[str]
     """Ids of all trajectories that this episode consulted so far."""
 

@@ -62,6 +62,8 @@ class SeedResult:
     """Steps after the first episode that looked something up in memory, where the method notes it."""
     empty_look_ups: int = 0
     """Those that found nothing."""
+    nearest_miss: float | None = None
+    """The greatest similarity among what was not similar enough for them, where the method notes it."""
     is_stopped: bool = False
     """True if the run ended before its last episode because one had earned the highest possible score."""
     unreadable: int = 0
@@ -154,6 +156,8 @@ class MethodSummary:
     """Steps after the first episode that looked something up in memory, sum over seeds, where the method notes it."""
     empty_look_ups: int
     """Those that found nothing."""
+    nearest_miss: float | None
+    """The greatest similarity among what was not similar enough for them, where the method notes it."""
     stopped: int
     """Number of seeds whose run ended early because an episode had earned the highest possible score."""
     played: int
@@ -257,6 +261,7 @@ def summary(
         studied=mean([a.studied for a in attempts]),
         look_ups=sum(a.look_ups for a in attempts),
         empty_look_ups=sum(a.empty_look_ups for a in attempts),
+        nearest_miss=max((a.nearest_miss for a in attempts if a.nearest_miss is not None), default=None),
         stopped=sum(a.is_stopped for a in attempts),
         played=sum(len(a.scores) for a in attempts),
         unreadable=sum(a.unreadable for a in attempts),

@@ -17,21 +17,24 @@ class LookUps(NamedTuple):
     """Steps that looked something up."""
     empty: int
     """Those that found nothing."""
+    nearest_miss: float | None = None
+    """The greatest similarity among what was not similar enough for them, where the method notes it."""
 
 
 def count_look_ups(steps: Path) -> LookUps:
-    """The look-ups in a steps.jsonl, for a method that notes at every step what it found (jitrl)."""
-    found = [
-        empty
-        for line in (steps.read_bytes().splitlines(keepends=True) if steps.exists() else ())
-        if line.endswith(b"\n")
-        and (row := json.loads(line)).get("episode", 0) > 0
-        and (empty := _found_nothing(row)) is not None
-    ]
-    return LookUps(len(found), sum(found))
+    """The look-ups in a steps.jsonl, for a method that notes at every step what it found (jitrl, adamem)."""
+    lines = steps.read_bytes().splitlines(keepends=True) if steps.exists() else []
+    rows = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    found = [(row, _found_nothing(row)) for row in rows if row.get("episode", 0) > 0]
+    misses = [row["nearest_similarity"] for row, empty in found if empty and "nearest_similarity" in row]
+    return LookUps(
+        sum(empty is not None for _, empty in found), sum(bool(empty) for _, empty in found), max(misses, default=None)
+    )
 
 
 def _found_nothing(row: Mapping[str, Any]) -> bool | None:
     """True if a step found nothing in memory; None if it looked nothing up."""
+    if row.get("nearest_similarity") is not None:
+        return not row.get("precedents")
     estimates = row.get("estimates")
     return not any(estimate.get("count") for estimate in estimates) if estimates else None

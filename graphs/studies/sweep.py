@@ -344,6 +344,7 @@ def seed_result(job: Job, *, is_judged: bool = False) -> SeedResult:
         studied=studied,
         look_ups=found.steps,
         empty_look_ups=found.empty,
+        nearest_miss=found.nearest_miss,
         is_stopped=job.stops_at_full_score and result.get("has_full_score", False) and len(rows) < job.episodes,
         unreadable=sum(row.get("unreadable", 0) for row in rows),
         lost_steps=sum(row.get("lost_steps", 0) for row in rows),

@@ -52,6 +52,7 @@ def empty_look_up_notes(rows: Sequence[MethodSummary]) -> list[str]:
     """One line for each method whose memory held nothing alike at some steps."""
     return [
         f"{row.method} found nothing alike in its memory at {row.empty_look_ups:,} of {row.look_ups:,} steps after the first episode"
+        + ("" if row.nearest_miss is None else f"; what was nearest there had a similarity of {row.nearest_miss:.2f} at most")
         for row in rows
         if row.empty_look_ups
     ]

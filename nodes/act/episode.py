@@ -112,7 +112,7 @@ class Act:
             over=after.over,
             **({"last_observation": after.text} if after.over else {}),
             **({"lost": state.get("lost", "")} if action == NO_ACTION else {}),
-            **{name: _to_plain_data(state[name]) for name in self.journal_channels},
+            **{name: _to_plain_data(state.get(name)) for name in self.journal_channels},  # an old checkpoint may lack some
         )
         return {
             "observation": after,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 from ...memory.records import Precedent, Task, Trajectory, Transition
@@ -194,7 +195,7 @@ class Recollect:
 
     Precedents that do not fit the prompt are left out, as they cannot affect the action. Steps of this run's present and later
     episodes stay hidden, so that a resumed or forked episode finds the same ones as the first. The result is empty where
-    nothing is similar enough, and before step `min_steps`.
+    nothing is similar enough, and before step `min_steps`; `nearest_similarity` tells how near the nearest step is.
     """
 
     role: ClassVar[str] = "memory"
@@ -220,22 +221,24 @@ class Recollect:
 
     def __call__(self, state: RecollectState) -> dict[str, Any]:
         if state["step"] < self.min_steps:
-            return {"precedents": []}
-        found = self.memory.search(
+            return {"precedents": [], "nearest_similarity": None}
+        search = partial(
+            self.memory.search,
             key_of(self.memory, self.environment, self.journal, state),
-            self.k,
             kind=self.kind,
-            min_similarity=self.min_similarity,
             per_trajectory=self.max_per_trajectory,
             diversity=self.diversity,
             distinct=self.distinct,
             domain=self.environment.name,
             before=(state["run"], state["episode"]),
         )
+        found = search(self.k, min_similarity=self.min_similarity)
+        # The nearest of all tells whether a least similarity is too high.
+        similar = [precedent.similarity for precedent in found or search(1, min_similarity=0.0)]
         if self.excerpts is not None:
             found = self.excerpts.fitting_precedents(found, state["task"])
         used = [*state["used"], *(precedent.trajectory for precedent in found)]
-        return {"precedents": found, "used": list(dict.fromkeys(used))}
+        return {"precedents": found, "nearest_similarity": max(similar, default=0.0), "used": list(dict.fromkeys(used))}
 
 
 @dataclass(frozen=True, kw_only=True)

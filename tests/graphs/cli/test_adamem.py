@@ -422,9 +422,9 @@ def letters(texts: list[str]) -> list[list[float]]:
 RULE_RUN = "run adamem --env toy --prior uniform --author rule --bank bank.jsonl --episodes 1 --seeds 1 --out r --json"
 
 
-def dense_run(*flags: str) -> list[dict[str, Any]]:
-    """The steps of a run without a language model that starts from a bank of walkthroughs."""
-    assert adamem(["build", "--env", "toy", "--tasks", "5", "--out", "bank.jsonl"]) == 0
+def play_from_bank(*flags: str, tasks: int = 5) -> list[dict[str, Any]]:
+    """The steps of a run without a language model that starts from a bank of walkthroughs of so many tasks."""
+    assert adamem(["build", "--env", "toy", "--tasks", f"{tasks}", "--out", "bank.jsonl"]) == 0
     assert main([*RULE_RUN.split(), *flags]) == 0
     return [json.loads(line) for line in Path("r/adamem-s0/steps.jsonl").read_text().splitlines()]
 
@@ -444,7 +444,7 @@ def test_an_embedder_needs_no_least_similarity(here: Path, monkeypatch: pytest.M
             raise AssertionError("both sides are embedded alike")
 
     monkeypatch.setattr(encoders, "SentenceEncoder", Letters)
-    found = [one["similarity"] for step in dense_run("--embedder", "some/model") for one in step["precedents"]]
+    found = [one["similarity"] for step in play_from_bank("--embedder", "some/model") for one in step["precedents"]]
     floor = CosineSimilarity(Letters("some/model")).default_floor
     assert 0.5 < floor < min(found)
 
@@ -458,10 +458,26 @@ def test_an_embedder_behind_an_api_is_named_by_flags(here: Path, monkeypatch: py
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     with OpenAIServer(answer) as server:
         flags = ["--embedder", "openai:letters", "--embedder-url", server.url, "--query-prompt", "find: "]
-        assert any(step["precedents"] for step in dense_run(*flags))
+        assert any(step["precedents"] for step in play_from_bank(*flags))
         sent = [text for request in server.requests for text in request["input"]]
     assert {request["model"] for request in server.requests} == {"letters"}
     queries = [text for text in sent if text.startswith("find: ")]
     assert "find: door violet" in queries
     assert len(queries) < len(sent)  # stored texts have no prompt
     assert len(sent) == len(set(sent))  # nothing is paid for twice
+
+
+def test_steps_at_which_nothing_is_alike_enough_are_counted_with_the_nearest(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = play_from_bank("--min-similarity", "0.9", "--episodes", "3", "--no-online", "--mode", "max", tasks=1)
+    asked = [step for step in steps if step["episode"] and step["nearest_similarity"] is not None]
+    empty = [step for step in asked if not step["precedents"]]
+    assert 0 < len(empty) < len(asked)
+    assert all(step["nearest_similarity"] < 0.9 for step in empty)
+    assert all(step["nearest_similarity"] == step["precedents"][0]["similarity"] for step in asked if step["precedents"])
+    (row,) = json.loads(Path("r/results.json").read_text())
+    nearest = max(step["nearest_similarity"] for step in empty)
+    assert (row["look_ups"], row["empty_look_ups"], row["nearest_miss"]) == (len(asked), len(empty), nearest)
+    said = f"nothing alike in its memory at {len(empty)} of {len(asked)} steps after the first episode; what was nearest there"
+    assert f"{said} had a similarity of {nearest:.2f} at most" in capsys.readouterr().err
