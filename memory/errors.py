@@ -5,6 +5,11 @@ Every layer may import this file. An error of one module only stays in that modu
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import sqlite3
+
 __all__ = [
     "AdapterConflict",
     "AdapterError",
@@ -20,8 +25,17 @@ __all__ = [
     "UserError",
     "VersionNotLoaded",
     "WindowError",
+    "hide_paths",
+    "machine_error",
     "plural",
+    "public_text",
 ]
+
+ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.@+~-]+/)+([\w.@+~-]*)")
+"""A path of at least one folder from the root on; not a URL's. Its last part is the group."""
+RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+"""How libraries written in Rust (safetensors, tokenizers) show an operating system's error in the text of one of their own."""
+FULL_DISK = re.compile(r"no space left on device|disk is full|disk full|disk quota exceeded", re.IGNORECASE)
 
 
 class UserError(Exception):
@@ -122,3 +136,41 @@ class ReplayError(UserError, RuntimeError):
 def plural(count: int, noun: str) -> str:
     """A number and its noun: `1 seed`, `2 seeds`, `1,000 steps`. For nouns that take an s."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def hide_paths(text: str) -> str:
+    """A text without the folders that it names: `/srv/learngraph/adapters/acme/states.jsonl` becomes `states.jsonl`."""
+    return ABSOLUTE_PATH.sub(lambda found: found[1] or "a folder", text)
+
+
+def public_text(error: BaseException) -> str:
+    """An error's text for tenants: its public message where it has one, and no folders of the machine."""
+    text = getattr(error, "public_message", "") or str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    return hide_paths(text) or type(error).__name__
+
+
+def machine_error(error: BaseException) -> OSError | None:
+    """The failure of the machine behind an error (a full disk, missing rights, no memory); None: the error is of another kind.
+
+    Libraries show a full disk in many ways: safetensors as a text in an error of its own, SQLite as a number of its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError):
+            return cause
+        if isinstance(cause, MemoryError):
+            return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        if isinstance(cause, sqlite3.DatabaseError) and not isinstance(
+            cause, sqlite3.ProgrammingError | sqlite3.IntegrityError
+        ):
+            full = getattr(cause, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+            return OSError(errno.ENOSPC if full else errno.EIO, str(cause))
+        if not isinstance(cause, UserError):  # whose text may quote what users wrote
+            if found := RUST_OS_ERROR.search(str(cause)):
+                return OSError(int(found[1]), os.strerror(int(found[1])))
+            if FULL_DISK.search(str(cause)):
+                return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        cause = cause.__cause__ or cause.__context__
+    return None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...memory.claas.replay import Replay, ReplayRow
-from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter
+from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_paths
 from ...nodes.learn.chat_turn import Engine
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
@@ -127,7 +127,7 @@ class Administration:
             "job": id,
             "kind": "feedback",
             "state": row.state,
-            "reason": row.reason,
+            "reason": hide_paths(row.reason),
             "response_id": row.exchange.id,
             "adapter": row.exchange.adapter,
             "versions": list(dict.fromkeys(version for _, version in uses)),
@@ -149,7 +149,7 @@ class Administration:
 
     def _adapter_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         state = self._live.state(tenant, adapter)
-        reasons = {line["label"]: line["why"] for line in state.versions.log() if line.get("why")}
+        reasons = {line["label"]: hide_paths(line["why"]) for line in state.versions.log() if line.get("why")}
         rewards = state.rewards_by_version()
         rows = []
         for version in state.versions.versions():
@@ -314,7 +314,7 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         "adapter": exchange.adapter,
         "version": reply.version,
         "state": row.state,
-        "reason": row.reason,
+        "reason": hide_paths(row.reason),
         "created": exchange.created,
         "messages": list(exchange.request.messages),
         "raw": exchange.request.raw,

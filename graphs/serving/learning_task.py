@@ -1,6 +1,7 @@
 """The background task that learns: one gradient step at a time for all tenants' adapters, by runs of CLaaS's learning graph.
 
-The adapter whose last turn is longest ago is next. An adapter with nothing to learn from rests until feedback comes for it. An
+The tenant whose last turn is longest ago is next, with that of its adapters whose last turn is longest ago: many adapters give a
+tenant no more turns. An adapter with nothing to learn from rests until feedback comes for it. An
 adapter whose steps fail waits, twice as long each time, and its status says why; the others go on. Nothing is lost when the
 process is killed: the replay buffer and the versions are on disk, and the graph continues from them.
 """
@@ -21,7 +22,7 @@ from typing import Any
 from langgraph.graph.state import CompiledStateGraph
 
 from ...memory.claas.replay import Replay
-from ...memory.errors import UserError
+from ...memory.errors import Unavailable, UserError, hide_paths, public_text
 from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 
@@ -35,7 +36,7 @@ MAX_SKIPS = 3
 MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
 MAX_JOBS = 1000
-"""Most `train` jobs that are remembered."""
+"""Most `train` jobs of a tenant that are remembered."""
 AdapterKey = tuple[str, str]
 
 
@@ -54,7 +55,7 @@ class _Turn:
     until: float = 0.0
     """Time before which it gets no turn, in seconds of the clock."""
     error: str = ""
-    """Message of the last failure; empty after a success."""
+    """Message of the last failure, for tenants; empty after a success."""
     jobs: list[str] = field(default_factory=list)
     """Ids of the `train` jobs that wait, oldest first."""
 
@@ -87,7 +88,8 @@ class LearningTask:
         self._clock = clock
         self._exists = exists
         self._turns: dict[AdapterKey, _Turn] = {}
-        self._jobs: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._jobs: dict[str, OrderedDict[str, dict[str, Any]]] = {}  # by tenant, oldest first
+        self._served: dict[str, int] = {}  # tenant -> number of its last turn
         self._numbers = count(1)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -132,9 +134,19 @@ class LearningTask:
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
     def request_steps(self, tenant: str, adapter: str, steps: int) -> dict[str, Any]:
-        """Ask for this many steps of an adapter; returns the job. A step needs at least two ready exchanges."""
+        """Ask for this many steps of an adapter; returns the job. A step needs at least two ready exchanges.
+
+        Raises:
+            Unavailable: too many of the tenant's jobs wait.
+        """
         if steps < 1:
             raise UserError(f"train: steps are at least 1, got {steps}")
+        jobs = self._jobs.setdefault(tenant, OrderedDict())
+        if len(jobs) >= MAX_JOBS:
+            done = next((id for id, job in jobs.items() if job["state"] == "done"), None)
+            if done is None:
+                raise Unavailable(f"{len(jobs)} train jobs wait already, which is the most; try again when one is done")
+            del jobs[done]
         number = next(self._numbers)
         mark = blake2b(f"{tenant}/{adapter}/{number}/{time.time_ns()}".encode(), digest_size=8).hexdigest()
         job: dict[str, Any] = {
@@ -145,23 +157,19 @@ class LearningTask:
             "steps": steps,
             "taken": 0,
         }
-        self._jobs[job["job"]] = {**job, "versions": [], "why": "", "tenant": tenant}
-        while len(self._jobs) > MAX_JOBS:
-            self._jobs.popitem(last=False)
+        jobs[job["job"]] = {**job, "versions": [], "why": ""}
         self._turns.setdefault((tenant, adapter), _Turn()).jobs.append(job["job"])
         self.wake(tenant, adapter)
         return dict(job)
 
     def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a `train` job; None: this tenant has none of this id. Jobs are not kept on disk."""
-        job = self._jobs.get(id)
-        if job is None or job["tenant"] != tenant:
-            return None
-        return {name: value for name, value in job.items() if name != "tenant"}
+        job = self._jobs.get(tenant, {}).get(id)
+        return None if job is None else {**job, "why": hide_paths(job["why"])}
 
-    def _advance(self, turn: _Turn, state: dict[str, Any]) -> None:
+    def _advance(self, tenant: str, turn: _Turn, state: dict[str, Any]) -> None:
         """Count a step for the job that asked for it."""
-        job = self._jobs.get(turn.jobs[0])
+        job = self._jobs.get(tenant, {}).get(turn.jobs[0])
         if job is not None and state["outcome"] in ("stepped", "live", "canary", "dropped"):
             if state.get("update") and state.get("batch"):
                 job["taken"] += 1
@@ -197,12 +205,13 @@ class LearningTask:
         due = {scope: turn for scope, turn in self._turns.items() if turn.due and scope not in self._exclusions}
         ready = [scope for scope, turn in due.items() if turn.until <= now]
         if ready:
-            return min(ready, key=lambda scope: (self._turns[scope].served, scope)), None
+            return min(ready, key=lambda scope: (self._served.get(scope[0], 0), self._turns[scope].served, scope)), None
         return None, min((turn.until - now for turn in due.values()), default=None)
 
     async def _learn(self, scope: AdapterKey) -> None:
         turn, began = self._turns[scope], self._clock()
         turn.served, self.busy = next(self._numbers), scope
+        self._served[scope[0]] = turn.served
         asked: dict[str, Any] = {"tenant": scope[0], "adapter": scope[1]}
         if turn.jobs:
             asked["least"] = 2
@@ -220,7 +229,7 @@ class LearningTask:
         if state["outcome"] != "too few":
             LOG.info("%s/%s: %s", *scope, describe_run(state))
         if turn.jobs:
-            self._advance(turn, state)
+            self._advance(scope[0], turn, state)
         turn.skips = turn.skips + 1 if state["outcome"] == "skipped" else 0
         rests = state["outcome"] == "too few" or (turn.skips >= MAX_SKIPS and not turn.jobs)
         turn.due = turn.due or bool(turn.jobs) or not rests
@@ -228,7 +237,7 @@ class LearningTask:
             self._on_live_change(*scope)
 
     def _record_failure(self, scope: AdapterKey, turn: _Turn, error: Exception) -> None:
-        turn.failures, turn.due, turn.error = turn.failures + 1, True, str(error) or type(error).__name__
+        turn.failures, turn.due, turn.error = turn.failures + 1, True, public_text(error)
         wait = min(2.0 ** (turn.failures - 1), MAX_WAIT)
         turn.until = self._clock() + wait
         self._metrics.learner_errors.inc()
@@ -236,7 +245,7 @@ class LearningTask:
             "%s/%s: the step failed and is tried again in %g s: %s",
             *scope,
             wait,
-            turn.error,
+            str(error) or type(error).__name__,
             exc_info=None if isinstance(error, UserError) else error,
         )
 

@@ -12,6 +12,7 @@ This file knows no web server and no model: graphs/cli/serve.py joins it to `too
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ from .versions import LiveVersions
 
 __all__ = ["Service"]
 
+LOG = logging.getLogger("learngraph.service")
 CLOSE_TIMEOUT = 1.0
 """Seconds that the engine may take to end when the service closes."""
 FEEDBACK_THREADS = 4
@@ -92,10 +94,17 @@ class Service(Administration):
     # -- start and end ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Read what was learned so far, mark tainted versions, load the live ones, and go on with an unfinished step."""
+        """Read what was learned so far, mark tainted versions, load the live ones, and go on with an unfinished step.
+
+        An adapter whose files are damaged does not keep the others from starting: requests for it report the damage.
+        """
         for tenant, adapter in await asyncio.to_thread(self._live.list_adapters):
-            await asyncio.to_thread(self._watch.restore_rewards, tenant, adapter)
-            await self._live.load_live(tenant, adapter)
+            try:
+                await asyncio.to_thread(self._live.taint, tenant, self.replay.tainted_versions(tenant), adapter)
+                await asyncio.to_thread(self._watch.restore_rewards, tenant, adapter)
+                await self._live.load_live(tenant, adapter)
+            except Exception as error:
+                LOG.error("%s/%s cannot be opened, the other adapters can: %s", tenant, adapter, error, exc_info=error)
         self._state = "open"
         if self._learning is not None:
             self._learning.start()

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...memory.claas.adapters import Adapters, list_adapters
 from ...memory.claas.replay import Replay
-from ...memory.errors import AdapterError, Unavailable, UnknownAdapter, UnknownVersion, UserError
+from ...memory.errors import AdapterError, Unavailable, UnknownAdapter, UnknownVersion, UserError, machine_error
 from ...nodes.learn.chat_turn import DEFAULT_SCOPE, Engine
 from ...nodes.learn.gradient_step import lineage
 from ..claas import CLaaS
@@ -49,8 +49,8 @@ def hash_fraction(id: str) -> float:
 def is_permanent(error: BaseException) -> bool:
     """True if a version can never be loaded: damaged, deleted, or of another base model. Other failures may pass, for example
     an engine that is away or a disk that does not answer."""
-    disk_failed = isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError)
-    return isinstance(error, AdapterError) and not disk_failed
+    failure = machine_error(error)
+    return isinstance(error, AdapterError) and (failure is None or isinstance(failure, FileNotFoundError))
 
 
 @dataclass
@@ -140,15 +140,12 @@ class LiveVersions:
     # -- adapters ---------------------------------------------------------------------------------------------------------
 
     def list_adapters(self) -> list[tuple[str, str]]:
-        """All (tenant, adapter) with a folder, and `default` adapters with records. Deletions that an earlier service began are
-        completed: its folders go, and versions that learned from deleted records are marked as tainted."""
+        """All (tenant, adapter) with a folder, and `default` adapters with records. Folders of adapters that an
+        earlier service was deleting go."""
         for gone in self._root.glob("*/.gone-*"):
             shutil.rmtree(gone, ignore_errors=True)
         found = {(tenant, adapter) for tenant, adapter, _ in self._replay.scopes() if adapter == DEFAULT_SCOPE}
-        found |= set(list_adapters(self._root))
-        for tenant in {tenant for tenant, _ in found}:
-            self.taint(tenant, self._replay.tainted_versions(tenant))
-        return sorted(found)
+        return sorted(found | set(list_adapters(self._root)))
 
     def names(self, tenant: str) -> list[str]:
         """A tenant's adapters; `default` is always among them."""
@@ -219,14 +216,14 @@ class LiveVersions:
         known = ", ".join(one.name for one in versions[:5]) or "none yet"
         raise UnknownVersion(f"adapter {adapter!r} has no version {version!r}; the newest are {known}")
 
-    def taint(self, tenant: str, labels: Sequence[str]) -> None:
-        """Mark versions that learned from an exchange that was deleted."""
+    def taint(self, tenant: str, labels: Sequence[str], adapter: str | None = None) -> None:
+        """Mark versions that learned from an exchange that was deleted; of one adapter, or of all of the tenant's (None)."""
         by_adapter: dict[str, list[str]] = {}
         for label in labels:
             by_adapter.setdefault(label.rpartition("@")[0].partition("/")[2], []).append(label)
-        for adapter, mine in by_adapter.items():
-            if adapter in self.names(tenant):  # else the adapter is deleted
-                self.state(tenant, adapter).versions.taint(mine, "learned from an exchange that was deleted")
+        for name, mine in by_adapter.items():
+            if adapter in (None, name) and name in self.names(tenant):  # else the adapter is deleted
+                self.state(tenant, name).versions.taint(mine, "learned from an exchange that was deleted")
 
     # -- routing ----------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import stat
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import RLock
@@ -146,7 +146,8 @@ def list_adapters(root: Path | str) -> list[tuple[str, str]]:
     """(tenant, adapter) of every adapter that has a folder."""
     found = []
     for tenant in _folders(Path(root)):
-        found += [(tenant.name, adapter.name) for adapter in _folders(tenant)]
+        with suppress(PermissionError):  # one tenant's folder stops no other tenant
+            found += [(tenant.name, adapter.name) for adapter in _folders(tenant)]
     return sorted(found)
 
 
@@ -195,7 +196,7 @@ class Adapters:
         self._threads = RLock()
         with self._user_errors("open"):
             for path in (self.place.parent, self.place, self._versions):
-                path.mkdir(parents=True, exist_ok=True)
+                path.mkdir(0o700, parents=True, exist_ok=True)
                 if path.is_symlink():
                     raise AdapterError(f"adapter {self.scope}: {path} is a symbolic link; put the folder itself there")
         self._owner = FileLock(self.place / "lock", thread_local=False)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from ...memory.errors import AdapterConflict, UserError
+from ...memory.errors import AdapterConflict, UserError, machine_error, public_text
 from ...memory.records import Check, Correction, Exchange, Measured, Minibatch, Update
 from ..state import GradientStepState
 from .chat_turn import scope
@@ -165,13 +165,10 @@ def route_step(state: GradientStepState) -> Literal["a version", "nothing learne
 
 
 def _reason(error: UserError) -> str:
-    """Reason against learning from a minibatch. An error of the machine (an OSError) is raised again: not the data's fault."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            raise error
-        cause = cause.__cause__ or cause.__context__
-    return str(error)
+    """Reason against learning from a minibatch. An error of the machine (a full disk) is raised again: not the data's fault."""
+    if machine_error(error) is not None:
+        raise error
+    return public_text(error)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.claas.settings import LoRA, Objective
-from ...memory.errors import UserError, WindowError
+from ...memory.errors import UserError, WindowError, machine_error
 from ...memory.records import Correction, Exchange, Measured, Minibatch, Update
 from ..local.model import LocalChatModel
 from ..models.models import open_model
@@ -234,16 +234,12 @@ def _decode_error(kind: str, answer: Any) -> Exception:
 
 def _encode_error(error: Exception) -> tuple[str, Any]:
     """An error as a message: its class's name, text, tokens and the number of an OSError in its causes."""
-    cause: BaseException | None = error
-    number: int | None = None
-    while cause is not None and number is None:
-        if isinstance(cause, OSError):
-            number = cause.errno or 0
-        cause = cause.__cause__ or cause.__context__
+    failure = machine_error(error)
+    number = None if failure is None else failure.errno or 0
     if isinstance(error, UserError):
         return "raised", (type(error).__name__, str(error), getattr(error, "tokens", 0), number)
-    if isinstance(error, OSError):
-        return "raised", ("OSError", error.strerror or str(error), 0, number)
+    if failure is not None:
+        return "raised", ("OSError", failure.strerror or str(error), 0, number)
     return "failed", traceback.format_exc()
 
 
