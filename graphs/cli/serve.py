@@ -17,7 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
+LOCAL_NAMES = (*LOOPBACK_HOSTS, "[::1]")
+"""Names by which clients may call a server without keys."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class ServeOptions:
     """A JSONL file of chats (`{"messages": [...]}`, the assistant's reply last) whose replies must stay likely, for the gate."""
     max_body_bytes: int = 1 << 20
     """Largest request, in bytes."""
+    max_connections: int = 1000
+    """Connections at once. Beyond that, those on which no request is being answered are closed."""
     device: str = "cpu"
     """Device of the model: `cpu`, `cuda`. Not for `vllm:MODEL`."""
     dtype: str = "float32"
@@ -92,6 +96,8 @@ class ServeOptions:
             raise UserError(f"serve: --learner-nice is from 0 to 19, got {self.learner_nice}")
         if self.model not in ("pocket", "guard") and not self.model.startswith(("local:", "vllm:")):
             raise UserError(f"serve: no model {self.model!r}; use pocket, guard, local:PATH_OR_NAME or vllm:MODEL")
+        if self.max_connections < 1:
+            raise UserError(f"serve: --max-connections is at least 1, got {self.max_connections}")
         if not 0 <= self.port < 65536:
             raise UserError(f"serve: --port is from 0 to 65535, got {self.port}")
         if self.no_auth and self.host not in LOOPBACK_HOSTS:
@@ -121,7 +127,11 @@ def serve(args: Sequence[str]) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
     logging.getLogger("learngraph").setLevel(logging.INFO)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    asyncio.run(_serve(options, settings, tenants))
+    before = os.umask(0o077)  # chats of all tenants lie in --out: only this user reads them
+    try:
+        asyncio.run(_serve(options, settings, tenants))
+    finally:
+        os.umask(before)
     return 0
 
 
@@ -195,16 +205,24 @@ async def _serve(options: ServeOptions, settings: CLaaS, tenants: Any) -> None:
     from ...tools.serving import chat_server
 
     service = build_service(options, settings)
+    tenants.keep_counts(options.out / "usage.json")
     async with service:
         application = chat_server.make_app(
-            service, tenants, max_body_bytes=options.max_body_bytes, open_metrics=options.open_metrics
+            service,
+            tenants,
+            max_body_bytes=options.max_body_bytes,
+            open_metrics=options.open_metrics,
+            allowed_hosts=LOCAL_NAMES if options.no_auth else ("*",),
         )
 
         def ready(url: str) -> None:
             learns = "answers only" if options.trainer == "off" else f"learns by {settings.loss.kind}"
             _say(f"{service.model} at {url}/v1, {learns}; what it learns is in {options.out}")
 
-        await chat_server.serve(application, options.host, options.port, on_ready=ready)
+        await chat_server.serve(
+            application, options.host, options.port, on_ready=ready, max_connections=options.max_connections
+        )
+    tenants.save_counts()
     _say("closed")
     sys.stdout.flush()
     # Everything is on disk. A normal exit would wait for a thread in the middle of a step, and free torch's objects one by one.
@@ -225,6 +243,7 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"serve: --out {options.out}: {error.strerror}; choose another folder") from error
+    _make_private(options.out)
     replay = Replay(options.out / "replay.sqlite", settings.replay)
     try:
         engine, opened = _engine(options, settings)
@@ -238,6 +257,17 @@ def build_service(options: ServeOptions, settings: CLaaS) -> Service:
         replay.close()
         raise
     return made[0]
+
+
+def _make_private(folder: Path) -> None:
+    """Let nobody but this user read a folder and all in it, also what an earlier version wrote."""
+    for place, _, files in os.walk(folder):
+        with suppress(OSError):  # another user's: its owner decides
+            Path(place).chmod(0o700)
+        for path in (Path(place) / name for name in files):
+            with suppress(OSError):
+                if not path.is_symlink():
+                    path.chmod(0o600)
 
 
 def _engine(options: ServeOptions, settings: CLaaS) -> tuple[Any, LocalChatModel | None]:

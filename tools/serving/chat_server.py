@@ -23,7 +23,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -36,12 +36,14 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...memory.errors import UserError
 from . import dashboard
 from .backend import ChatBackend
+from .connections import available_connections, limited_protocol
 from .endpoints import ChatApi, error_response, json_response
 from .metrics import ServerMetrics
 from .openai_wire import ApiError, ChatBody, TextBody
@@ -61,11 +63,16 @@ from .service_wire import (
     TrainBody,
     VersionBody,
 )
-from .tenants import Tenant, Tenants
+from .tenants import Tenant, Tenants, client_address
 
 __all__ = ["make_app", "serve"]
 
 LOG = logging.getLogger("learngraph.chat_server")
+HEADER_SECONDS = 20.0
+"""Longest time that a client may take to send a request's headers."""
+KEEP_ALIVE_SECONDS = 75
+"""Time that an idle connection stays open. Clients keep theirs for 5 to 60 s (httpx, aiohttp, nginx, cloud balancers). The side that
+closes first must be the client: otherwise it may send a request on a connection that is being closed, and the request is lost."""
 BODIES = (ChatBody, TextBody, FeedbackBody, TrainBody, AdapterBody, VersionBody, RollBackBody)
 """Request bodies that the endpoints parse themselves, for the OpenAPI document."""
 
@@ -122,11 +129,11 @@ class KeyCheck:
     tenants: Tenants
     open_metrics: bool
 
-    def tenant(self, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
-        """The tenant of a key; raises an `ApiError` (401) for a missing or unknown one."""
+    def tenant(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Tenant:
+        """The tenant of a key; raises an `ApiError` (401) for a missing or unknown one, and `RateLimitExceeded` after many."""
         if credentials is None:
             message = "no API key: send the header `Authorization: Bearer KEY`"
-        elif (found := self.tenants.tenant_for_key(credentials.credentials)) is not None:
+        elif (found := self.tenants.log_in(credentials.credentials, client_address(request))) is not None:
             return found
         else:
             message = "this API key is not known here"
@@ -134,7 +141,7 @@ class KeyCheck:
 
     async def require_chat_key(self, request: Request, credentials: Credentials = None) -> None:
         """Admit requests with the key of a tenant that may chat."""
-        tenant = self.tenant(credentials)
+        tenant = self.tenant(request, credentials)
         if tenant.metrics_only:
             raise ApiError("this key reads /metrics only", 403, code="metrics_only")
         self.tenants.admit(tenant)
@@ -142,7 +149,7 @@ class KeyCheck:
 
     async def require_metrics_key(self, request: Request, credentials: Credentials = None) -> None:
         """Admit requests with any known key; all requests if /metrics needs none."""
-        request.state.tenant = None if self.open_metrics else self.tenant(credentials)
+        request.state.tenant = None if self.open_metrics else self.tenant(request, credentials)
         if request.state.tenant is not None:
             self.tenants.admit(request.state.tenant)
 
@@ -239,6 +246,7 @@ def make_app(
     max_body_bytes: int = 1 << 20,
     default_max_tokens: int = 1024,
     open_metrics: bool = False,
+    allowed_hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
     """The ASGI application.
 
@@ -248,6 +256,8 @@ def make_app(
         max_body_bytes: longest request body.
         default_max_tokens: longest reply of a chat request that names no limit, in tokens.
         open_metrics: /metrics needs no key.
+        allowed_hosts: names by which clients may call the server (the header `Host`), without ports; `*`: any. A server without keys
+            needs them: a page on the internet can make its own name lead to 127.0.0.1, and a browser then lets it read this server.
     """
     metrics = ServerMetrics()
     api = ChatApi(backend, tenants, metrics, max_body_bytes, default_max_tokens)
@@ -274,6 +284,7 @@ def make_app(
     application.add_api_route("/", _redirect_to_dashboard, methods=["GET"], include_in_schema=False)
     for kind, handler in ERROR_HANDLERS.items():
         application.add_exception_handler(kind, handler)
+    application.add_middleware(TrustedHostMiddleware, allowed_hosts=list(allowed_hosts), www_redirect=False)
     application.add_middleware(RequestMiddleware, metrics=metrics)
     application.openapi = lambda: _openapi_schema(application)  # type: ignore[method-assign]
     return application
@@ -367,6 +378,8 @@ async def serve(
     port: int = 8000,
     on_ready: Callable[[str], None] | None = None,
     grace: float = 10.0,
+    max_connections: int = 1000,
+    header_seconds: float = HEADER_SECONDS,
 ) -> None:
     """Serve until SIGINT, SIGTERM or cancellation.
 
@@ -374,6 +387,8 @@ async def serve(
         port: 0 takes a free one.
         on_ready: called with the URL once the server accepts requests.
         grace: seconds that replies under way have to end.
+        max_connections: connections at once, or as many as the process may open; those without a request make room for others.
+        header_seconds: longest time for a request's headers.
 
     Raises:
         UserError: the server cannot listen on this address.
@@ -387,6 +402,9 @@ async def serve(
         timeout_graceful_shutdown=math.ceil(grace),
         server_header=False,
         backlog=2048,
+        http=limited_protocol(available_connections(max_connections), header_seconds),
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
     )
     server = _Server(settings)
     shown = f"[{host}]" if ":" in host else host

@@ -46,7 +46,7 @@ from .dashboard_rows import (
 )
 from .openai_wire import ApiError
 from .replies import as_api_error
-from .tenants import Tenant, Tenants
+from .tenants import RateLimitExceeded, Tenant, Tenants, client_address
 
 __all__ = ["Sessions", "dashboard_router"]
 
@@ -155,7 +155,10 @@ class _Dashboard:
 
     async def log_in(self, request: Request) -> Response:
         key = (await _read_form(request)).get("key", "").strip()
-        tenant = self._tenants.tenant_for_key(key)
+        try:
+            tenant = self._tenants.log_in(key, client_address(request))
+        except RateLimitExceeded as error:
+            return self._render("login.html", 429, problem=str(error))
         if not _is_same_origin(request) or tenant is None or tenant.metrics_only:
             return self._render("login.html", 401, problem="This key is not known here.")
         answer = RedirectResponse("/dashboard", 303)
@@ -210,7 +213,7 @@ class _Dashboard:
         kind, _, key = request.headers.get("authorization", "").partition(" ")
         found, cookie = None, ""
         if kind.lower() == "bearer":
-            found = self._tenants.tenant_for_key(key.strip())
+            found = self._tenants.log_in(key.strip(), client_address(request))
         elif cookie := request.cookies.get(COOKIE, ""):
             name = self._sessions.tenant(cookie)
             found = self._tenants.tenant_by_name(name) if name is not None else None

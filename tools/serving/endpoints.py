@@ -111,12 +111,9 @@ class ChatApi:
         Raises:
             ApiError: it is too long, too slow or no JSON.
         """
-        too_long = ApiError(
-            f"the body is longer than {self.max_body_bytes} bytes",
-            413,
-            code="request_too_large",
-            headers={"connection": "close"},
-        )
+        # The connection stays open, and the rest of the body is read and dropped for as long as headers may take: were it closed
+        # while the client still sends, the client would see a reset in place of this answer.
+        too_long = ApiError(f"the body is longer than {self.max_body_bytes} bytes", 413, code="request_too_large")
         length = request.headers.get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:20]) > self.max_body_bytes:
             raise too_long

@@ -14,7 +14,7 @@ A key file names tenants and their limits:
       adapters: 8
     prometheus: {keys: [another-secret], metrics: true}   # may read /metrics and nothing else
 
-The counts are kept in memory: after a restart the day and the minute begin again.
+The tokens of the day outlive a restart if `keep_counts` names a file; the minute begins again.
 
 The package `limits` does not have these rules, so they are written here: a bucket that fills steadily, at rates below one
 request a minute too; a day that begins at midnight UTC and is charged after each reply; and replies that are being made at the
@@ -25,23 +25,38 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
+import json
+import logging
 import math
+import os
 import re
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from ...memory.errors import UserError
 
-__all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "read_tenants"]
+if TYPE_CHECKING:
+    from starlette.requests import HTTPConnection
 
+__all__ = ["RateLimitExceeded", "Tenant", "TenantLimits", "Tenants", "client_address", "read_tenants"]
+
+LOG = logging.getLogger("learngraph.chat_server")
+FAILED_LOGINS = 30
+"""Unknown keys that an address may send in a minute. Then it is refused, but for keys that have been right since the start."""
+MAX_ADDRESSES = 10_000
+"""Most addresses whose failed log-ins are remembered."""
+SAVE_SECONDS = 1.0
+"""Least time between two writes of the tokens of the day."""
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _DAY = 86_400
 
@@ -85,12 +100,30 @@ class Tenant:
 
 
 @dataclass
+class _Bucket:
+    """A bucket that fills steadily: so many uses a minute, and as many at once."""
+
+    level: float = 0.0
+    filled: float = -math.inf
+    """Time at which `level` was computed, in seconds of the monotonic clock."""
+
+    def wait(self, rate: float, now: float) -> float:
+        """Fill the bucket; returns the seconds until it has one use, 0 if it has.
+
+        Args:
+            rate: uses a minute.
+            now: seconds of the monotonic clock.
+        """
+        self.level = min(max(1.0, rate), self.level + (now - self.filled) * rate / 60)
+        self.filled = now
+        return max(0.0, 1 - self.level) * 60 / rate
+
+
+@dataclass
 class _Counts:
     """A tenant's use of its limits."""
 
-    bucket: float = 0.0
-    filled: float = -math.inf
-    """Time at which `bucket` was computed, in seconds of the monotonic clock."""
+    requests: _Bucket = field(default_factory=_Bucket)
     day: int = -1
     """Days since 1970, UTC."""
     tokens: int = 0
@@ -120,6 +153,10 @@ class Tenants:
         self._clock, self._monotonic = clock, monotonic
         self._lock = threading.Lock()
         self._counts: dict[str, _Counts] = {}
+        self._failed: OrderedDict[str, _Bucket] = OrderedDict()
+        self._proven: set[bytes] = set()
+        self._file: Path | None = None
+        self._saved = -math.inf
 
     def _digest(self, plain: bytes) -> bytes:
         return hmac.digest(self._secret, plain, "sha256")
@@ -132,6 +169,35 @@ class Tenants:
             if hmac.compare_digest(asked, digest):
                 found = tenant
         return found
+
+    def log_in(self, key: str, address: str) -> Tenant | None:
+        """The tenant with this key; None: there is none. Unknown keys count against the address, which may be shared: a key that
+        has been right before is never refused.
+
+        Args:
+            address: of the client (`client_address`).
+
+        Raises:
+            RateLimitExceeded: many unknown keys came from this address.
+        """
+        digest = self._digest(hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest())
+        with self._lock:
+            bucket = self._failed.get(address)
+            wait = 0.0 if bucket is None else bucket.wait(FAILED_LOGINS, self._monotonic())
+            if wait and digest not in self._proven:
+                raise RateLimitExceeded(f"too many unknown keys from this address; try again in {math.ceil(wait)} s", wait)
+        tenant = self.tenant_for_key(key)
+        with self._lock:
+            if tenant is None:
+                bucket = self._failed.setdefault(address, _Bucket())
+                bucket.wait(FAILED_LOGINS, self._monotonic())
+                bucket.level -= 1
+                self._failed.move_to_end(address)
+                if len(self._failed) > MAX_ADDRESSES:
+                    self._failed.popitem(last=False)
+            elif len(self._proven) < len(self._keys):
+                self._proven.add(digest)
+        return tenant
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -151,17 +217,13 @@ class Tenants:
         rate = tenant.limits.requests_per_minute
         if rate is None:
             return
-        most = max(1.0, rate)
         with self._lock:
-            counts, now = self._counts_for(tenant), self._monotonic()
-            counts.bucket = min(most, counts.bucket + (now - counts.filled) * rate / 60)
-            counts.filled = now
-            if counts.bucket < 1:
-                wait = (1 - counts.bucket) * 60 / rate
+            bucket = self._counts_for(tenant).requests
+            if wait := bucket.wait(rate, self._monotonic()):
                 raise RateLimitExceeded(
                     f"more than {rate:g} requests in a minute; the next may come in {math.ceil(wait)} s", wait
                 )
-            counts.bucket -= 1
+            bucket.level -= 1
 
     @contextmanager
     def reserve_streams(self, tenant: Tenant, choices: int = 1) -> Iterator[None]:
@@ -198,6 +260,43 @@ class Tenants:
             counts = self._counts_for(tenant)
             self._roll_day(counts)
             counts.tokens += tokens
+            if self._monotonic() - self._saved >= SAVE_SECONDS:
+                self._save()
+
+    def keep_counts(self, file: Path) -> None:
+        """Read the tokens of the day from a file, and keep them there from now on; after a kill -9, those of the last second may
+        be missing. A file that cannot be read counts as empty."""
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            day, tokens = int(found["day"]), {str(name): int(count) for name, count in found["tokens"].items()}
+        except FileNotFoundError:
+            day, tokens = -1, {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            LOG.error("the tokens of the day cannot be read from %s, and begin at 0: %s", file, error)
+            day, tokens = -1, {}
+        with self._lock:
+            self._file = file
+            for name, count in tokens.items():
+                counts = self._counts.setdefault(name, _Counts())
+                counts.day, counts.tokens = day, count
+
+    def save_counts(self) -> None:
+        """Write the tokens of the day to their file, if there is one."""
+        with self._lock:
+            self._save()
+
+    def _save(self) -> None:
+        if self._file is None:
+            return
+        self._saved = self._monotonic()
+        today = int(self._clock() // _DAY)
+        tokens = {name: counts.tokens for name, counts in self._counts.items() if counts.day == today}
+        new = self._file.with_name(self._file.name + ".new")
+        try:
+            new.write_text(json.dumps({"day": today, "tokens": tokens}) + "\n", encoding="utf-8")
+            os.replace(new, self._file)
+        except OSError as error:
+            LOG.error("the tokens of the day cannot be written to %s: %s", self._file, error)
 
     def usage(self, tenant: Tenant) -> dict[str, int | None]:
         """The tokens used today, the replies being made, and the limits of both."""
@@ -219,6 +318,16 @@ class Tenants:
         today = int(self._clock() // _DAY)
         if counts.day != today:
             counts.day, counts.tokens = today, 0
+
+
+def client_address(request: HTTPConnection) -> str:
+    """The address that failed log-ins are counted by: the client's; of an IPv6 address the network (/64), which is one customer's."""
+    host = request.client.host if request.client is not None else ""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
 
 
 def read_tenants(keys: Sequence[str] = (), file: str | Path | None = None, metrics_keys: Sequence[str] = ()) -> Tenants:

@@ -1,0 +1,292 @@
+"""The edges of the chat server: connections without requests, slow headers, long bodies, foreign hosts, guessed keys, restarts."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import chat_backend
+import httpx
+import pytest
+
+from learngraph.tools.serving import tenants
+from learngraph.tools.serving.tenants import FAILED_LOGINS, RateLimitExceeded, Tenant, Tenants
+
+pytest.importorskip("fastapi", reason="NOT TESTED: needs the extra [serve]")
+
+from learngraph.tools.serving import chat_server, connections
+
+ASK = {"model": "pocket", "messages": [{"role": "user", "content": "hi there"}]}
+BEARER = {"authorization": f"Bearer {chat_backend.KEY}"}
+
+
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, backend: Any = None, **limits: Any) -> Iterator[httpx.URL]:
+    """The URL of a server whose connections have these limits."""
+    known = chat_server.serve
+    app = {name: limits.pop(name) for name in ("max_body_bytes", "allowed_hosts") if name in limits}
+
+    async def serve(*args: Any, **more: Any) -> None:
+        await known(*args, **more, **limits)
+
+    monkeypatch.setattr(chat_server, "serve", serve)
+    with chat_backend.serving(backend or chat_backend.FakeBackend(), **app) as url:
+        yield httpx.URL(url)
+
+
+HALF_HEADERS = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"
+HALF_BODY = b"POST /dashboard/login HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nkey="
+
+
+def half_request(url: httpx.URL, half: bytes = HALF_HEADERS) -> socket.socket:
+    line = socket.create_connection((url.host, url.port), timeout=20)
+    line.sendall(half)
+    return line
+
+
+def read_all(line: socket.socket) -> bytes:
+    found = b""
+    with suppress(ConnectionError):
+        while more := line.recv(65536):
+            found += more
+    return found
+
+
+def status_of_answer(line: socket.socket) -> int:
+    """The status of the next answer, which is read to its end."""
+    found = b""
+    while b"\r\n\r\n" not in found:
+        more = line.recv(65536)
+        assert more, found
+        found += more
+    head, _, body = found.partition(b"\r\n\r\n")
+    length = next(int(part.split(b":")[1]) for part in head.split(b"\r\n") if part.lower().startswith(b"content-length:"))
+    while len(body) < length:
+        body += line.recv(65536)
+    return int(head.split()[1])
+
+
+@pytest.mark.parametrize("half", [HALF_HEADERS, HALF_BODY], ids=["headers", "body"])
+def test_half_requests_keep_nobody_out(monkeypatch: pytest.MonkeyPatch, half: bytes) -> None:
+    with serving(monkeypatch, max_connections=10, header_seconds=600) as url:
+        lines = [half_request(url, half) for _ in range(40)]
+        answers = [httpx.get(f"{url}/healthz", timeout=10).status_code for _ in range(5)]
+        assert answers == [200] * 5
+        assert read_all(lines[0]) == b""  # the oldest was closed
+        lines[-1].sendall(
+            b"\r\n" if half == HALF_HEADERS else b"x" * 96
+        )  # one that is late is served, as long as there is room
+        assert status_of_answer(lines[-1]) == (200 if half == HALF_HEADERS else 401)
+        for line in lines:
+            line.close()
+
+
+def test_headers_that_take_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(monkeypatch, header_seconds=0.3) as url:
+        slow, silent = half_request(url), socket.create_connection((url.host, url.port), timeout=20)
+        began = time.monotonic()
+        assert read_all(slow).startswith(b"HTTP/1.1 408 ")
+        assert read_all(silent).startswith(b"HTTP/1.1 408 ")
+        assert time.monotonic() - began < 10
+        with socket.create_connection((url.host, url.port), timeout=20) as line:  # the second request of a connection, too
+            line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert status_of_answer(line) == 200
+            line.sendall(b"GET /heal")
+            assert b"HTTP/1.1 408 " in read_all(line)
+
+
+def test_a_reply_that_takes_longer_than_headers_may_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = threading.Event()
+    with serving(monkeypatch, chat_backend.FakeBackend(heard=heard), max_connections=1, header_seconds=0.3) as url:
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=ASK | {"stream": True}, headers=BEARER) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            refused = httpx.get(f"{url}/healthz")  # there is one place, and it is busy
+            time.sleep(0.5)
+            heard.set()
+            rest = list(lines)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "unavailable"
+        assert "data: [DONE]" in rest
+
+
+def test_idle_connections_stay_open_longer_than_clients_keep_them() -> None:
+    """Also those of proxies, which keep them for 60 s."""
+    assert chat_server.KEEP_ALIVE_SECONDS > 60
+    with chat_backend.serving(chat_backend.FakeBackend()) as found:
+        url = httpx.URL(found)
+        with socket.create_connection((url.host, url.port), timeout=20) as line:
+            for _ in range(2):
+                line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert status_of_answer(line) == 200
+                time.sleep(5.5)  # httpx and uvicorn's own default: 5 s
+            line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert status_of_answer(line) == 200
+
+
+def test_connections_are_no_more_than_the_process_may_open() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        assert connections.available_connections(1000) == 512 - connections.RESERVED_FILES
+        assert connections.available_connections(100) == 100
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_a_body_that_is_too_long_is_answered_and_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"x" * 3_000_000
+    with serving(monkeypatch, max_body_bytes=1000) as url:
+        for _ in range(20):
+            with socket.create_connection((url.host, url.port), timeout=20) as line:
+                head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: {BEARER['authorization']}\r\n"
+                line.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode())
+                for start in range(0, len(body), 100_000):  # all of it, as clients do that read the answer afterwards
+                    line.sendall(body[start : start + 100_000])
+                assert status_of_answer(line) == 413
+                line.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+                assert status_of_answer(line) == 200  # the connection is good for more
+
+
+def test_a_server_without_keys_answers_to_its_own_names_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from learngraph.graphs.cli.serve import LOCAL_NAMES
+
+    with serving(monkeypatch, allowed_hosts=LOCAL_NAMES) as url:
+        for host, status in (
+            ("127.0.0.1", 200),
+            ("localhost:8000", 200),
+            ("[::1]:8000", 200),
+            ("evil.example", 400),
+            ("", 400),
+        ):
+            assert httpx.get(f"{url}/healthz", headers={"host": host}).status_code == status, host
+    with serving(monkeypatch) as url:
+        assert httpx.get(f"{url}/healthz", headers={"host": "chat.example"}).status_code == 200
+
+
+# Keys
+
+
+def test_guessing_keys_is_slow_and_stops_nobody_who_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with chat_backend.serving(chat_backend.FakeBackend()) as url, httpx.Client(base_url=url) as client:
+        assert client.get("/v1/models", headers=BEARER).status_code == 200
+        codes = [
+            client.get("/v1/models", headers={"authorization": f"Bearer guess-{i}"}).status_code
+            for i in range(FAILED_LOGINS + 10)
+        ]
+        assert codes[:FAILED_LOGINS] == [401] * FAILED_LOGINS
+        assert 429 in codes[FAILED_LOGINS:]
+        refused = client.get("/v1/models", headers={"authorization": "Bearer guess"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert int(refused.headers["retry-after"]) >= 1
+        form = client.post("/dashboard/login", data={"key": "guess"})
+        assert form.status_code == 429
+        assert client.get("/v1/models", headers=BEARER).status_code == 200  # it was right before
+        assert client.get("/v1/models").status_code == 401  # no key is no guess
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_failed_log_ins_count_by_address_and_are_forgotten_in_a_minute() -> None:
+    clock = Clock()
+    who = Tenants({"good": Tenant("acme")}, clock, clock)
+    for _ in range(FAILED_LOGINS):
+        assert who.log_in("bad", "10.0.0.1") is None
+    with pytest.raises(RateLimitExceeded, match="too many unknown keys"):
+        who.log_in("good", "10.0.0.1")  # not even the right one: it might be a guess
+    assert who.log_in("good", "10.0.0.2") == Tenant("acme")
+    assert who.log_in("good", "10.0.0.1") == Tenant("acme")  # known as right by now
+    clock.now += 60
+    assert who.log_in("bad", "10.0.0.1") is None
+    for i in range(tenants.MAX_ADDRESSES + 10):
+        who.log_in("bad", str(i))
+    assert len(who._failed) == tenants.MAX_ADDRESSES
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [("10.0.0.1", "10.0.0.1"), ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"), ("testclient", "testclient"), (None, "")],
+)
+def test_an_ipv6_customer_has_a_network(host: str | None, address: str) -> None:
+    from starlette.requests import HTTPConnection
+
+    scope = {"type": "http", "client": None if host is None else (host, 1), "headers": []}
+    assert tenants.client_address(HTTPConnection(scope)) == address
+
+
+# Restarts and files
+
+
+def test_the_tokens_of_a_day_outlive_a_restart(tmp_path: Path) -> None:
+    clock, file = Clock(), tmp_path / "usage.json"
+    acme = Tenant("acme", tenants.TenantLimits(tokens_per_day=100))
+
+    def start() -> Tenants:
+        found = Tenants({"k": acme}, clock, clock)
+        found.keep_counts(file)
+        return found
+
+    who = start()
+    who.spend(acme, 60)  # written at once, also if the process is killed now
+    assert start().usage(acme)["tokens_today"] == 60
+    who.spend(acme, 50)  # within the same second
+    who.save_counts()
+    again = start()
+    assert again.usage(acme)["tokens_today"] == 110
+    with pytest.raises(RateLimitExceeded, match="all 100 tokens of the day"), again.reserve_streams(acme):
+        pass
+    clock.now += 86_400
+    assert start().usage(acme)["tokens_today"] == 0
+    for damaged in ("", "[]", '{"day": 1}', '{"day": "x", "tokens": {}}'):
+        file.write_text(damaged)
+        assert start().usage(acme)["tokens_today"] == 0
+
+
+def test_only_the_user_reads_what_is_kept(tmp_path: Path) -> None:
+    """Chats of all tenants lie there: files of the service, and of an earlier one that were open to all."""
+    out = tmp_path / "out"
+    (out / "adapters/acme").mkdir(parents=True)
+    (out / "replay.sqlite").touch()
+    for path in (out, out / "adapters", out / "adapters/acme", out / "replay.sqlite"):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = "import os; os.umask(0o022); from learngraph.graphs.cli.main import main; main()"
+    args = ["serve", "--model", "guard", "--api-key", "secret", "--port", str(port), "--out", str(out), "--trainer", "inline"]
+    process = subprocess.Popen([sys.executable, "-c", command, *args], stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}", headers={"authorization": "Bearer secret"}, timeout=60
+        ) as client:
+            end = time.monotonic() + 240
+            while time.monotonic() < end and process.poll() is None:
+                with suppress(httpx.TransportError):
+                    if client.get("/healthz").status_code == 200:
+                        break
+                time.sleep(0.2)
+            ask = {"model": "guard", "messages": [{"role": "user", "content": "door is what ?"}], "max_tokens": 4}
+            reply = client.post("/v1/chat/completions", json=ask).json()
+            client.post("/v1/feedback", json={"response_id": reply["id"], "reward": 1}).raise_for_status()
+    finally:
+        process.terminate()
+        process.wait(60)
+    modes = {path.relative_to(out): path.stat().st_mode & 0o777 for path in (out, *out.rglob("*"))}
+    assert len(modes) > 5
+    assert json.loads((out / "usage.json").read_text())["tokens"]["default"] > 0
+    assert {str(name): oct(mode) for name, mode in modes.items() if mode not in (0o600, 0o700)} == {}
+    assert all(mode == (0o700 if (out / name).is_dir() else 0o600) for name, mode in modes.items())
