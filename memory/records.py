@@ -537,6 +537,8 @@ class ChatCall:
     scenario: str = ""
     turn: int = 0
     """Number of the turn in its conversation, from 0."""
+    user: str = ""
+    """The end user, as the tenant names him; empty: not named."""
     store: bool = True
     """Keep the exchange. One that is not kept takes no feedback."""
 
@@ -639,6 +641,8 @@ class Exchange:
     """Number of the turn, from 0."""
     created: float = 0.0
     """Unix time in seconds."""
+    user: str = ""
+    """The tenant's end user who chatted; empty: not named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,6 +314,8 @@ class ChatInput(AdapterScope):
     """The scenario that the chat is a turn of, if any."""
     turn: NotRequired[int]
     """Number of the turn within the scenario, from 0."""
+    user: NotRequired[str]
+    """The end user who chats; none of them teaches more than a share."""
     store: NotRequired[bool]
     """False: the exchange is not stored, and nothing is learned from it."""
 

@@ -325,6 +325,7 @@ def _exchange_row(row: ReplayRow) -> dict[str, Any]:
         "family": exchange.family,
         "scenario": exchange.scenario,
         "turn": exchange.turn,
+        "user": exchange.user,
         "step": exchange.step,
         "age": row.age,
         "times": row.sample_count,

@@ -18,6 +18,7 @@ import json
 import math
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -67,6 +68,9 @@ class ReplaySettings:
     """Largest size of a tenant's exchanges together (2^20 bytes), kept in the same way. Not given."""
     max_record_bytes: int = 2 * 1024 * 1024
     """Largest exchange, in bytes. Not given."""
+    max_user_share: float = 0.25
+    """Largest share of a minibatch that is of one end user (the request's `user`), so that no customer of a key steers its adapter; 1: no
+    limit. While fewer users give feedback, they share it equally; one alone teaches only where there is no other. Not given."""
     max_pending_hours: float = 24.0
     """Hours after the reply in which feedback is accepted. Not given."""
 
@@ -74,6 +78,8 @@ class ReplaySettings:
         for name in ("batch_size", "min_exchanges", "max_samplings", "max_records", "max_megabytes", "max_record_bytes"):
             if getattr(self, name) < 1:
                 raise UserError(f"replay: {name} is at least 1, got {getattr(self, name)}")
+        if not 0 < self.max_user_share <= 1:
+            raise UserError(f"replay: max_user_share is above 0, up to 1, got {self.max_user_share}")
         if self.max_age < 0 or not self.max_pending_hours > 0 or not 0 <= self.held_out_share <= 1:
             raise UserError(
                 "replay: max_age is at least 0, max_pending_hours above 0, held_out_share from 0 to 1; got "
@@ -198,11 +204,11 @@ class Replay(ReplayFile):
                     (exchange.step, exchange.reply.version, tenant, adapter),
                 ).fetchone()
                 n = base.execute(
-                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, appended, bytes)"
-                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?)",
+                    "INSERT INTO records (tenant, id, adapter, version, base, made, family, state, appended, bytes, user)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, 'pending', ?, ?, ?)",
                     (
                         *(tenant, exchange.id, adapter, exchange.reply.version, exchange.base, *dated, exchange.family),
-                        *(self._clock(), size),
+                        *(self._clock(), size, exchange.user),
                     ),
                 ).lastrowid
                 base.execute("INSERT INTO bodies VALUES (?, ?, ?, ?, ?)", (n, *body))
@@ -420,7 +426,8 @@ class Replay(ReplayFile):
         """The minibatch of the next gradient step, frozen until `commit` or `release`; None if fewer than `min_exchanges` are ready.
 
         An unfinished minibatch comes back first, unchanged. Otherwise records older than `max_age` are rejected, and those of other
-        base models than `base_model` if it is given; `stratified_sample` takes `size` of the others. The draw depends only on the
+        base models than `base_model` if it is given; `stratified_sample` takes `size` of the others, of each end user at most
+        `max_user_share`. The draw depends only on the
         seed, the adapter, the step, and the number of this step's released minibatches.
         """
         if size < 1:
@@ -448,9 +455,11 @@ class Replay(ReplayFile):
                 "SELECT n, family, positive FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n",
                 scope,
             ).fetchall()
+            id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
+            allowed = self._within_user_share(base, scope, min(size, max(min_exchanges, 1)), Random(f"{seed}/{id}/users"))
+            ready = [row for row in ready if allowed is None or row[0] in allowed]
             if len(ready) < max(min_exchanges, 1):
                 return None
-            id = f"{tenant}/{adapter}/{step + 1}{f'.{attempt}' if attempt else ''}"
             random = Random(f"{seed}/{id}")
             drawn = [
                 ready[i][0]
@@ -463,6 +472,35 @@ class Replay(ReplayFile):
                 (id, *scope, step + 1, head, random.getrandbits(48), json.dumps(ids)),
             )
             return self._minibatch(base, id)
+
+    def _within_user_share(
+        self, base: sqlite3.Connection, scope: tuple[str, str], size: int, random: Random
+    ) -> set[int] | None:
+        """Numbers of the ready records that a minibatch of `size` may be drawn from: some of each end user, and all without a named
+        one. None: no limit."""
+        rows = base.execute(
+            "SELECT n, user, revision > 0 FROM records INDEXED BY by_user WHERE tenant = ? AND adapter = ? AND user <> ''",
+            scope,
+        ).fetchall()
+        givers, known = {user for _, user, given in rows if given}, {user for _, user, _ in rows}
+        if len(known) < 2 or self.settings.max_user_share == 1:
+            return None
+        equal = math.ceil(size / max(len(givers), 2))
+        most = max(1, equal, math.floor(size * self.settings.max_user_share))
+        of_user = {n: user for n, user, _ in rows}
+        ready = base.execute(
+            "SELECT n FROM records INDEXED BY ready WHERE tenant = ? AND adapter = ? AND state = 'ready' ORDER BY n", scope
+        ).fetchall()
+        random.shuffle(ready)
+        taken: Counter[str] = Counter()
+        allowed = set()
+        for (n,) in ready:
+            user = of_user.get(n)
+            if user is not None:
+                taken[user] += 1
+            if user is None or taken[user] <= most:
+                allowed.add(n)
+        return allowed
 
     def _reject_too_old(self, base: sqlite3.Connection, tenant: str, adapter: str) -> None:
         limit = self.settings.max_age

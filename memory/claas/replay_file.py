@@ -41,7 +41,8 @@ CREATE TABLE scopes (tenant TEXT, adapter TEXT, step INTEGER NOT NULL DEFAULT 0,
 CREATE TABLE records (n INTEGER PRIMARY KEY, tenant TEXT NOT NULL, id TEXT NOT NULL, adapter TEXT NOT NULL, version TEXT NOT NULL,
     base TEXT NOT NULL, made INTEGER NOT NULL, family TEXT NOT NULL, positive INTEGER, state TEXT NOT NULL, reason TEXT NOT NULL
     DEFAULT '', verdict TEXT, times INTEGER NOT NULL DEFAULT 0, revision INTEGER NOT NULL DEFAULT 0, job TEXT NOT NULL DEFAULT '',
-    feedback TEXT, kl REAL, batch TEXT, appended REAL NOT NULL, bytes INTEGER NOT NULL, UNIQUE (tenant, id));
+    feedback TEXT, kl REAL, batch TEXT, appended REAL NOT NULL, bytes INTEGER NOT NULL, user TEXT NOT NULL DEFAULT '',
+    UNIQUE (tenant, id));
 CREATE INDEX by_scope ON records (tenant, adapter, n);
 CREATE INDEX by_state ON records (tenant, adapter, state, n);
 CREATE INDEX by_tenant ON records (tenant, n);
@@ -75,6 +76,7 @@ CREATE TABLE dates (tenant TEXT, adapter TEXT, version TEXT, made INTEGER NOT NU
     WITHOUT ROWID;
 CREATE TABLE taints (tenant TEXT, version TEXT, PRIMARY KEY (tenant, version)) WITHOUT ROWID;
 """
+USER_INDEX = "CREATE INDEX IF NOT EXISTS by_user ON records (tenant, adapter, user, revision, n) WHERE user <> ''"
 HINTS = {
     sqlite3.SQLITE_FULL: "the disk is full: make room and try again; what was stored before is kept",
     sqlite3.SQLITE_IOERR: "the disk does not take it: make room or repair it, and try again; what was stored before is kept",
@@ -113,6 +115,8 @@ class ReplayFile:
         self._lock_file()
         try:
             with self._user_errors():
+                with suppress(OSError):  # SQLite says it better
+                    os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))  # its log takes on the file's rights
                 self._base = sqlite3.connect(self.path, 5.0, isolation_level=None, check_same_thread=False)
                 try:
                     self._prepare()
@@ -167,6 +171,9 @@ class ReplayFile:
             base.executescript(
                 f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id={APPLICATION_ID}; PRAGMA user_version={FORMAT}; COMMIT;"
             )
+        if "user" not in {name for _, name, *_ in base.execute("PRAGMA table_info(records)")}:  # of an earlier version
+            base.execute("ALTER TABLE records ADD COLUMN user TEXT NOT NULL DEFAULT ''")
+        base.execute(USER_INDEX)
 
     @contextmanager
     def _user_errors(self) -> Iterator[None]:
@@ -360,6 +367,8 @@ def pack(exchange: Exchange) -> tuple[str, bytes, bytes, bytes]:
     about = {field.name: getattr(exchange, field.name) for field in fields(exchange)}
     request, answer = about.pop("request"), about.pop("reply")
     del about["feedback"], about["tenant"]
+    if not exchange.user:
+        del about["user"]
     about["request"] = {field.name: getattr(request, field.name) for field in fields(request)}
     about["request"]["sampling"] = {field.name: getattr(request.sampling, field.name) for field in fields(request.sampling)}
     about["reply"] = {field.name: getattr(answer, field.name) for field in fields(answer)}

@@ -186,6 +186,7 @@ def make_exchange(state: Mapping[str, Any], base: str) -> Exchange:
         family=state.get("family", ""),
         scenario=state.get("scenario", ""),
         turn=state.get("turn", 0),
+        user=state.get("user", ""),
     )
 
 

@@ -305,7 +305,8 @@ class RequestBody(StrictBody):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Bias], Field(max_length=1024)] | None = None
-    user: str | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    """The end user. Kept with the exchange, so that none of a key's customers teaches more than a share."""
 
 
 class ChatBody(RequestBody):
@@ -332,7 +333,8 @@ class ChatBody(RequestBody):
     """False: the exchange is not kept and takes no feedback."""
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
+    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    """OpenAI's newer name for `user`."""
     prompt_cache_key: str | None = None
 
 
@@ -365,7 +367,7 @@ class ParsedRequest:
     """True if only the first tool call is shown."""
     store: bool = True
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """`family`, `scenario`, `turn`."""
+    """`family`, `scenario`, `turn`, `user`."""
 
 
 def parse_body(kind: type[T], data: Any) -> T:
@@ -456,7 +458,7 @@ def parse_chat(data: Any, model: str, features: Collection[str], window: int, de
         with_logprobs=bool(body.logprobs),
         one_call=body.parallel_tool_calls is False,
         store=body.store is not False,
-        metadata=_parse_metadata(body.metadata or {}),
+        metadata=_parse_metadata(body.metadata or {}) | {"user": body.safety_identifier or body.user or ""},
     )
 
 
@@ -477,6 +479,7 @@ def parse_text(data: Any, model: str, features: Collection[str], window: int) ->
         stream=bool(body.stream),
         with_usage=_wants_usage(body),
         with_logprobs=body.logprobs is not None,
+        metadata={"user": body.user or ""},
     )
 
 

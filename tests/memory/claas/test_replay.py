@@ -908,3 +908,89 @@ def test_a_closed_buffer_is_the_callers_mistake(tmp_path: Path) -> None:
 def test_limits_that_are_none(wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="replay: "):
         ReplaySettings(**wrong)
+
+
+# -- end users
+
+
+def give(replay: Replay, user: str, count: int, start: int = 0, feedback: Feedback = BAD, **more: Any) -> None:
+    for i in range(start, start + count):
+        replay.append(exchange(f"{user}-{i}", user=user, **more))
+        replay.add_feedback("acme", f"{user}-{i}", feedback)
+
+
+def users(batch: Minibatch | None) -> Counter[str]:
+    assert batch is not None
+    return Counter(one.user for one in batch.exchanges)
+
+
+def test_no_end_user_fills_a_minibatch(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        give(replay, "mallory", 500)
+        for name in ("ann", "bob", "cem", "dan", "eve"):
+            give(replay, name, 3, feedback=GOOD)
+        for _ in range(10):
+            batch = replay.lease("acme", "default", 8, seed=3)
+            assert users(batch)["mallory"] <= 2
+            assert users(batch).total() == 8
+            assert batch is not None
+            replay.commit(batch.id, f"acme/default@v{batch.step}", {})
+
+
+def test_one_end_user_of_several_teaches_nothing_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        give(replay, "mallory", 500)
+        assert users(replay.lease("acme", "default", 8)) == {"mallory": 8}  # the only one there is
+    (tmp_path / "more").mkdir()
+    with opened(tmp_path / "more") as replay:
+        give(replay, "mallory", 500)
+        replay.append(exchange("hello", user="ann"))  # another one chats, and says nothing of the replies
+        assert replay.lease("acme", "default", 8) is None
+        give(replay, "ann", 4)
+        assert users(replay.lease("acme", "default", 8)) == {"mallory": 4, "ann": 4}
+
+
+def test_three_end_users_share_a_minibatch_and_the_unnamed_have_no_limit(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        for name in ("ann", "bob", "mallory"):
+            give(replay, name, 20)
+        batch = replay.lease("acme", "default", 8)
+        assert max(users(batch).values()) <= 3
+    (tmp_path / "more").mkdir()
+    with opened(tmp_path / "more") as replay:
+        fill(replay, 20)
+        give(replay, "ann", 1)
+        give(replay, "bob", 1)
+        assert users(replay.lease("acme", "default", 8))[""] >= 6
+
+
+def test_without_named_end_users_the_draw_is_what_it_was(tmp_path: Path) -> None:
+    drawn = []
+    for share in (0.25, 1.0):
+        place = tmp_path / str(share)
+        place.mkdir()
+        with opened(place, ReplaySettings(held_out_share=0.0, max_user_share=share)) as replay:
+            fill(replay, 40)
+            batch = replay.lease("acme", "default", 8, seed=7)
+            assert batch is not None
+            drawn.append([one.id for one in batch.exchanges])
+    assert drawn[0] == drawn[1]
+
+
+def test_a_buffer_of_an_earlier_version_takes_end_users(tmp_path: Path) -> None:
+    with opened(tmp_path) as replay:
+        fill(replay, 3)
+    base = sqlite3.connect(tmp_path / "replay.sqlite")
+    base.execute("DROP INDEX by_user")
+    base.execute("ALTER TABLE records DROP COLUMN user")
+    base.commit()
+    base.close()
+    with opened(tmp_path) as replay:
+        give(replay, "ann", 1)
+        assert [row.exchange.user for row in replay.rows("acme")] == ["ann", "", "", ""]
+
+
+def test_a_share_is_above_0() -> None:
+    for share in (0.0, 1.5, math.nan):
+        with pytest.raises(UserError, match="max_user_share"):
+            ReplaySettings(max_user_share=share)
