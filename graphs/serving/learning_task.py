@@ -213,7 +213,8 @@ class LearningTask:
         turn.served, self.busy = next(self._numbers), scope
         self._served[scope[0]] = turn.served
         asked: dict[str, Any] = {"tenant": scope[0], "adapter": scope[1]}
-        if turn.jobs:
+        is_for_job = bool(turn.jobs)  # a job that is asked for meanwhile gets a run of its own
+        if is_for_job:
             asked["least"] = 2
         turn.due = False  # feedback that comes meanwhile makes it due again
         self._step = asyncio.create_task(self._graph.ainvoke(asked))
@@ -228,7 +229,7 @@ class LearningTask:
         self._count(state, self._clock() - began)
         if state["outcome"] != "too few":
             LOG.info("%s/%s: %s", *scope, describe_run(state))
-        if turn.jobs:
+        if is_for_job:
             self._advance(scope[0], turn, state)
         turn.skips = turn.skips + 1 if state["outcome"] == "skipped" else 0
         rests = state["outcome"] == "too few" or (turn.skips >= MAX_SKIPS and not turn.jobs)

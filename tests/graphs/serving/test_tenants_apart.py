@@ -75,6 +75,32 @@ async def test_one_tenants_jobs_push_out_nobody_elses(tmp_path: Path, monkeypatc
             assert await service.job("acme", new["job"]) is not None
 
 
+async def test_a_job_that_is_asked_for_during_a_run_gets_its_own(tmp_path: Path) -> None:
+    """A run that began before, and finds too few exchanges for itself, does not end the job."""
+    async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0}, replay={"min_exchanges": 100})) as service:
+        task = service._learning
+        assert task is not None
+        graph, begun, go = task._graph, asyncio.Event(), asyncio.Event()
+
+        class Slow:
+            async def ainvoke(self, asked: Any) -> Any:
+                found = await graph.ainvoke(asked)
+                begun.set()
+                await go.wait()
+                return found
+
+        task._graph = Slow()  # type: ignore[assignment]
+        await turns(service, 4, "acme")
+        await begun.wait()
+        job = await service.train("acme", "default", 2)
+        go.set()
+        await urn.until(lambda: len(service.learner.seen) == 2)
+        await urn.until(lambda: idle(service))
+        told = await service.job("acme", job["job"])
+        assert told is not None
+        assert (told["state"], told["taken"]) == ("done", 2)
+
+
 @pytest.mark.parametrize("damage", ["log", "record"])
 async def test_damaged_files_of_one_tenant_stop_only_that_tenant(tmp_path: Path, damage: str) -> None:
     async with serving(tmp_path) as service:
