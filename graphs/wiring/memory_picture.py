@@ -45,14 +45,14 @@ class MemoryPicture:
         names, ids = self.names(), {state: f"s{n}" for n, state in enumerate(self.graph.states)}
         boxes = [f'  {ids[state]}["{_plain(name)}"]' for state, name in names.items()]
         arrows = [f'  {ids[one.state]} -->|"{_plain(_label(one))}"| {ids.get(one.following, END)}' for one in self.graph.arrows]
-        return "\n".join(["flowchart LR", *boxes, *arrows]) + "\n"
+        return "\n".join(["flowchart TD", *boxes, *arrows]) + "\n"
 
     def svg(self) -> str:
         """The picture as an SVG document."""
         import pygraphviz  # type: ignore[import-untyped]
 
-        drawn = pygraphviz.AGraph(directed=True, strict=False, rankdir="LR", bgcolor="transparent", pad=0.1)
-        drawn.graph_attr.update(fontname="Helvetica", nodesep=0.25, ranksep=0.6, dpi=72)
+        drawn = pygraphviz.AGraph(directed=True, strict=False, rankdir="TB", bgcolor="transparent", pad=0.1)
+        drawn.graph_attr.update(fontname="Helvetica", nodesep=0.35, ranksep=0.35, dpi=72)
         drawn.node_attr.update(
             shape="box", style="rounded,filled", color="#9aa0a8", fillcolor="#fff0d1", fontname="Helvetica", fontsize=11
         )

@@ -22,7 +22,7 @@ def memory() -> Experiences:
 def test_states_are_boxes_and_remembered_actions_arrows(memory: Experiences) -> None:
     shown = memory_picture.picture_memory(memory)
     assert shown.mermaid() == (
-        "flowchart LR\n"
+        "flowchart TD\n"
         '  s0["You are in the hall (1)"]\n'
         '  s1["You are in the hall (2)"]\n'
         '  s0 -->|"north: 2 x, 2"| s1\n'
