@@ -119,7 +119,8 @@ def _play_all(setup: SweepSetup, batches: Sequence[Sequence[Job]]) -> list[RunFa
         in_turn = shares_memory(setup, batch[0].method)
         work += [(setup, left)] if in_turn and left else [(setup, (job,)) for job in left]
     concurrency = _concurrency(setup)
-    at_once = max(1, concurrency * min(setup.options.workers, len(work)) // len(work))
+    is_limited = bool(setup.options.token_budget or setup.options.dollar_budget)  # attempts that it cuts would be paid again
+    at_once = 1 if is_limited else max(1, concurrency * min(setup.options.workers, len(work)) // max(1, len(work)))
     work = [(setup, [replace(job, attempts_at_once=_attempts_at_once(job, at_once)) for job in jobs]) for setup, jobs in work]
     with show_progress(setup, batches[0][0].folder.parent, followers) as tick:
         failed = workers.run_workers(work, play, setup.options.workers, tick, concurrency)

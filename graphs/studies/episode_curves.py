@@ -119,7 +119,7 @@ def _draw_curves(axes: Any, attempts: _Methods, numbers: Callable[[SeedResult], 
 
 def _set_heights(axes: Any, heights: Sequence[float]) -> None:
     """Let the y axis show these heights and 0, with a margin; also where all are 0."""
-    low, high = min(0.0, *heights), max(0.0, *heights)
+    low, high = min([0.0, *heights]), max([0.0, *heights])
     margin = 0.06 * (high - low) or 0.5
     axes.set_ylim(low - margin if low < 0 else -margin / 3, high + margin)
 

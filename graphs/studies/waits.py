@@ -16,7 +16,8 @@ WAITING = "waiting.json"
 def note_wait(folder: Path, wait: Any) -> None:
     """Say in the run folder that this process waits before another try; a listener of `tools.models.api_posts`."""
     note = {"until": time.time() + wait.seconds, "reason": wait.reason, "seconds": round(wait.seconds, 1), "tries": wait.tries}
-    (folder / WAITING).write_text(json.dumps(note), encoding="utf-8")
+    if folder.is_dir():  # else the run was removed meanwhile
+        (folder / WAITING).write_text(json.dumps(note), encoding="utf-8")
 
 
 def wait_text(folder: Path) -> str:

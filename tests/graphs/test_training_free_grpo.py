@@ -1057,7 +1057,8 @@ def test_majority_votes_go_by_agreement_and_nothing_of_the_verifier_is_told() ->
             assert max(Counter(rewards)[1.0], 0) < 3
     assert {"mixed", "disagreed"} & set(row["kinds"])
     for kind, told, _ in bench.chat.asked:
-        assert not re.search(r"VERDICT|True answer|Grade, from 0|\breward [01]|^= [01]", told, re.MULTILINE), kind
+        # A mean reward is that of the votes, which is what this way of learning has instead of grades.
+        assert not re.search(r"VERDICT|True answer|Grade, from 0|(?<!mean )\breward [01]|^= [01]", told, re.MULTILINE), kind
     blind = [told for kind, told, _ in bench.chat.asked if kind == "contrast"]
     assert blind
     assert all("agrees with most" in told for told in blind)

@@ -78,6 +78,7 @@ class CounterfactualAgent:
             self._scored.clear()
         head, observation = self._after(task, tuple(actions))
         where = {"task": task, "run": name, "episode": 0, "step": len(actions), "head": head, "observation": observation}
+        where["score"] = sum(step.reward or 0.0 for step in self.parts.journal.history(head))
         state = {**where, "strategy": Strategy(advice) if advice else None, "usage": Usage()}
         node = self.act if advice else self.draft
         if isinstance(node, Runnable):

@@ -63,14 +63,16 @@ def test_the_table_and_the_results_say_calls_tokens_and_dollars(here: Path, caps
 
 
 def test_tokens_of_a_dialogue_that_ended_the_run_are_counted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with OpenAIServer(["Action: wait", "nonsense", "nonsense", "nonsense", "Action: wait"]) as server:
-        assert paid("react", "--seeds", "1", server=server) == 2
-        assert paid("react", "--seeds", "1", server=server) == 0
-        calls, tokens = len(server.requests), read(server) + sum(2 if n in (0, 4, 5, 6) else 1 for n in range(7))
+    refused = {"status": 400, "text": "no"}  # twice: a request is refused with and without its stop sequence
+    with OpenAIServer(["Action: wait", "nonsense", refused, refused, "Action: wait"]) as server:
+        command = ("react", "--seeds", "1", "--concurrency", "1")
+        assert paid(*command, server=server) == 2
+        assert paid(*command, server=server) == 0
+        calls, tokens = len(server.requests), read(server)
     row = results(here)["react"]
     assert calls == 7
-    assert (row["calls_per_run"], row["tokens_per_run"]) == (7, tokens)
-    assert 0 < row["unused_tokens"] < tokens
+    assert row["calls_per_run"] == 5  # a refusal is no reply, and costs nothing
+    assert 0 < row["unused_tokens"] < row["tokens_per_run"] < tokens
     assert f"; {row['unused_tokens']:,} of these tokens are in no finished episode" in capsys.readouterr().out
 
 
@@ -126,7 +128,7 @@ def test_a_wait_before_another_try_is_on_the_progress_line(here: Path, monkeypat
 
     monkeypatch.setattr(waits, "note_wait", look)
     with OpenAIServer([{"status": 429, "text": "slow down"}, {"status": 500, "text": "oops"}, "Action: wait"]) as server:
-        assert paid("react", "--seeds", "1", server=server) == 0
+        assert paid("react", "--seeds", "1", "--concurrency", "1", server=server) == 0
     assert seen[0] == "waiting 0 s after try 1: rate-limited"
     assert seen[1].startswith("waiting 0.") or seen[1].startswith("waiting 1")
     assert seen[1].endswith(" s after try 2: error 500")

@@ -52,7 +52,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     [
         ({"status": 400, "text": "content filter"}, "request refused (content filter)"),
         ({"status": 500, "text": "oops"}, "error 500, tried 1 times"),
-        ({"text": "I cannot do that."}, "react"),
     ],
 )
 def test_one_failed_seed_ends_alone_and_is_tried_again(
@@ -95,7 +94,7 @@ def test_calls_in_flight_are_kept_when_another_run_fails(tmp_path: Path, monkeyp
 
     with OpenAIServer(slow_or_refused) as server:
         assert main(["run", "react", *ASK, "--seeds", "2", "--base-url", server.url, "--out", "run"]) == 2
-        assert len(server.requests) == 1 + 4
+        assert sum(words not in json.dumps(request["messages"]) for request in server.requests) == 4
     assert len(rows(tmp_path / "run" / "react-s0" / "episodes.jsonl")) == 2
 
 

@@ -413,14 +413,14 @@ def test_rollouts_call_tools_of_their_own(
             everything = "\n".join(str(message.content) for message in messages)
             if not kwargs.get("tools") or LESSON not in everything:
                 return super()._generate(messages, **kwargs)
-            if messages[-1].type == "tool":
-                return told(rf"So it is \boxed{{{str(messages[-1].content).strip()}}}.", 10, 1)
+            if outputs := [message for message in messages if message.type == "tool"]:  # how many turns are left may follow
+                return told(rf"So it is \boxed{{{str(outputs[-1].content).strip()}}}.", 10, 1)
             a, b = re.findall(r"What is (\d+) \+ (\d+)\?", everything)[-1]
             call: Any = {"name": kwargs["tools"][0], "args": {"code": f"print({a} + {b})"}, "id": "call"}
             return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
     monkeypatch.setattr(models, "open_model", lambda spec, **settings: Calls(temperature=settings["temperature"] or 0.0))
-    flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test-problems 2 --test-rollouts 1"
+    flags = "--tools python --seeds 1 --problems 2 --held-out 1 --test-problems 2 --test-rollouts 1 --accept always"
     assert run(f"{sums} {flags} --tool-turns 3", compare=[ARMS[0], "tool-agent"]) == 0
     assert json.loads((here / "out" / "settings.json").read_text())["arms"]["tool-agent"]["max_turns"] == 3
     table = rows()
@@ -628,7 +628,9 @@ def test_the_paper_as_an_arm_changes_its_own_switches_only(here: Path, capsys: p
         "duplicate_similarity",
     )
     paper = asdict(TrainingFreeGRPO.paper())
-    assert arms[f"{METHOD}:paper"] == arms[METHOD] | {name: paper[name] for name in own}
+    expected = arms[METHOD] | {name: paper[name] for name in own}
+    assert paper["max_step_edits"] == expected.pop("max_step_edits", 0) - 16 == 0  # a record names it where it is not 0
+    assert arms[f"{METHOD}:paper"] == expected
 
 
 def test_a_library_may_be_the_folder_of_a_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -920,7 +922,9 @@ def test_a_dry_run_knows_what_calls_took_here(here: Path, sums: str, capsys: pyt
     asked = Adds.asked.copy()
     assert run(f"{sums} --dry-run --json") == 0
     plan = json.loads(capsys.readouterr().out)
-    assert {(stage["read"], stage["written"]) for stage in plan["stages"]} == {(1000.0, 100.0)}
+    known = [stage for stage in plan["stages"] if stage["stage"] != "propose"]  # it was not asked: the library was empty
+    assert {(stage["read"], stage["written"]) for stage in known} == {(1000.0, 100.0)}
+    assert "propose" not in asked
     assert Adds.asked == asked
 
 
