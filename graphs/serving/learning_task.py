@@ -164,12 +164,12 @@ class LearningTask:
 
     def job(self, tenant: str, id: str) -> dict[str, Any] | None:
         """The state of a `train` job; None: this tenant has none of this id. Jobs are not kept on disk."""
-        job = self._jobs.get(tenant, {}).get(id)
+        job = self._jobs.get(tenant, dict[str, dict[str, Any]]()).get(id)
         return None if job is None else {**job, "why": hide_paths(job["why"])}
 
     def _advance(self, tenant: str, turn: _Turn, state: dict[str, Any]) -> None:
         """Count a step for the job that asked for it."""
-        job = self._jobs.get(tenant, {}).get(turn.jobs[0])
+        job = self._jobs.get(tenant, dict[str, dict[str, Any]]()).get(turn.jobs[0])
         if job is not None and state["outcome"] in ("stepped", "live", "canary", "dropped"):
             if state.get("update") and state.get("batch"):
                 job["taken"] += 1
