@@ -16,12 +16,12 @@ Learning, one gradient step:
 
     sample    evict what is older than A_max steps, lease M exchanges, stratified               (x, y, r) ~ B
     correct   log pi_old(y) with the present learner; weights, and which replies are too stale  w = min(pi_old / mu, C)
-    step      one update of the adapter, a new immutable version                                theta <- AdamW(theta, grad L)
+    step      one update, scaled down to the gate's bounds; a new immutable version             theta <- s AdamW(theta, grad L)
     commit    the step is taken: each exchange used once more                                   k <- k + 1
     gate      candidate against live: held-out feedback, retention set, entropy, KL to the base
     load      the engine takes the candidate in beside the live version
     promote   requests go to it, or a share of them
-    drop      it never answers; learning goes on from the live version
+    drop      it never answers; learning goes on from the live version, with the same feedback and half the step
     skip      nothing to learn: no feedback that the teacher can read (sdpo), rewards all alike (ppo, reinforce), all too stale
 
 The loss L is a mean over the tokens of the minibatch; p is the learner, q the teacher, which also reads the feedback:
@@ -212,7 +212,7 @@ def build_learning(
         "sample": SampleMinibatch(
             replay, versions, settings=settings.replay, base=learner.base, gate_every=gate_every, seed=settings.seed
         ),
-        "correct": Correct(learner, replay),
+        "correct": Correct(learner, replay, versions, settings.gate),
         "step": TakeGradientStep(learner, replay),
         "skip": Skip(replay),
         "commit": CommitStep(replay, versions, gate_every),

@@ -9,6 +9,7 @@ again when it is made: a record read from a checkpoint equals the original.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -689,6 +690,10 @@ class Correction:
     """Mean of log mu - log pi_old over the tokens, in nats: KL(mu || pi_old), estimated."""
     scale: float = 1.0
     """Factor on the learning rate."""
+    max_kl: float = math.inf
+    """Largest KL(pi || base) per token that the step may end with on these exchanges, in nats."""
+    min_entropy_share: float = 0.0
+    """Share of the base model's entropy on these exchanges that the step must leave."""
     kls: tuple[tuple[str, float], ...] = ()
     """(id, mean of log mu - log pi_old over its reply, in nats); adaptive eviction goes by this."""
 
@@ -717,6 +722,8 @@ class Update:
     """Mean entropy of the learner before each of these tokens, in nats."""
     kl: float = 0.0
     """Mean KL(pi || base) at these tokens after the step, in nats; 0 if it was not measured."""
+    shrink: float = 1.0
+    """Factor by which the adapter was scaled down after the step, to stay within the correction's limits; 1: it was within them."""
     seconds: float = 0.0
     """Wall time."""
 

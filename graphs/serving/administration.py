@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from ...memory.claas.replay import Replay, ReplayRow
 from ...memory.errors import AdapterConflict, Unavailable, UnknownAdapter, hide_paths
 from ...nodes.learn.chat_turn import Engine
+from ..claas import CLaaS
 from .learning_task import LearningTask
 from .metrics import ServiceMetrics
+from .obstacles import find_obstacles
 from .versions import AdapterState, LiveVersions
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ class Administration:
         live: the versions that answer.
         learning: the task that learns; None: nothing learns.
         metrics: of the service.
+        settings: CLaaS's settings.
     """
 
     def __init__(
@@ -49,8 +53,10 @@ class Administration:
         live: LiveVersions,
         learning: LearningTask | None,
         metrics: ServiceMetrics,
+        settings: CLaaS,
     ) -> None:
         self.model = model
+        self.settings = settings
         self.engine = engine
         self.replay = replay
         self._live = live
@@ -123,15 +129,32 @@ class Administration:
         if row is None:
             return None
         uses = await asyncio.to_thread(self.replay.uses, tenant, row.exchange.id)
+        adapter, used = row.exchange.adapter, list(dict.fromkeys(version for _, version in uses))
+        waits = row.state in ("ready", "leased")
         return {
             "job": id,
             "kind": "feedback",
             "state": row.state,
             "reason": hide_paths(row.reason),
             "response_id": row.exchange.id,
-            "adapter": row.exchange.adapter,
-            "versions": list(dict.fromkeys(version for _, version in uses)),
+            "adapter": adapter,
+            "versions": used,
+            "outcomes": await asyncio.to_thread(self._outcomes, tenant, adapter, used),
+            "held_up": await asyncio.to_thread(self._obstacle_rows, tenant, adapter) if waits else [],
         }
+
+    def _outcomes(self, tenant: str, adapter: str, labels: Sequence[str]) -> dict[str, str]:
+        """The states of versions, by label: `live`, `retired`, `dropped`, `candidate`, `canary` or `deleted`."""
+        states = self._live.state(tenant, adapter).versions.states()
+        return {label: states.get(label, "deleted") for label in labels}
+
+    def _obstacle_rows(self, tenant: str, adapter: str) -> list[dict[str, str]]:
+        """The obstacles to an adapter's learning, with their remedies."""
+        if self._learning is None:
+            return []
+        report, counts = self._learning.report(tenant, adapter), self.replay.counts(tenant, adapter)
+        versions = self._live.state(tenant, adapter).versions
+        return [asdict(each) for each in find_obstacles(self.settings, self.replay, versions, report, counts)]
 
     async def train(self, tenant: str, adapter: str, steps: int = 1) -> dict[str, Any]:
         """Take this many gradient steps as soon as the learner is free. A step needs at least two ready exchanges."""
@@ -264,6 +287,7 @@ class Administration:
             "model": self.model,
             "base": self.engine.base,
             "learner": learner,
+            "last_turns": dict(self._learning.outcomes()) if self._learning is not None and tenant is None else {},
             "loaded": len(loaded),
             "running": self._running.total() if tenant is None else self._running[tenant],
         }
@@ -275,8 +299,7 @@ class Administration:
     def _learning_row(self, tenant: str, adapter: str) -> dict[str, Any]:
         """An adapter's progress, with its newest 500 gradient steps."""
         state = self._live.state(tenant, adapter)
-        outcomes = {version.label: version.state for version in state.versions.versions()}
-        outcomes |= {line["label"]: line["state"] for line in state.versions.log() if line["label"] not in outcomes}
+        outcomes = state.versions.states()
         updates = []
         for update in reversed(self.replay.updates(tenant, adapter, 500)):
             outcome = outcomes.get(update["version"], "candidate")
@@ -286,7 +309,8 @@ class Administration:
             "adapter": adapter,
             "live": state.live,
             "canary": state.canary,
-            "paused": self._learning.pause_reason(tenant, adapter) if self._learning is not None else "",
+            "paused": self._learning.report(tenant, adapter).pause if self._learning is not None else "",
+            "held_up": self._obstacle_rows(tenant, adapter),
             "step": self.replay.step(tenant, adapter),
             "head": self.replay.head(tenant, adapter),
             "counts": self.replay.counts(tenant, adapter),
@@ -302,6 +326,7 @@ class Administration:
         for state in RECORD_STATES:
             self._metrics.replay_records.labels(state).set(counts.get(state, 0))
         if self._learning is not None:
+            self._metrics.set_adapters(self._learning.outcomes())
             self._metrics.learner_paused.set(self._learning.status()["state"] == "failed")
         return list(self._metrics.registry.collect())
 

@@ -61,12 +61,16 @@ class FeedbackWatch:
     def _note_reward(self, state: AdapterState, exchange: Exchange, feedback: Feedback | None) -> None:
         state.rewards.pop(exchange.id, None)
         if feedback is not None and feedback.reward is not None:
-            state.rewards[exchange.id] = (exchange.reply.version, feedback.reward)
+            state.rewards[exchange.id] = (exchange.reply.version, feedback.reward, exchange.created)
             while len(state.rewards) > 8 * self._settings.rollout.watch_window:
                 state.rewards.popitem(last=False)
 
     async def _check(self, tenant: str, adapter: str) -> None:
-        """Withdraw the live version if rewards fell; decide on the canary if there is one."""
+        """Withdraw the live version if rewards fell; decide on the canary if there is one.
+
+        Rewards from before the last rollback are not compared with later ones: where the users changed their mind, each version would
+        look worse than the one before, and all that was learned would be undone step by step.
+        """
         settings, state = self._settings, self._live.state(tenant, adapter)
         async with state.switch_lock:
             state.has_new_rewards = False
@@ -75,7 +79,7 @@ class FeedbackWatch:
             if state.canary:
                 await self._judge_canary(tenant, adapter, state, state.canary)
                 return
-            rewards = state.rewards_by_version()
+            rewards = state.rewards_by_version(state.versions.last_rollback)
             line = ((label, rewards.get(label, [])) for label in lineage(state.versions, state.live))
             seen = await asyncio.to_thread(reward_windows, line, settings.rollout.watch_rewards, settings.rollout.watch_window)
             if seen is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,13 +26,14 @@ from ...memory.errors import Unavailable, UserError, hide_paths, public_text
 from ...nodes.learn.gradient_step import describe_run
 from .metrics import ServiceMetrics
 
-__all__ = ["LearningTask"]
+__all__ = ["LearningTask", "TurnReport"]
 
 LOG = logging.getLogger("learngraph.trainer")
 MAX_WAIT = 300.0
 """Longest wait after a failure, in seconds."""
 MAX_SKIPS = 3
-"""Minibatches in a row from which nothing was learned, after which an adapter rests until feedback comes."""
+"""Minibatches in a row from which nothing was learned, or whose versions failed the gate, after which an adapter rests until feedback
+comes."""
 MAX_FAILURES = 3
 """Failures in a row after which the learner counts as failed."""
 MAX_JOBS = 1000
@@ -49,7 +50,11 @@ class _Turn:
     due: bool = True
     """True if there may be something to learn from."""
     skips: int = 0
-    """Minibatches in a row from which nothing was learned."""
+    """Minibatches in a row from which nothing was learned, or whose versions failed the gate."""
+    outcome: str = ""
+    """Outcome of its last step: `too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none."""
+    why: str = ""
+    """Reason of this outcome."""
     failures: int = 0
     """Failed steps in a row."""
     until: float = 0.0
@@ -58,6 +63,18 @@ class _Turn:
     """Message of the last failure, for tenants; empty after a success."""
     jobs: list[str] = field(default_factory=list)
     """Ids of the `train` jobs that wait, oldest first."""
+
+
+@dataclass(frozen=True)
+class TurnReport:
+    """An adapter's last turn at the learner."""
+
+    outcome: str = ""
+    """`too few`, `skipped`, `stepped`, `live`, `canary`, `dropped`; empty: it had none since the service started."""
+    why: str = ""
+    """Reason of this outcome."""
+    pause: str = ""
+    """Reason why its learning waits after a failure, and for how long; empty: it does not."""
 
 
 class LearningTask:
@@ -231,7 +248,11 @@ class LearningTask:
             LOG.info("%s/%s: %s", *scope, describe_run(state))
         if is_for_job:
             self._advance(scope[0], turn, state)
-        turn.skips = turn.skips + 1 if state["outcome"] == "skipped" else 0
+        turn.outcome, turn.why = state["outcome"], state["why"]
+        if state["outcome"] in ("skipped", "dropped"):
+            turn.skips += 1
+        elif state["outcome"] != "too few":
+            turn.skips = 0
         rests = state["outcome"] == "too few" or (turn.skips >= MAX_SKIPS and not turn.jobs)
         turn.due = turn.due or bool(turn.jobs) or not rests
         if state["outcome"] in ("live", "canary", "dropped"):
@@ -266,6 +287,7 @@ class LearningTask:
             metrics.loss.set(update.loss)
             metrics.entropy.set(update.entropy)
             metrics.kl.set(update.kl)
+            metrics.shrink.set(update.shrink)
             metrics.ess.set(state["correction"].ess)
 
     # -- status -----------------------------------------------------------------------------------------------------------
@@ -284,9 +306,15 @@ class LearningTask:
         busy = self.busy is not None and tenant in (None, self.busy[0])
         return {"state": "training" if busy else "idle", "error": error, **mine}
 
-    def pause_reason(self, tenant: str, adapter: str) -> str:
-        """The reason why an adapter's learning waits, and for how long; empty: it does not wait."""
+    def outcomes(self) -> Counter[str]:
+        """Number of adapters by the outcome of their last turn; those that fail are `failed`."""
+        return Counter("failed" if turn.error else turn.outcome for turn in self._turns.values() if turn.error or turn.outcome)
+
+    def report(self, tenant: str, adapter: str) -> TurnReport:
+        """An adapter's last turn."""
         turn = self._turns.get((tenant, adapter))
-        if turn is None or not turn.error:
-            return ""
-        return f"{turn.error} (failed {turn.failures} times, tried again in {max(turn.until - self._clock(), 0):.0f} s)"
+        if turn is None:
+            return TurnReport()
+        wait = max(turn.until - self._clock(), 0)
+        pause = f"{turn.error} (failed {turn.failures} times, tried again in {wait:.0f} s)" if turn.error else ""
+        return TurnReport(turn.outcome, turn.why, pause)

@@ -6,6 +6,7 @@ They need the package prometheus_client, which comes with the extra `serve`; it 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...memory.errors import UserError
@@ -53,6 +54,10 @@ class ServiceMetrics:
         self.step_seconds = self._histogram("step_seconds", "A gradient step with its gate.")
         self.learner_errors = self._counter("learner_errors", "Steps that failed and are tried again.")
         self.learner_paused = self._gauge("learner_paused", "1 while the learner waits after failures.")
+        self.adapters = self._gauge("adapters", "Adapters by the outcome of their last turn at the learner.", "outcome")
+        self.shrink = self._gauge(
+            "shrink", "Factor by which the newest step scaled the adapter down to the gate's bounds; 1: not at all."
+        )
         self.loss = self._gauge("loss", "Loss of the newest gradient step.")
         self.ess = self._gauge("ess", "Effective sample size of the newest minibatch, as a share of it.")
         self.entropy = self._gauge("entropy", "Entropy of the learner in the newest step, in nats per token.")
@@ -66,6 +71,11 @@ class ServiceMetrics:
         self.load_seconds = self._histogram("load_seconds", "Until the engine held a version.")
         self.swap_seconds = self._histogram("swap_seconds", "Until requests went to another version.")
         self.loaded_versions = self._gauge("loaded_versions", "Versions of adapters that the engine holds.")
+
+    def set_adapters(self, outcomes: Mapping[str, int]) -> None:
+        """Set the number of adapters by the outcome of their last turn."""
+        for outcome in ("too few", "skipped", "stepped", "live", "canary", "dropped", "failed"):
+            self.adapters.labels(outcome).set(outcomes.get(outcome, 0))
 
     def _counter(self, name: str, help: str, *labels: str) -> Counter:
         from prometheus_client import Counter

@@ -73,7 +73,7 @@ class Service(Administration):
     ) -> None:
         if learner is not None and learner.base != engine.base:
             raise UserError(f"service: the engine answers with base model {engine.base}, the learner learns on {learner.base}")
-        self.settings = settings = settings or CLaaS()
+        settings = settings or CLaaS()
         self.learner = learner
         self.window = engine.window
         self.features = engine.features
@@ -84,7 +84,7 @@ class Service(Administration):
         if learner is not None:
             graph = build_learning(learner, replay, self.versions, settings, live.load, retention)
             learning = LearningTask(graph, replay, metrics, live.on_live_change, exists=live.exists)
-        super().__init__(model, engine, replay, live, learning, metrics)
+        super().__init__(model, engine, replay, live, learning, metrics, settings)
         self._watch = FeedbackWatch(live, replay, settings, metrics, self._wake_learning)
         self._serving = build_serving(engine, replay, live.route, interrupt_after=["record"])
         self._keep = KeepFeedback(replay)

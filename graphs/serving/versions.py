@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import shutil
 from collections import OrderedDict
@@ -64,8 +65,8 @@ class AdapterState:
     """Label of the canary; empty: there is none."""
     previous_live: str = ""
     """Label of the version that was live before. It stays loaded."""
-    rewards: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
-    """Exchange id -> (label, reward), oldest first."""
+    rewards: OrderedDict[str, tuple[str, float, float]] = field(default_factory=OrderedDict)
+    """Exchange id -> (label, reward, Unix time of the reply), oldest first."""
     has_new_rewards: bool = False
     """True if there are rewards that the watch has not seen."""
     switch_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -78,11 +79,12 @@ class AdapterState:
         self.live = live
         self.canary = self.versions.canary
 
-    def rewards_by_version(self) -> dict[str, list[float]]:
-        """Label -> rewards, oldest first."""
+    def rewards_by_version(self, since: float = -math.inf) -> dict[str, list[float]]:
+        """Label -> rewards of replies that were made at `since` (Unix time) or later, oldest first."""
         found: dict[str, list[float]] = {}
-        for label, reward in self.rewards.values():
-            found.setdefault(label, []).append(reward)
+        for label, reward, created in self.rewards.values():
+            if created >= since:
+                found.setdefault(label, []).append(reward)
         return found
 
 

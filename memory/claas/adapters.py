@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -91,6 +92,8 @@ class _VersionLog:
     """Label of the live version; empty: the base model."""
     canary: str = ""
     """Label of the canary; empty: none."""
+    drops: int = 0
+    """Versions that were dropped since one last became live or the canary."""
     before: list[str] = field(default_factory=list)
     """Labels that were live before, oldest first: the targets of `roll_back`."""
     end: int = 0
@@ -108,6 +111,8 @@ class _VersionLog:
             self.parents[label] = line.get("parent", "")
         elif state in ("live", "dropped"):
             self.ended.add(label)
+        if state in ("live", "canary", "dropped"):
+            self.drops = self.drops + 1 if state == "dropped" else 0
         if state == "canary" and self.canary not in ("", label):
             self.states[self.canary] = "dropped"
             self.ended.add(self.canary)
@@ -343,6 +348,22 @@ class Adapters:
     def canary(self) -> str:
         """Label of the version that answers a share of the requests; empty: none."""
         return self._read().canary
+
+    @property
+    def drops_in_a_row(self) -> int:
+        """Number of versions that were dropped since one last became live or the canary."""
+        return self._read().drops
+
+    @property
+    def last_rollback(self) -> float:
+        """Unix time of the last rollback; minus infinity: there was none."""
+        with self._threads:
+            return next((line["time"] for line in reversed(self._read().lines) if line.get("back")), -math.inf)
+
+    def states(self) -> dict[str, str]:
+        """Label -> state, also of versions that were deleted since (`deleted`)."""
+        with self._threads:
+            return dict(self._read().states)
 
     def log(self) -> list[dict[str, Any]]:
         """The changes of state, oldest first: `time`, `label`, `state`, `why`, and what they came with."""

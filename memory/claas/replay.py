@@ -667,11 +667,16 @@ class Replay(ReplayFile):
             found = base.execute("SELECT step, head FROM scopes WHERE tenant = ? AND adapter = ?", (tenant, adapter)).fetchone()
         return found or (0, "")
 
-    def set_head(self, tenant: str, adapter: str, version: str) -> None:
+    def set_head(self, tenant: str, adapter: str, version: str, give_back: bool = False) -> None:
         """Go on learning from another version (empty: the base model), after a rollback or a failed candidate. k goes on counting.
 
         An unfinished minibatch is withdrawn: it cannot be committed any more. Records of the versions that lead to `version` are dated
         anew by the steps between them: undone steps do not count.
+
+        Args:
+            tenant, adapter: the scope.
+            version: label of the new head.
+            give_back: the steps from `version` to the present head count as no sampling of their records, which may teach again.
         """
         scope = (check_name(tenant, "tenant"), check_name(adapter, "adapter"))
         with self._writing() as base:
@@ -684,6 +689,8 @@ class Replay(ReplayFile):
                 "SELECT id FROM batches WHERE tenant = ? AND adapter = ? AND state = 'leased'", scope
             ).fetchall():
                 self._release(base, id, "withdrawn", f"learning goes on from {version or 'the base model'}", False)
+            if give_back:
+                self._give_back(base, scope, head, version)
             base.execute("UPDATE scopes SET head = ? WHERE tenant = ? AND adapter = ?", (version, *scope))
             base.execute("DELETE FROM dates WHERE tenant = ? AND adapter = ?", scope)
             for made in range(step, max(step - self.settings.max_age, 0) - 1, -1):
@@ -698,6 +705,21 @@ class Replay(ReplayFile):
                 "UPDATE records SET made = d.made FROM dates d WHERE records.tenant = ? AND records.adapter = ?"
                 " AND d.tenant = records.tenant AND d.adapter = records.adapter AND d.version = records.version",
                 scope,
+            )
+
+    def _give_back(self, base: sqlite3.Connection, scope: tuple[str, str], head: str, until: str) -> None:
+        """Take back a sampling of the records behind the versions from `head` to `until`, without the latter."""
+        while head != until:
+            found = base.execute(
+                "SELECT parent, batch FROM updates WHERE tenant = ? AND adapter = ? AND version = ?", (*scope, head)
+            ).fetchone()
+            if found is None:
+                return
+            head, batch = found
+            base.execute(
+                "UPDATE records SET times = times - 1, state = CASE state WHEN 'consumed' THEN 'ready' ELSE state END"
+                " WHERE tenant = ?1 AND times > 0 AND id IN (SELECT id FROM uses WHERE tenant = ?1 AND batch = ?2)",
+                (scope[0], batch),
             )
 
     def updates(self, tenant: str, adapter: str, limit: int = 100) -> list[dict[str, Any]]:

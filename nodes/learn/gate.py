@@ -15,6 +15,8 @@ from typing import NamedTuple
 from ...memory.errors import UserError
 from ...memory.records import Check, Exchange, Measured
 
+HELD_OUT_CHECK = "held-out feedback"
+"""Name of the check on feedback that was never trained on."""
 DROP_STANDARD_ERRORS = 3.2
 """Standard errors by which a fall must exceed the margin, for a look after every reward. With an unchanged model less than 5 % of
 stretches of 64 rewards see a false alarm: 1 % with windows that grow from 12 to 64, 4 % with two moving windows of 12. With the 1.645
@@ -175,7 +177,7 @@ def held_out_check(
         rewards: n, of replies that were drawn (at a temperature above 0).
         behaviour, candidate, live: n each, log-probability of the whole reply in nats: log mu, and under either version.
     """
-    name = "held-out feedback"
+    name = HELD_OUT_CHECK
     if len(rewards) < settings.min_rewards:
         return Check(name, None, 0.0, True, f"too few: passes by default ({len(rewards)} of {settings.min_rewards} rewards)")
     x, y = ([one - mu for one, mu in zip(sums, behaviour, strict=True)] for sums in (candidate, live))

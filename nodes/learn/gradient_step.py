@@ -7,8 +7,9 @@ minibatch, makes the same version and writes the same log.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -26,6 +27,10 @@ WITHDRAWN = "made from a version that was withdrawn since"
 """Reason against a candidate whose line of versions was rolled back."""
 TAINTED = "comes from a version that learned from a record that was deleted since"
 """Reason for the mark on a version whose parent used deleted feedback."""
+LIMIT_SHARE = 0.9
+"""Share of the way to the gate's bounds on KL and entropy that a step may go. The gate reads other texts than the step."""
+MAX_HALVINGS = 6
+"""Halvings of a step, at most, after versions that failed the gate in a row."""
 AdapterLookup = Callable[[str, str], "Adapters"]
 """(tenant, adapter) -> its versions."""
 
@@ -101,8 +106,9 @@ class SampleMinibatch:
         elif head and is_gate_due(versions, head, self.gate_every):
             return {**fresh, "candidate": head}
         least = state.get("least") or self.settings.min_exchanges
-        if not self.replay.step(tenant, adapter):  # the first step needs B_min feedbacks, held-out ones included
-            least = max(min(2, least), least - self.replay.counts(tenant, adapter).get("held", 0))
+        step = self.replay.step(tenant, adapter)
+        if not step:
+            least = least_exchanges(least, step, self.replay.counts(tenant, adapter).get("held", 0))
         batch = self.replay.lease(
             tenant,
             adapter,
@@ -115,6 +121,11 @@ class SampleMinibatch:
         if batch is None:
             return {**fresh, "outcome": "too few", "why": f"fewer than {least} exchanges are ready"}
         return {**fresh, "batch": batch.id}
+
+
+def least_exchanges(min_exchanges: int, step: int, held_count: int) -> int:
+    """Ready exchanges that the next step needs: B_min; for the first step, B_min feedbacks with the held-out ones included."""
+    return min_exchanges if step else max(min(2, min_exchanges), min_exchanges - held_count)
 
 
 def route_sample(state: GradientStepState) -> Literal["batch", "too few", "gate first"]:
@@ -133,14 +144,40 @@ class _LearnerNode:
     replay: Replay = field(repr=False)
 
 
+@dataclass(frozen=True)
 class Correct(_LearnerNode):
-    """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale."""
+    """Compare log pi_old(y) with log mu(y), once per minibatch: importance weights, ESS, and exchanges that are too stale.
+
+    It also sets the step's limits, a little inside of the gate's, so that a version does not fail there for having gone too far from
+    the base model. Every version in a row that failed all the same halves the next step and its limit.
+    """
+
+    versions: AdapterLookup = field(repr=False)
+    gate: GateSettings = field(default_factory=GateSettings)
+    """The bounds of the gate."""
 
     def __call__(self, state: GradientStepState) -> dict[str, Any]:
         try:
-            return {"correction": self.learner.correct(self.replay.minibatch(state["batch"]))}
+            correction = self.learner.correct(self.replay.minibatch(state["batch"]))
         except UserError as error:
             return {"correction": Correction(()), "why": _reason(error)}
+        drops = self.versions(*scope(state)).drops_in_a_row
+        max_kl, min_entropy_share = step_limits(self.gate, drops)
+        scale = correction.scale * 0.5 ** min(drops, MAX_HALVINGS)
+        return {"correction": replace(correction, scale=scale, max_kl=max_kl, min_entropy_share=min_entropy_share)}
+
+
+def step_limits(gate: GateSettings, drops: int = 0) -> tuple[float, float]:
+    """KL(pi || base) per token that a step may end with, in nats, and the share of the base model's entropy that it must leave.
+
+    Args:
+        gate: its bounds; a gate that is off sets no limits.
+        drops: versions in a row that failed the gate. Each halves the way from the base model that is left.
+    """
+    if not gate.enabled:
+        return math.inf, 0.0
+    way = LIMIT_SHARE * 0.5 ** min(drops, MAX_HALVINGS)
+    return way * gate.max_kl, 1.0 - way * (1.0 - min(gate.min_entropy_share, 1.0))
 
 
 def route_correction(state: GradientStepState) -> Literal["something left", "nothing left"]:
@@ -337,7 +374,7 @@ class Promote:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop a version that failed the gate, and go on learning from the live one."""
+    """Drop a version that failed the gate, and go on learning from the live one. The feedback behind it may teach again."""
 
     role: ClassVar[str] = "memory"
 
@@ -348,7 +385,7 @@ class Drop:
         tenant, adapter = scope(state)
         versions = self.versions(tenant, adapter)
         # In this order: a crash in between leaves a candidate that is no step's parent.
-        self.replay.set_head(tenant, adapter, versions.current)
+        self.replay.set_head(tenant, adapter, versions.current, give_back=True)
         versions.drop(state["candidate"], state["why"], {"gate": gate_results(state["checks"])})
         return {"outcome": "dropped"}
 

@@ -42,6 +42,12 @@ def log_softmax(logits: Sequence[float]) -> list[float]:
     return [z - total for z in logits]
 
 
+def kl_to_base(logits: Sequence[float]) -> float:
+    """KL to the base model, which draws all words alike, in nats."""
+    logps = log_softmax(logits)
+    return math.log(END) + math.fsum(math.exp(x) * x for x in logps)
+
+
 def read(folder: Path) -> list[float]:
     found = json.loads((folder / "policy.json").read_text())
     if not isinstance(found, list):
@@ -102,6 +108,8 @@ class UrnLearner:
         self.seen: list[tuple[str, tuple[str, ...], str]] = []
         self.fails: list[Exception] = []
         self.flip = 1.0
+        self.heeds_limits = True
+        """Whether a step stays within the correction's limit on KL."""
         self.wreck: list[float] | None = None
         """Logits to write in the place of what was learned, once."""
         self.threads: set[int] = set()
@@ -134,8 +142,12 @@ class UrnLearner:
         p = [math.exp(logp) for logp in log_softmax(logits)]
         for e, reward in zip(kept, rewards, strict=True):
             for word in range(END):
-                move = self.flip * self.rate * reward / len(kept)
+                move = self.flip * self.rate * correction.scale * reward / len(kept)
                 logits[word] += move * ((word == e.reply.token_ids[0]) - p[word])
+        shrink = 1.0
+        while self.heeds_limits and kl_to_base([z * shrink for z in logits]) > correction.max_kl:
+            shrink *= 0.98
+        logits = [z * shrink for z in logits]
         if self.wreck is not None:
             logits, self.wreck = self.wreck, None
         folder = Path(tempfile.mkdtemp(prefix="urn-"))
@@ -143,7 +155,15 @@ class UrnLearner:
         label = self.versions(batch.tenant, batch.adapter).write(folder, batch.step, batch.parent, BASE, {"batch": batch.id})
         shutil.rmtree(folder, ignore_errors=True)
         self.seen.append((batch.id, tuple(sorted(e.id for e in batch.exchanges)), label))
-        return Update(label, loss=-math.fsum(rewards) / len(rewards), norm=1.0, rate=self.rate, tokens=2 * len(kept))
+        return Update(
+            label,
+            loss=-math.fsum(rewards) / len(rewards),
+            norm=1.0,
+            rate=self.rate,
+            tokens=2 * len(kept),
+            kl=kl_to_base(logits),
+            shrink=shrink,
+        )
 
     def measure(self, label: str, exchanges: Sequence[Exchange]) -> Measured:
         logps = log_softmax(self.logits(label))

@@ -82,7 +82,8 @@ class ChatBackend(Protocol):
         """A zip, named after the version and alone in a temporary folder. The caller deletes both."""
 
     async def status(self, tenant: str | None = None) -> dict[str, Any]:
-        """`state` (`ok`, `degraded`), `why`, `model`, `base`, `learner`, and with a tenant `scopes`. Cheap without a tenant."""
+        """`state` (`ok`, `degraded`), `why`, `model`, `base`, `learner`, and with a tenant `scopes`, each with `held_up`: what holds its
+        learning up, and what would help. Without a tenant cheap, with `last_turns`: adapters by the outcome of their last turn."""
 
     async def metrics(self) -> list[Metric]:
         """Metric families, in addition to the web server's own."""

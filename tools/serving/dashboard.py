@@ -300,6 +300,9 @@ def _describe_learning(scope: Mapping[str, Any], row: Mapping[str, Any]) -> dict
     updates = as_rows(scope.get("updates"))
     counts = as_mapping(scope.get("counts"))
     return {
+        "held_up": [
+            {name: clip_text(item.get(name), 500) for name in ("kind", "why", "help")} for item in as_rows(scope.get("held_up"))
+        ],
         "step": format_number(scope.get("step", 0)),
         "ready": format_number(counts.get("ready", 0)),
         "curves": curves(updates, as_rows(row.get("versions"))),

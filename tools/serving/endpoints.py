@@ -299,7 +299,8 @@ class ChatApi:
             LOG.exception("the service does not report its status")
             raise ApiError("the service does not answer", 503, code="unavailable", headers={"retry-after": "5"}) from error
         good = found.get("state", "ok") == "ok"
-        return json_response({"status": "ok" if good else "degraded", "why": "" if good else "the learner has failed"})
+        why = "" if good else "the learner has failed"
+        return json_response({"status": "ok" if good else "degraded", "why": why, "learning": found.get("last_turns", {})})
 
 
 def _require_row(row: dict[str, Any] | None, message: str, code: str) -> dict[str, Any]:

@@ -104,6 +104,9 @@ class AcceptedJob(BaseModel):
 class Health(BaseModel):
     status: Literal["ok", "degraded"]
     why: str
+    learning: dict[str, int]
+    """Number of adapters by the outcome of their last turn at the learner: `too few` exchanges with feedback, `skipped` (nothing to learn
+    from), `dropped` (the gate), `stepped`, `live`, `canary`, `failed`. GET /v1/status says what would help."""
 
 
 JsonObject = dict[str, Any]

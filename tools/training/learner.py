@@ -56,6 +56,8 @@ __all__ = ["InProcessLearner", "LoRATrainer", "scratch_folder"]
 
 MAX_CACHED_VERSIONS = 3
 """Versions whose tensors stay in memory between calls."""
+SHRINK_TOLERANCE = 1 / 32
+"""Precision of the factor that scales an adapter down to its limits."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,23 @@ class _Batch:
 
     samples: list[TrainingSample]
     moments: Mapping[str, RewardMoments]
+
+
+@dataclass(frozen=True)
+class _Drift:
+    """Distance of a network from the base model: means over tokens, in nats."""
+
+    kl: float
+    entropy: float
+    base_entropy: float
+
+    def is_within(self, correction: Correction) -> bool:
+        """True if it is within the limits of a step."""
+        return self.kl <= correction.max_kl and self.entropy >= correction.min_entropy_share * self.base_entropy
+
+
+def _has_limits(correction: Correction) -> bool:
+    return correction.max_kl < math.inf or correction.min_entropy_share > 0
 
 
 class LoRATrainer:
@@ -173,13 +192,15 @@ class LoRATrainer:
         except UserError as error:  # a gradient that is not finite: the minibatch's fault, not the machine's
             return Update("", str(error)), {}
         first, statistics = done[0]
+        shrink, kl = self._scale_to_limits(examples, correction) if _has_limits(correction) else (1.0, None)
         student = {name: weight.detach().clone() for name, weight in self._lora_parameters.items()}
         notes = self._notes(batch, state, prepared.moments)
         teacher = self._next_teacher(state, student)
         self._files.write(out, self._lora_parameters, teacher, notes, optimizer, critic)
-        kl = statistics.get("kl", 0.0)
-        if self._measure_kl and "kl" not in statistics:
-            kl = self._kl_to_base(examples)
+        if kl is None:
+            kl = statistics.get("kl", 0.0)
+            if self._measure_kl and "kl" not in statistics:
+                kl = self._drift(examples).kl
         self._states.clear()
         update = Update(
             version="",
@@ -189,6 +210,7 @@ class LoRATrainer:
             tokens=first.tokens,
             entropy=statistics.get("entropy", 0.0),
             kl=kl,
+            shrink=shrink,
             seconds=perf_counter() - began,
         )
         losses = [result.loss for result, _ in done]
@@ -354,10 +376,38 @@ class LoRATrainer:
             self._network, [example.example for example in examples], critic=critic, temperatures=temperatures
         )
 
-    def _kl_to_base(self, examples: Sequence[TrainingExample]) -> float:
-        """Mean KL(pi || base) over the replies' tokens, in nats."""
+    def _drift(self, examples: Sequence[TrainingExample]) -> _Drift:
+        """The network's distance from the base model on these replies."""
         readings = reply_logprobs(self._network, [example.example for example in examples], base=self._as_base)
-        return float(torch.cat([reading.kl for reading in readings if reading.kl is not None]).mean())
+        kl = torch.cat([reading.kl for reading in readings if reading.kl is not None])  # (tokens,)
+        base = torch.cat([reading.base_entropy for reading in readings if reading.base_entropy is not None])  # (tokens,)
+        return _Drift(float(kl.mean()), float(torch.cat([reading.entropy for reading in readings]).mean()), float(base.mean()))
+
+    def _scale_to_limits(self, examples: Sequence[TrainingExample], correction: Correction) -> tuple[float, float]:
+        """Scale the adapter by the largest s in [0, 1] that keeps it within the correction's limits, and return s and KL(pi || base).
+
+        s multiplies B, and so the whole change of the weights, B A: what was learned fades in proportion, and there is always room for
+        what is learned now. s = 0 is the base model, which is within all limits. Found by bisection, to `SHRINK_TOLERANCE`.
+        """
+        drift = self._drift(examples)
+        if drift.is_within(correction):
+            return 1.0, drift.kl
+        weights = [weight for name, weight in self._lora_parameters.items() if "lora_B" in name]
+        whole = [weight.detach().clone() for weight in weights]
+
+        def scale(factor: float) -> _Drift:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, torch._foreach_mul(whole, factor))
+            return self._drift(examples)
+
+        low, high = 0.0, 1.0
+        trial = (
+            math.sqrt(correction.max_kl / drift.kl) if drift.kl > correction.max_kl else 0.5
+        )  # KL grows with the square of s
+        while high - low > SHRINK_TOLERANCE:
+            low, high = (trial, high) if scale(trial).is_within(correction) else (low, trial)
+            trial = (low + high) / 2
+        return low, scale(low).kl
 
     # The network's weights
 

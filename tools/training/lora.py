@@ -322,6 +322,8 @@ class ReplyLogprobs:
     """(T,), KL(pi || base) in nats; None: not asked for."""
     values: Tensor | None = None
     """(T,), the critic's values; None: no critic."""
+    base_entropy: Tensor | None = None
+    """(T,), of the base model in nats; None: not asked for."""
 
 
 def reply_logprobs(
@@ -338,7 +340,7 @@ def reply_logprobs(
     Args:
         network: the network, with the weights to evaluate.
         examples: each has at least one token of reply.
-        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base).
+        base: `with base():` makes the network the base model; then a second pass measures KL(pi || base) and the base's entropy.
         critic: gives values from the hidden states.
         temperatures: sampling temperature of each reply; log-probabilities are of softmax(logits / temperature), all else at 1.
         max_tokens: tokens that share a pass, padding included.
@@ -358,7 +360,8 @@ def reply_logprobs(
                 logprobs = token_logprobs(warm, targets).cpu()  # (T,)
                 kl = kl_to(other, own).cpu() if other is not None else None  # (T,)
                 values = critic(states[pack.index(n)])[:, 0].cpu() if critic is not None else None  # (T,)
-                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values)
+                base_entropy = entropy(other).cpu() if other is not None else None  # (T,)
+                found[n] = ReplyLogprobs(logprobs, entropy(own).cpu(), kl, values, base_entropy)
     return [found[n] for n in range(len(examples))]
 
 

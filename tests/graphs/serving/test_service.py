@@ -212,7 +212,9 @@ async def test_a_burst_of_feedback_is_looked_at_together(tmp_path: Path, monkeyp
     async with serving(tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 4}), learns=False) as service:
         looks = []
         by_version = AdapterState.rewards_by_version
-        monkeypatch.setattr(AdapterState, "rewards_by_version", lambda scope: looks.append(1) or by_version(scope))
+        monkeypatch.setattr(
+            AdapterState, "rewards_by_version", lambda scope, *since: looks.append(1) or by_version(scope, *since)
+        )
         exchanges = [await urn.say(service, "x", f"b-{i}") for i in range(40)]
         await asyncio.gather(*(urn.like(service, exchange) for exchange in exchanges))
         await urn.until(lambda: not service._live.tasks)
@@ -378,6 +380,93 @@ async def test_the_gate_keeps_a_bad_version_from_everybody(tmp_path: Path) -> No
         assert {"lineage", "held-out feedback", "entropy", "kl"} <= set(values)
 
 
+JAM = changed(
+    CLaaS(), replay={"held_out_share": 0.0}, gate={"min_entropy_share": 0.0, "max_kl": 0.7}, rollout={"watch_rewards": 0}
+)
+"""A gate whose bound the urn would soon cross: a word that is certain is log 4 = 1.39 nats away from the base model."""
+
+
+async def test_a_version_that_fails_the_gate_uses_no_feedback_up_and_learning_rests_and_says_why(tmp_path: Path) -> None:
+    async with serving(tmp_path, JAM) as service:
+        service.learner.heeds_limits = False  # all goes by the gate
+        service.learner.wreck = [0.0, 9.0, 0.0, 0.0]  # the first version fails
+        await turns(service, 8)
+        await urn.until(lambda: service.versions("acme").drops_in_a_row == 1 or bool(service.versions("acme").current))
+        await urn.until(lambda: idle(service))
+        log = service.versions("acme").log()
+        (first, *_) = [line for line in log if line["state"] == "dropped"]
+        batch = next(row["batch"] for row in service.replay.updates("acme", "default", 500) if row["version"] == first["label"])
+        used = [
+            row
+            for row in await service.experiences("acme", limit=100)
+            if (batch, first["label"]) in service.replay.uses("acme", row["id"])
+        ]
+        assert used
+        for row in used:
+            kept = [
+                label
+                for _, label in service.replay.uses("acme", row["id"])
+                if label not in {x["label"] for x in log if x["state"] == "dropped"}
+            ]
+            assert row["times"] == len(kept)  # what failed counts as no use
+        job = await service.job("acme", used[0]["job"])
+        assert job is not None
+        assert job["outcomes"][first["label"]] == "dropped"
+        steps, service.learner.rate = service.replay.step("acme", "default"), 1e6  # from now on every version goes too far
+        await turns(service, 1, start=8)
+        await urn.until(lambda: idle(service))
+        assert (
+            service.replay.step("acme", "default") == steps + 3
+        )  # three tries, and then it rests until there is more feedback
+        assert service.versions("acme").drops_in_a_row >= 3
+        (scope,) = (await service.status("acme"))["scopes"]
+        (found,) = [each for each in scope["held_up"] if each["kind"] == "gate"]
+        assert "failed the gate, the last by: kl:" in found["why"]
+        assert "--gate.max-kl" in found["help"]
+        assert (await service.status())["last_turns"] == {"dropped": 1}
+        assert await metric(service, "learngraph_adapters", outcome="dropped") == 1
+
+
+@pytest.mark.slow
+async def test_500_feedbacks_past_the_bound_it_follows_a_user_who_changes_his_mind(tmp_path: Path) -> None:
+    """The bound holds at every step, no version fails for it, and what the user wants now takes the place of what he wanted."""
+    async with serving(tmp_path, changed(JAM, replay={"max_samplings": 2})) as service:
+        shares = {}
+        for word, start, count in (("blue", 0, 600), ("red", 600, 200)):
+            for i in range(start, start + count, 10):
+                await turns(service, 10, start=i, word=word)
+                await urn.until(lambda: idle(service))
+            replies = [await urn.say(service, f"say {i}", f"{word}-{i}", store=False) for i in range(100)]
+            shares[word] = Counter(exchange.reply.text for exchange in replies)
+        updates = service.replay.updates("acme", "default", 10_000)
+        at_bound = [update["step"] for update in updates if update["shrink"] < 1]
+        assert min(at_bound) < 25, "at 100 feedbacks, since each is used twice, 8 at a time; 500 more push it past the bound"
+        assert shares["blue"]["blue"] > 60 > 30 > shares["blue"]["red"]
+        assert shares["red"]["red"] > 60 > 30 > shares["red"]["blue"]
+        assert not [line for line in service.versions("acme").log() if line["state"] == "dropped"]
+        assert all(update["kl"] <= 0.9 * 0.7 for update in updates)
+        (scope,) = (await service.status("acme"))["scopes"]
+        assert "bound" in {each["kind"] for each in scope["held_up"]}
+
+
+async def test_falling_rewards_lead_back_once_and_not_step_by_step(tmp_path: Path) -> None:
+    """Where a user changes his mind every version looks worse than the one before; only the first comparison says something."""
+    chosen = changed(
+        OPEN_GATE, gate={"enabled": False}, rollout={"watch_rewards": 8, "watch_window": 16}, replay={"max_samplings": 1}
+    )
+    async with serving(tmp_path, chosen) as service:
+        await turns(service, 64)
+        await urn.until(lambda: idle(service))
+        for i in range(64, 160, 4):
+            await turns(service, 4, start=i, word="red")
+            await urn.until(lambda: idle(service) and not service._live.tasks)
+        backs = [line for line in service.versions("acme").log() if line.get("back")]
+        assert len(backs) == 1
+        live = service.versions("acme").current
+        assert gradient_steps_of(live) == service.replay.step("acme", "default"), "it went on from there"
+        assert backs[0]["label"] in lineage_of(service, live)
+
+
 async def test_gates_every_n_steps(tmp_path: Path) -> None:
     async with serving(
         tmp_path, changed(OPEN_GATE, rollout={"watch_rewards": 0, "keep_versions": 100}, gate={"every_steps": 3})
@@ -459,7 +548,7 @@ async def test_says_while_it_waits(tmp_path: Path) -> None:
     async with serving(tmp_path) as service:
         service.learner.fails = [RuntimeError("no room on the card")] * 3
         await turns(service, 10)
-        await urn.until(lambda: bool(service._learning.pause_reason("acme", "default")))
+        await urn.until(lambda: bool(service._learning.report("acme", "default").pause))
         status = await service.status("acme")
         assert "no room on the card" in status["scopes"][0]["paused"]
         other = await service.status("rival")

@@ -398,6 +398,26 @@ def test_records_are_consumed_at_the_reuse_cap(tmp_path: Path) -> None:
         assert replay.lease("acme", "default", 2, min_exchanges=1) is None
 
 
+def test_feedback_behind_undone_steps_may_teach_again_if_asked(tmp_path: Path) -> None:
+    with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=2)) as replay:
+        fill(replay, 4)
+        step(replay, 4, version="v1")
+        for version in ("v2", "v3"):
+            fill(replay, 2, start=4 if version == "v2" else 6)
+            step(replay, 8, version=version)
+        assert replay.counts() == {"consumed": 6, "ready": 2}
+        for _ in range(2):  # the second time changes nothing
+            replay.set_head("acme", "default", "v1", give_back=True)
+            assert {row.exchange.id: row.sample_count for row in replay.rows("acme")} == {
+                **{f"r{i}": 1 for i in range(4)},
+                **{f"r{i}": 0 for i in range(4, 8)},
+            }
+        assert replay.counts() == {"ready": 8}
+        step(replay, 8, version="v4")
+        replay.set_head("acme", "default", "v1")  # a rollback: these lessons were given, and are not repeated by themselves
+        assert replay.counts() == {"consumed": 4, "ready": 4}
+
+
 def test_release_gives_back_and_draws_anew(tmp_path: Path) -> None:
     with opened(tmp_path, ReplaySettings(held_out_share=0, max_samplings=2)) as replay:
         fill(replay, 4)

@@ -659,10 +659,12 @@ def test_metrics_are_in_prometheus_format_and_ones_own() -> None:
 
 
 def test_health_needs_no_key_and_says_no_more_than_it_must() -> None:
-    with talking(FakeBackend(state="degraded", more={"learner": {"state": "failed", "error": "secret"}})) as client:
+    failed = {"learner": {"state": "failed", "error": "secret"}, "last_turns": {"dropped": 2, "too few": 1}}
+    with talking(FakeBackend(state="degraded", more=failed)) as client:
         answer = httpx.get(f"{client.base_url}/healthz")
         assert answer.status_code == 200
         assert answer.json()["status"] == "degraded"
+        assert answer.json()["learning"] == {"dropped": 2, "too few": 1}
         assert "secret" not in answer.text
         assert httpx.get(f"{client.base_url}/healthz", headers={"authorization": "Bearer wrong"}).status_code == 200
 

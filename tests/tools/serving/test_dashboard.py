@@ -92,6 +92,13 @@ def told(steps: int = 40) -> dict[str, Any]:
         "counts": counts,
         "ages": {"0": 9, "1": 8, "3": 7, "7": 4, "24": 3},
         "updates": updates,
+        "held_up": [
+            {
+                "kind": "too few",
+                "why": "5 of 8 exchanges with feedback are ready for the next step",
+                "help": "3 more feedbacks",
+            },
+        ],
     }
     adapters = [{"adapter": "default", "live": versions[0]["label"], "canary": "", "versions": versions}]
     return {"scopes": [scope], "adapters": adapters, "exchanges": exchanges}
@@ -129,6 +136,8 @@ def test_it_asks_for_a_key_and_keeps_it_out_of_the_scripts_reach() -> None:
         assert page.status_code == 200
         assert "How do I list files?" in page.text
         assert page.text.count("<polyline") == 6
+        assert "5 of 8 exchanges with feedback are ready" in page.text
+        assert "What would help: 3 more feedbacks." in page.text
         assert "default-src 'none'" in page.headers["content-security-policy"]
         assert not re.search(r'(src|href)="(https?:)?//', page.text)
         kept = client.cookies["learngraph_session"]
@@ -204,6 +213,7 @@ def test_hostile_words_stay_words() -> None:
     more["adapters"][0]["versions"][0] |= {"why": HOSTILE, "name": HOSTILE}
     more["adapters"][0]["versions"][0]["gate"][0] |= {"name": HOSTILE, "note": '" onmouseover="x'}
     more["adapters"].append({"adapter": HOSTILE})
+    more["scopes"][0]["held_up"] = [{"kind": HOSTILE, "why": HOSTILE, "help": HOSTILE}]
     more["learner"] = {"state": HOSTILE, "error": HOSTILE}
     with looking(FakeBackend(more=more)) as client:
         page = client.get("/dashboard").text

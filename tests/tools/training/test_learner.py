@@ -365,6 +365,34 @@ def test_the_rate_grows_with_the_updates_and_shrinks_with_the_correction(learner
     assert second.rate == pytest.approx(1e-3 / 2 / 2)
 
 
+def test_a_step_ends_within_its_limits_and_goes_on_from_there(learner: Make, batch: Minibatch) -> None:
+    """At the limit the whole adapter shrinks, so that there is room for another lesson; no step from there gets stuck."""
+    teaching = learner(kind="reinforce", learning_rate=2e-2)
+    free = teaching.step(batch, teaching.correct(batch))
+    assert free.shrink == 1.0
+    assert free.kl > 0.01
+    limit = free.kl / 2
+    one = teaching.step(batch, replace(teaching.correct(batch), max_kl=limit))
+    assert 0.5 < one.shrink < 0.9
+    assert 0.8 * limit < one.kl <= limit
+    assert teaching.measure(one.version, batch.exchanges).kl == pytest.approx(one.kl, rel=1e-3)
+    label, fond = one.version, teaching.measure(one.version, batch.exchanges).sums
+    turned = [replace(each, feedback=Feedback(-(each.feedback.reward or 0.0))) for each in batch.exchanges if each.feedback]
+    for number in range(2, 6):  # the users want the opposite
+        again = replace(batch, id=f"acme/default/{number}", step=number, parent=label, exchanges=tuple(turned))
+        done = teaching.step(again, replace(teaching.correct(again), max_kl=limit))
+        assert done.kl <= limit
+        label = done.version
+    liked = [n for n, each in enumerate(batch.exchanges) if each.feedback and (each.feedback.reward or 0.0) > 0]
+    now = teaching.measure(label, batch.exchanges).sums
+    assert sum(now[n] for n in liked) < sum(fond[n] for n in liked)
+    plain = teaching.measure("", batch.exchanges).entropy
+    share = (teaching.measure(free.version, batch.exchanges).entropy / plain + 1) / 2
+    sharp = teaching.step(batch, replace(teaching.correct(batch), min_entropy_share=share))
+    assert sharp.entropy != 0
+    assert teaching.measure(sharp.version, batch.exchanges).entropy >= min(share, 1.0) * plain * 0.999
+
+
 def test_teachers_lag_behind_as_asked(learner: Make, shelf: Shelf, batch: Minibatch) -> None:
     small = replace(batch, exchanges=batch.exchanges[:4])
 
