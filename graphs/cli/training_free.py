@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from ...memory.errors import UserError
+from ..studies.folder_settings import ADDED_SEED
 from ..studies.training_free.bench import play_seed
-from ..studies.training_free.digests import folder_name, run_settings
+from ..studies.training_free.digests import folder_name, problem_digests, run_settings
 from ..studies.training_free.dry_run import check_arms_build, check_models, dry_run
 from ..studies.training_free.report import print_progress, write_report
 from ..studies.training_free.setup import (
@@ -90,7 +91,7 @@ def learn_and_test(method: str, defaults: Any, args: Sequence[str], about: str) 
         check_models(setup)
         check_arms_build(setup, splits)
     if options.dry_run:
-        return dry_run(setup, _with_arms_there(setup.folder, record))
+        return dry_run(setup, _settings_to_record(setup, record, splits))
     return _run(setup, record, splits)
 
 
@@ -104,21 +105,28 @@ def _with_former_defaults(method: str, defaults: Any, args: Sequence[str]) -> An
     return former_defaults(Path(named[-1]) if named else None, method, defaults)
 
 
-def _with_arms_there(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings with the arms that the folder has beside those asked for; the settings as they are for a new folder.
+def _settings_to_record(
+    setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]
+) -> Mapping[str, Any]:
+    """The settings as the folder is to keep them: with the arms that it has beside those asked for, and with the digests of its
+    problems in the order in which its seeds came. The settings as they are for a new folder.
 
     The first arm has to be the same: controls are made of what it has learned.
     """
     from ..studies.old_names import read_settings
 
-    path = folder / "settings.json"
+    path = setup.folder / "settings.json"
     try:
-        there = dict(read_settings(path).get("arms", {})) if path.exists() else {}
+        there = dict(read_settings(path)) if path.exists() else {}
     except ValueError:
         there = {}  # refused later, with a message
-    if not there or next(iter(there)) != next(iter(settings["arms"])):
+    arms, digests = there.get("arms") or {}, settings["digests"]
+    if not arms or next(iter(arms)) != next(iter(settings["arms"])):
         return settings
-    return {**settings, "arms": {**there, **settings["arms"]}}
+    first_seeds = [seed for seed in there["seeds"] if f"{ADDED_SEED}{seed}" not in there["digests"]]
+    if set(first_seeds) <= set(setup.seeds):
+        digests = {**digests, **problem_digests(setup.options, splits, first_seeds)}
+    return {**settings, "arms": {**arms, **settings["arms"]}, "digests": digests}
 
 
 def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
@@ -148,7 +156,7 @@ def _check_arms(arms: Sequence[Arm], options: TrainingFreeOptions) -> None:
 def _run(setup: TrainingFreeSetup, settings: Mapping[str, Any], splits: Mapping[int, ProblemSplit]) -> int:
     from ..studies import sweep, workers
 
-    with sweep.claim_folder(setup.folder, _with_arms_there(setup.folder, settings)):
+    with sweep.claim_folder(setup.folder, _settings_to_record(setup, settings, splits)):
         if due := setup.unfinished_seeds:
             _warn_about_sandbox(setup.options)
             with _progress(setup) as tick, workers.environment_defaults(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false"):

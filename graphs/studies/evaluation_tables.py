@@ -15,14 +15,18 @@ __all__ = ["interval_note", "lead_notes", "lost_comparison_notes", "steps_table"
 def lead_notes(arms: Mapping[str, Sequence[Outcome]]) -> list[str]:
     """One line for each arm but the first: the first arm's lead over it, paired by problem and run index, with its 95 % interval.
 
-    The interval is over seeds, or over problems if there is one seed.
+    The interval is over seeds, or over problems if there is one seed. Only an interval without 0 says that one of them is ahead.
     """
     (first, ours), *others = arms.items()
     lines = []
     for name, theirs in others:
         lead = difference(ours, theirs)
         band = lead.over_seeds or lead.over_problems
-        lines.append(f"{first} is ahead of {name} by {lead.mean:+.3f}" + (f" [{band[0]:+.3f}, {band[1]:+.3f}]" if band else ""))
+        if band is None or band[0] <= 0 <= band[1]:
+            verdict = f"{first} is not shown to differ from {name}"
+        else:
+            verdict = f"{first} is {'ahead of' if lead.mean > 0 else 'behind'} {name}"
+        lines.append(f"{verdict}: {lead.mean:+.3f}" + (f" [{band[0]:+.3f}, {band[1]:+.3f}]" if band else ""))
     return lines
 
 

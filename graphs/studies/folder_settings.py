@@ -10,12 +10,14 @@ from typing import Any
 from ...memory.errors import UserError
 from .old_names import read_settings, with_first_names
 
-__all__ = ["check_settings", "first_digest", "read_sweep_settings", "settings_digest"]
+__all__ = ["ADDED_SEED", "check_settings", "first_digest", "read_sweep_settings", "settings_digest"]
 
 GROWING = ("episodes", "seeds", "methods", "arms")
 """Settings of a folder that may grow from one command to the next."""
 MOVING = ("base_url", "critic_base_url")
 """Settings of a folder that may change: a server moves, and its answers stay the same."""
+ADDED_SEED = "problems of seed "
+"""The beginning of the name of a digest: of the problems of a seed that the folder did not begin with."""
 FIRST_DIGEST = "first_digest"
 """The name under which a folder that has grown keeps the digest of the settings that it began with."""
 
@@ -86,6 +88,13 @@ def _has_grown(old: Any, new: Any, name: str) -> bool:
         return isinstance(new, int) and new >= old
     if name == "seeds":
         return isinstance(new, list) and set(old) <= set(new)
+    if name == "digests":
+        added = new.keys() - old.keys() if isinstance(new, dict) else set[str]()
+        return (
+            bool(added)
+            and all(new.get(key) == value for key, value in old.items())
+            and all(key.startswith(ADDED_SEED) for key in added)
+        )
     return (
         name in ("methods", "arms") and isinstance(new, dict) and all(new.get(method) == held for method, held in old.items())
     )

@@ -8,17 +8,27 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...wiring.flags import DRAW_OPTIONS, REQUEST_OPTIONS, CommandError
+from ..folder_settings import ADDED_SEED
 from ..old_names import with_first_names
 from .setup import ProblemSplit, TrainingFreeOptions, TrainingFreeSetup, shared_world
 
-__all__ = ["digest", "file_digest", "folder_name", "initial_libraries", "public_url", "run_settings", "weights_digest"]
+__all__ = [
+    "digest",
+    "file_digest",
+    "folder_name",
+    "initial_libraries",
+    "problem_digests",
+    "public_url",
+    "run_settings",
+    "weights_digest",
+]
 
 # fmt: off
 RESULT_NEUTRAL_OPTIONS = (
@@ -64,7 +74,7 @@ def run_settings(setup: TrainingFreeSetup, splits: Mapping[int, ProblemSplit]) -
         "seeds": list(setup.seeds),
         "arms": {arm.name: _recorded(asdict(arm.settings)) for arm in setup.arms},
         "digests": {
-            "problems": digest([_problem_contents(setup.options, split) for split in splits.values()]),
+            **problem_digests(setup.options, splits, setup.seeds),
             **{f"model {model}": weights_digest(model) for model in dict.fromkeys(used) if not model.startswith("openai:")},
             **{f"library {path}": file_digest(find_library(path), "--library") for path in initial_libraries(setup)},
             **{
@@ -86,6 +96,17 @@ def _package_prompts(setup: TrainingFreeSetup) -> str:
     if scores and all(getattr(arm.settings, "author", "rule") == "rule" for arm in setup.arms):
         return digest([_files_digest(folder / name) for name in SCORING_PROMPTS])
     return digest([_files_digest(folder / name) for name in PROMPT_FOLDERS])
+
+
+def problem_digests(
+    options: TrainingFreeOptions, splits: Mapping[int, ProblemSplit], first_seeds: Sequence[int]
+) -> dict[str, str]:
+    """Digests of the problems: one of all the seeds that a folder began with, and one of each seed that was added later."""
+    first = digest([_problem_contents(options, splits[seed]) for seed in first_seeds])
+    added = {
+        f"{ADDED_SEED}{seed}": digest(_problem_contents(options, splits[seed])) for seed in splits if seed not in first_seeds
+    }
+    return {"problems": first, **added}
 
 
 def _problem_contents(options: TrainingFreeOptions, split: ProblemSplit) -> list[Any]:

@@ -175,7 +175,9 @@ def test_arms_play_the_same_unseen_problems(here: Path, capsys: pytest.CaptureFi
     assert "| step |" in printed
     assert "| rollout |" in printed
     for arm in (*ARMS, "react"):
-        assert f"{titles[0]} is ahead of {arm} by +0." in printed
+        assert re.search(
+            rf"^{re.escape(titles[0])} is (ahead of|not shown to differ from) {arm}: [+]0\.", printed, re.MULTILINE
+        )
     assert json.loads(Path("out", "results.json").read_text())["paid"].keys() == {"rollout", "trial", "test"}
     table = rows()
     learned, empty = table[titles[0]], table[ARMS[0]]
@@ -215,13 +217,38 @@ def test_an_arm_can_be_added_to_a_finished_folder(here: Path, capsys: pytest.Cap
     after = results(here / "out")
     assert after.keys() - before.keys() == {f"{ARMS[0].replace(':', '-')}-s0"}
     assert after | before == after, "what was finished is as it was"
-    assert f"is ahead of {ARMS[0]} by" in capsys.readouterr().out
+    assert re.search(rf"{METHOD}.* {ARMS[0]}: [+]", capsys.readouterr().out)
     assert list(json.loads((here / "out" / "settings.json").read_text())["arms"]) == [METHOD, ARMS[0]]
     assert run(f"{SMALL} --seeds 1") == 0, "and the first command still shows its own"
     assert run(f"{SMALL} --seeds 1 --max-lessons 3", compare=[ARMS[0]]) == 2
     error = capsys.readouterr().err
     assert f"arms.{METHOD}.max_lessons is 40 there, 3 was asked for" in error
     assert len(error) < 600
+
+
+def test_a_folder_takes_more_seeds(here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(f"{SMALL} --seeds 1") == 0
+    before = results(here / "out")
+    for seeds in (2, 4):
+        assert run(f"{SMALL} --seeds {seeds}") == 0
+        assert f"{seeds} seeds" in capsys.readouterr().out
+    after = results(here / "out")
+    assert after.keys() == {f"{METHOD}-s{seed}" for seed in range(4)}
+    assert after | before == after, "what was finished is as it was"
+    assert run(f"{SMALL} --seeds 3") == 2
+    assert "seeds is [0, 1, 2, 3] there" in capsys.readouterr().err
+    contents = training_free_digests._problem_contents
+    for changed in ("keep-test-0", "keep-test-3"):  # of a seed that the folder began with, and of one that came later
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                training_free_digests,
+                "_problem_contents",
+                lambda options, split, changed=changed: (
+                    contents(options, split) + ["new"] * split.train[0].id.startswith(f"{changed}/")
+                ),
+            )
+            assert run(f"{SMALL} --seeds 5") == 2
+            assert "digests.problems" in capsys.readouterr().err
 
 
 def test_problems_of_the_toy_are_variants_of_the_seeds_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

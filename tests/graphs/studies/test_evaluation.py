@@ -126,9 +126,14 @@ def test_differences_are_paired_by_problem() -> None:
     assert evaluation.difference(ours[:1], theirs[:1]).over_seeds is None
     told = evaluation_tables.lead_notes({"learned": ours, "empty": theirs, "itself": ours})
     assert told == [
-        f"learned is ahead of empty by +0.312 [{low:+.3f}, {high:+.3f}]",
-        "learned is ahead of itself by +0.000 [+0.000, +0.000]",
+        f"learned is not shown to differ from empty: +0.312 [{low:+.3f}, {high:+.3f}]",
+        "learned is not shown to differ from itself: +0.000 [+0.000, +0.000]",
     ]
+    sure = [outcome("sure", 0, {"a": [1, 1], "b": [1, 1]}), outcome("sure", 1, {"c": [0.5, 0.5], "d": [0.52, 0.52]})]
+    (line,) = evaluation_tables.lead_notes({"sure": sure, "empty": theirs})
+    assert line.startswith("sure is ahead of empty: +0.")
+    (line,) = evaluation_tables.lead_notes({"empty": theirs, "sure": sure})
+    assert line.startswith("empty is behind sure: -0.")
 
 
 def test_a_problem_that_all_seeds_played_is_one_problem() -> None:
