@@ -102,7 +102,7 @@ class Ask(Runnable[Any, Any]):
         bad = BadReply(self.asks, str(error), visible_text(reply))
         if self.on_bad_reply is None:
             raise bad
-        log.warning("no reply in %d tries: %s", self.max_tries, bad)
+        log.warning("no usable reply in %d tries: %s", self.max_tries, bad)
         found = self.on_bad_reply(bad, state)
         return {**found, "usage": usage + found.get("usage", Usage())}
 

@@ -114,10 +114,12 @@ def report(
     if options.json:
         for one in objects:
             print(json.dumps(one))
-        for line in remarks:
+        for line in [*table_notes.unusable_run_warnings(rows), *remarks]:
             say(line)
     else:
         print(f"{options.env}, {plural(options.episodes, 'episode')}, {_seeds_note(rows)}\n")
+        for line in table_notes.unusable_run_warnings(rows):
+            print(f"{line}\n")
         print("\n\n".join(_tables(rows, leads)))
         places = [f"\nlearning curves  {pictures[0]}  {pictures[1].name}", f"graphs           {'  '.join(map(str, drawn))}"]
         print("\n".join([*places, f"all of it        {folder}", *remarks]))

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from ...memory.errors import plural
 from .benchmark import MethodSummary, optimum_name
 
-__all__ = ["bank_cost_notes", "cost_notes", "early_end_notes", "empty_look_up_notes", "reply_notes", "walkthrough_notes"]
+__all__ = [
+    "bank_cost_notes",
+    "cost_notes",
+    "early_end_notes",
+    "empty_look_up_notes",
+    "reply_notes",
+    "unusable_run_warnings",
+    "walkthrough_notes",
+]
 
 
 def walkthrough_notes(rows: Sequence[MethodSummary]) -> list[str]:
@@ -71,6 +79,16 @@ def reply_notes(rows: Sequence[MethodSummary]) -> list[str]:
             calls = row.calls_per_run * len(row.seeds)
             lines.append(f"{row.method}: {row.unreadable:,} of {calls:,.0f} replies could not be used{lost}")
     return lines
+
+
+def unusable_run_warnings(rows: Sequence[MethodSummary]) -> list[str]:
+    """One line for each method at least half of whose replies could not be used: its scores are the server's and not its own."""
+    return [
+        f"{row.method} could not use {row.unreadable:,} of {calls:,.0f} replies, so its scores say little about it; another model would do, or, where "
+        "replies are cut off, more tokens for them (--max-tokens)"
+        for row in rows
+        if row.unreadable and row.unreadable >= 0.5 * (calls := row.calls_per_run * len(row.seeds))
+    ]
 
 
 def cost_notes(rows: Sequence[MethodSummary]) -> list[str]:

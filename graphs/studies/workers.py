@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -59,7 +61,7 @@ def run_workers(
     # Workers end when this pipe is closed: by this process, or by its death.
     listen, hold = get_context("spawn").Pipe(duplex=False)
     count = min(workers, len(batches))
-    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_exit_with_parent, initargs=(listen,))
+    pool = ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_begin_worker, initargs=(listen,))
     found: list[Any] = []
     try:
         with _exit_on_sigterm():
@@ -105,6 +107,33 @@ def _exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class RepeatFilter(logging.Filter):
+    """Passes the first three records of each message of a logger: a model that cannot be read would fill the screen.
+
+    Standard logging has no such filter. The report counts all of them.
+    """
+
+    most = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts = Counter[str]()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True if the record is to be shown."""
+        self._counts[record.msg] += 1
+        count = self._counts[record.msg]
+        if count == self.most:
+            record.msg += " (more of these are only counted)"
+        return count <= self.most
+
+
+def _begin_worker(listen: Connection) -> None:
+    """Prepare a new worker process: it ends with its parent, and repeats no warning without end."""
+    logging.getLogger("learngraph.nodes.ask").addFilter(RepeatFilter())
+    _exit_with_parent(listen)
 
 
 def _exit_with_parent(listen: Connection) -> None:

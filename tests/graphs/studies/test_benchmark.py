@@ -75,6 +75,22 @@ def test_costs_by_hand() -> None:
     assert cells["unreadable decisions"] == "3"
 
 
+def test_replies_that_could_not_be_used_are_counted_below_the_table() -> None:
+    """Two seeds of 10 calls each; a table in which most replies were lost says so above it, too."""
+    few = replace(attempts(0, [1, 0]), calls=10, unreadable=3, lost_steps=1)
+    none = replace(attempts(1, [1, 0]), calls=10)
+    most = replace(none, unreadable=7, lost_steps=2)
+    row = benchmark.summary([few, none], "toy", "pocket")
+    assert table_notes.reply_notes([row]) == [
+        "jitrl: 3 of 20 replies could not be used; at 1 step no try gave one that could, and nothing was done"
+    ]
+    assert table_notes.unusable_run_warnings([row]) == []
+    (warning,) = table_notes.unusable_run_warnings([row, benchmark.summary([few, most], "toy", "pocket")])
+    assert warning.startswith("jitrl could not use 10 of 20 replies, so its scores say little about it")
+    assert "--max-tokens" in warning
+    assert table_notes.reply_notes([benchmark.summary([none], "toy", "pocket")]) == []
+
+
 def test_what_a_bank_took_to_read_stands_apart(tmp_path: Path) -> None:
     """Nor does the time of an episode count in which it was read first."""
     row = {"score": 1.0, "best": 1.0, "steps": 4}
